@@ -1,0 +1,310 @@
+"""What every protocol shares: the estimator conventions, and how clients, network and run are put together."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from securecluster.backend import torch
+from securecluster.cohort import Cohort, LocalTraining, check_training, choose_device
+from securecluster.data import Federation
+from securecluster.data.federation import fingerprint
+from securecluster.displacements import Outbox, Trainee, TraineeState
+from securecluster.errors import UsageError
+from securecluster.messages import Rows
+from securecluster.metrics import Agreement, agreement
+from securecluster.network import Endpoint, Network, NetworkState, config_hash, message_types
+from securecluster.privacy.keys import Done, KeyRing
+from securecluster.privacy.masks import INFO, build
+from securecluster.privacy.stages import Pipeline
+from securecluster.randomness import Randomness
+from securecluster.run import Kept, Line, Run
+from securecluster.state import pack
+from securecluster.transcript import MODES, Transcript
+from securecluster.transport import InProcess, Recorded, Replay, Transport, random_dropouts
+
+DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is carried out; none of it changes what is computed beyond float rounding."""
+
+    device: str = "auto"
+    """auto, cpu or cuda; auto is the GPU where there is one"""
+    threads: int = 0
+    """CPU threads for torch; 0 leaves torch's own choice"""
+    dtype: str = "float32"
+    """numbers of models and frames: float32 or float64"""
+    dropout: float = 0.0
+    """chance that a client does not reply to a call, in [0, 1)"""
+    transcript: str = "sizes"
+    """what is kept of the frames: none, sizes or full"""
+
+
+@dataclass
+class Result:
+    """What the server ends with: each client's cluster."""
+
+    labels: list[int]
+
+
+@dataclass
+class Fit:
+    """The learned things of a fitted protocol, before they become attributes."""
+
+    labels: list[int]
+    models: Rows
+    run: Run
+    network: Network
+    transcript: Transcript
+    client: Any
+    result: bytes
+    device: str
+
+
+@dataclass
+class Protocol(ABC):
+    """Base of the methods: the constructor only stores, `fit` returns self, and what was learned ends in an underscore.
+
+    Attributes after `fit`:
+        labels_: each client's cluster, (m,) ints numbered by first member.
+        models_: a `state_dict` per cluster.
+        history_: a dict per round. ledger_: the releases. transcript_: the frames. bytes_: totals by direction and message.
+    """
+
+    rounds: int = 40
+    """communication rounds in all"""
+    model: str = "mlp"
+    """network that clients train: mlp (one hidden layer of 64), mlp-200 or linear"""
+    lr: float = 0.1
+    """learning rate of the clients' optimizer"""
+    epochs: int = 3
+    """passes over its own data a client makes in a round"""
+    batch_size: int = 5
+    """samples per mini-batch"""
+    optimizer: str = "sgd"
+    """sgd or adam"""
+    momentum: float = 0.0
+    """of sgd, in [0, 1); starts anew each round"""
+    participation: float = 1.0
+    """share of clients asked in a round, in (0, 1]"""
+    mask: str = "none"
+    """map of updates that the server does not know: none or permutation (a fresh one each round)"""
+
+    name: ClassVar[str]
+    client: ClassVar[type[Trainee]] = Trainee
+
+    @abstractmethod
+    def serve(self, net: Network, run: Run) -> Any:
+        """The paper's loop: all that the server does. Returns its final state, which has `labels`."""
+
+    @property
+    def weighted(self) -> bool:
+        """Whether clients tell how many samples they hold."""
+        return False
+
+    def sees(self) -> list[str]:
+        """What the server sees beyond the values of single replies."""
+        return []
+
+    def check(self, clients: int) -> None:
+        """Raise UsageError for hyper-parameters or a federation this method cannot work with."""
+        check_training(self._training())
+        build(self.mask)
+        if self.rounds < 1 or not 0 < self.participation <= 1:
+            raise UsageError("rounds is at least 1 and participation lies in (0, 1]")
+        if clients < 2:
+            raise UsageError("clustering needs at least two clients: one alone has nobody to be compared with")
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The hyper-parameters by name (scikit-learn's convention; `sklearn.base.clone` works)."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change hyper-parameters by name."""
+        for name, value in params.items():
+            if name not in self.get_params():
+                raise UsageError(f"{type(self).__name__} has no hyper-parameter {name!r}: it has {', '.join(self.get_params())}")
+            setattr(self, name, value)
+        return self
+
+    def fit(
+        self,
+        federation: Federation,
+        settings: Settings | None = None,
+        *,
+        folder: Path | None = None,
+        report: Callable[[Line], None] = lambda line: None,
+    ) -> Self:
+        """Run the protocol on a federation, in this process.
+
+        Args:
+            folder: a run folder; with a checkpoint in it, the run goes on from there.
+            report: called with the history line of each round.
+
+        Raises:
+            SecureClusterError: one sentence on what is wrong and what to do; a folder stays resumable.
+        """
+        settings = settings or Settings()
+        self.check(len(federation))
+        check_settings(settings, federation)
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        found = self._run(federation, settings, folder, report)
+        self.labels_ = np.asarray(found.labels)
+        self.client_models_, self._flat = found.models, found.client.cohort.model
+        self.models_ = [self._state_dict(found.labels.index(c)) for c in range(max(found.labels) + 1)]
+        self.history_, self.ledger_, self.transcript_ = found.run.history, found.network.state.ledger, found.transcript
+        self.bytes_, self.dropped_ = found.transcript.totals(), dict(sorted(found.network.state.lost.items()))
+        self.accuracy_ = found.client.cohort.accuracy(found.models)
+        self.seconds_, self.device_, self.server_state_ = found.run.seconds, found.device, found.result
+        self.agreement_: Agreement | None = None if federation.truth is None else agreement(found.labels, federation.truth)
+        return self
+
+    def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
+        """What client and server must agree on; its hash is in every frame."""
+        shape = {"shape": list(federation.shape), "classes": federation.classes, "clients": len(federation), "seed": federation.seed}
+        return {"schema": 1, "protocol": self.name, "dtype": dtype, **self.get_params(), **shape}
+
+    def pipeline(self) -> Pipeline:
+        """The stages between a client's update and the wire."""
+        return Pipeline(build(self.mask))
+
+    def build_client(self, federation: Federation, settings: Settings, clients: Sequence[int] | None = None) -> Endpoint[Trainee]:
+        """The endpoint of some clients (all by default): their data, models, keys and release policy."""
+        from securecluster.models import build as build_model
+
+        randomness, pipeline = Randomness(federation.seed), self.pipeline()
+        flat = build_model(self.model, federation.shape, federation.classes, randomness)
+        dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
+        cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients)
+        fingerprint_of_config = config_hash(self.config(federation, settings.dtype))
+
+        def unlock(seed: bytes) -> None:
+            for stage in pipeline.stages:
+                if hasattr(stage, "unlock"):
+                    stage.unlock(seed)
+
+        keys = KeyRing(fingerprint_of_config, randomness, unlock)
+        return Endpoint(self.client(cohort, self._training(), pipeline, self.weighted), cohort.ids, fingerprint_of_config, pipeline, keys)
+
+    def build_network(self, transport: Transport, config: dict[str, Any]) -> Network:
+        """The server's side: ids and verbs, from the configuration alone."""
+        return Network(config["clients"], transport, config_hash(config), self.pipeline(), Randomness(config["seed"]))
+
+    def replay(self, transcript: Transcript, config: dict[str, Any]) -> bytes:
+        """Run the server alone against a recorded transcript; its final state, packed, must equal the recorded one.
+
+        Raises:
+            ReplayError: a request differs from the recorded one by a bit, so the server used something no verb gave it.
+        """
+        transport = Replay(transcript)
+        net = self.build_network(transport, config)
+        state = self.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+        transport.finish()
+        return pack(state)
+
+    def served(self, client: Any, state: Any) -> Rows:
+        """The model each client would use after this round (for the observer: it looks outside the network)."""
+        everyone = range(len(client.cohort.ids))
+        return client.advanced(everyone, state.outbox.letter(everyone))  # type: ignore[no-any-return]
+
+    def observe(self, federation: Federation, client: Any, state: Any) -> Line:
+        """The researcher's numbers after a round."""
+        accuracy = client.cohort.accuracy(self.served(client, state))
+        line: Line = {"clusters": len(set(state.labels)), "accuracy": mean(accuracy)}
+        if federation.truth is not None:
+            line["ari"] = agreement(state.labels, federation.truth)["ari"]
+        return line
+
+    def _run(self, federation: Federation, settings: Settings, folder: Path | None, report: Callable[[Line], None]) -> Fit:
+        endpoint = self.build_client(federation, settings)
+        client, keys = endpoint.client, endpoint.keys
+        transcript = Transcript(settings.transcript, folder and folder / "transcript", lambda m: message_types(self.client, m))
+        lost = random_dropouts(settings.dropout, Randomness(federation.seed))
+        net = self.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), self.config(federation, settings.dtype))
+
+        def restore_clients(state: TraineeState) -> None:
+            client.restore(state)
+            keys.restore(state.secrets)
+
+        def observe(state: Any) -> Line:
+            return {**self.observe(federation, client, state), "up": transcript.totals()["up"], "down": transcript.totals()["down"]}
+
+        kept = {
+            "clients": Kept(TraineeState, lambda: client.state(keys.secrets), restore_clients),
+            "network": Kept(NetworkState, lambda: net.state, lambda state: setattr(net, "state", state)),
+            "transcript": Kept(Recording, lambda: Recording(*transcript.snapshot()), lambda r: transcript.rewind(r.count, r.totals)),
+        }
+        run = Run(folder, kept, observe, report, lambda number: setattr(net, "round", number))
+        state = self.serve(net, run)
+        return Fit(list(state.labels), client.models, run, net, transcript, client, pack(state), client.cohort.device.type)
+
+    def _state_dict(self, client: int) -> dict[str, torch.Tensor]:
+        views = self._flat.views(self.client_models_.values[client])
+        return {name: view.cpu().clone() for name, view in views.items()}
+
+    def _training(self) -> LocalTraining:
+        return LocalTraining(self.lr, self.epochs, self.batch_size, self.optimizer, self.momentum)
+
+    def mask_info(self) -> Any:
+        """What the result says of this run's mask."""
+        return INFO[self.mask]
+
+
+@dataclass
+class Recording:
+    """A checkpoint's word on the transcript."""
+
+    count: int
+    totals: dict[str, dict[str, int]]
+
+
+def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
+    """The last averages reach everyone; who does not reply is asked again, a few times, and then stays behind by name."""
+
+    def once() -> Result:
+        net.round = 0
+        for _ in range(tries):
+            late = [i for i in net.clients if state.outbox.lacks[i] < state.outbox.first + len(state.outbox.posts)]
+            if not late:
+                break
+            state.outbox.delivered(net.gather(Trainee.receive, state.outbox.letter(late), to=late).ids)
+        return Result(list(state.labels))
+
+    run.once("deliver", once, Result)
+
+
+def invite(net: Network, members: Sequence[int], share: float, *path: int) -> list[int]:
+    """A random share of some clients, at least one, in order."""
+    count = max(1, round(share * len(members)))
+    if count == len(members):
+        return list(members)
+    return sorted(int(i) for i in net.randomness.generator("server", "invite", *path).choice(members, count, replace=False))
+
+
+def check_settings(settings: Settings, federation: Federation) -> None:
+    """Raise UsageError for settings or a federation no protocol can run with."""
+    for what, value, known in (("dtype", settings.dtype, DTYPES), ("transcript", settings.transcript, MODES)):
+        if value not in known:
+            raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(known)}")
+    if not 0 <= settings.dropout < 1 or settings.threads < 0:
+        raise UsageError("dropout lies in [0, 1) and threads is at least 0")
+    if len({fingerprint(s) for s in federation.shards}) == 1:
+        raise UsageError(f"all {len(federation)} clients hold identical data, so there is nothing to cluster: check how the clients were made")
+
+
+def mean(values: np.ndarray[Any, Any]) -> float | None:
+    """The mean over clients that have test data; None where nobody has."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else None
+
+
+__all__ = ["Done", "Outbox", "Protocol", "Result", "Settings", "deliver", "invite", "mean"]

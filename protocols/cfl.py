@@ -1,0 +1,193 @@
+"""Clustered Federated Learning: Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task
+Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32(8), 2021. Algorithm 5, with Algorithms 1 and 3.
+
+θ      a client's model; the server never needs it (it may know θ_0)
+Δ_i    client i's masked update P(SGD_n(θ_i, D_i) − θ_i); Δ_c the mean over cluster c
+α      cosine similarities of updates (eq. 44); α_cross^max the largest across the two halves of a split (eq. 35)
+ε1, ε2 the split test: ‖Δ_c‖ < ε1 and max ‖Δ_i‖ > ε2 (eq. 32–34); γ_max the assumed approximation noise (eq. 39)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from securecluster.backend import torch
+from securecluster.clustering import Array, Bipartition, bipartition, intra_min
+from securecluster.data import Federation
+from securecluster.displacements import Outbox, Trainee
+from securecluster.errors import UsageError
+from securecluster.metrics import separation_gap
+from securecluster.network import Network
+from securecluster.protocols.base import Protocol, deliver, invite
+from securecluster.run import Line, Run
+from securecluster.similarity import cosine, gram, gram_norms
+
+
+@dataclass
+class State:
+    """What the server's loop changes."""
+
+    labels: list[int]
+    outbox: Outbox
+    scale: float = 0.0  # max ‖Δ_i‖ of the first round, the unit of a relative ε2
+    wanted: list[int] = field(default_factory=list)  # clusters that wait for a round with every member
+    alpha: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # (m, m), the last one all clients took part in together
+
+
+@dataclass
+class CFL(Protocol):
+    """Recursive bipartition of the clients once federated learning has become stationary."""
+
+    mask: str = "permutation"
+    """map of updates that the server does not know: none or permutation (a fresh one each round)"""
+    criterion: str = "relative"
+    """units of eps1 and eps2: relative (to max ‖Δ‖, and to its first-round value) or absolute norms"""
+    eps1: float = 0.3
+    """a cluster is stationary when ‖mean Δ‖ is below this"""
+    eps2: float = 0.45
+    """and its clients are not content when max ‖Δ‖ is above this"""
+    gamma_max: float = 0.5
+    """accept a split only if γ_max < sqrt((1 − α_cross^max) / 2), in [0, 1)"""
+    min_gap: float = 0.3
+    """relative criterion only: α_intra^min of a half with three members or more must exceed α_cross^max by this"""
+    min_size: int = 3
+    """clusters with fewer members are not split"""
+    average: str = "uniform"
+    """mean over clients: uniform (Algorithm 5) or weighted by |D_i| (Algorithm 2)"""
+
+    name: ClassVar[str] = "cfl"
+
+    def serve(self, net: Network, run: Run) -> State:
+        """Algorithm 5, "Server does"."""
+        m = len(net.clients)
+        state = State([0] * m, Outbox.start(m, fresh=self.mask != "none"))
+        for t in run.rounds("train", state, self.rounds):
+            asked = self._invited(net, state, t)
+            got = net.gather(Trainee.train, state.outbox.letter(asked), to=asked)
+            state.outbox.delivered(got.ids)
+            means, clusters, looks = [], self._clusters(state), []
+            for c, members in enumerate(clusters):
+                came = [k for k, i in enumerate(got.ids) if state.labels[i] == c]
+                if not came:
+                    means.append(None)
+                    continue
+                delta = got.rows.delta.values[came]
+                weight = None if got.rows.size is None else got.rows.size.values[came]
+                means.append(mean_c := _mean(delta, weight))
+                looks.append(self._look(state, c, members, [got.ids[k] for k in came], delta, mean_c))
+            _post(state, got.step, means)
+            splits = [look for look in looks if look.split]
+            for look in splits:
+                _divide(state, look)
+            self._note(run, state, looks)
+        deliver(net, run, state)
+        return state
+
+    def _look(self, state: State, c: int, members: list[int], came: list[int], delta: torch.Tensor, mean_c: torch.Tensor) -> Look:
+        """The split test of one cluster, lines 16–21: ε1, ε2, bipartition, γ_max. A cluster waits for a reply of every member."""
+        inner = gram(delta)
+        norms, alpha = gram_norms(inner), cosine(inner)
+        look = Look(c, members, float(mean_c.double().norm()), float(norms.max()), alpha)
+        state.scale = state.scale or look.max_norm
+        if len(members) == len(state.labels) == len(came):
+            state.alpha = alpha.cpu()
+        state.wanted = [w for w in state.wanted if w != c]
+        if len(members) < self.min_size or len(came) < 2:
+            return look
+        halves = bipartition(alpha.cpu().numpy())
+        look.gap = _gap(alpha.cpu().numpy(), halves)
+        if not self._stationary(look, state.scale):
+            return look
+        if len(came) < len(members):
+            state.wanted.append(c)
+            return look
+        accepted = self.gamma_max < math.sqrt((1 - halves.cross_max) / 2)
+        if accepted and (self.criterion == "absolute" or look.gap > self.min_gap):
+            look.split = ([members[k] for k in halves.first], [members[k] for k in halves.second])
+        return look
+
+    def _stationary(self, look: Look, scale: float) -> bool:
+        """‖Δ_c‖ < ε1 and max ‖Δ_i‖ > ε2."""
+        relative = self.criterion == "relative"
+        return look.mean_norm < self.eps1 * (look.max_norm if relative else 1) and look.max_norm > self.eps2 * (scale if relative else 1)
+
+    def _invited(self, net: Network, state: State, t: int) -> list[int]:
+        """A share of each cluster; all of a cluster that only waits for complete replies to be split."""
+        shares = [1.0 if c in state.wanted else self.participation for c in range(1 + max(state.labels))]
+        return sorted(i for c, members in enumerate(self._clusters(state)) for i in invite(net, members, shares[c], t, c))
+
+    @staticmethod
+    def _clusters(state: State) -> list[list[int]]:
+        return [[i for i, label in enumerate(state.labels) if label == c] for c in range(1 + max(state.labels))]
+
+    def _note(self, run: Run, state: State, looks: list[Look]) -> None:
+        splits = [[look.members, *look.split] for look in looks if look.split]
+        run.note(splits=splits, looks=[look.line() for look in looks], wanted=list(state.wanted))
+
+    @property
+    def weighted(self) -> bool:
+        return self.average == "weighted"
+
+    def check(self, clients: int) -> None:
+        super().check(clients)
+        for what, value, known in (("criterion", self.criterion, ("relative", "absolute")), ("average", self.average, ("uniform", "weighted"))):
+            if value not in known:
+                raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(known)}")
+        if not (self.eps1 > 0 and self.eps2 > 0 and 0 <= self.gamma_max < 1 and self.min_size >= 2):
+            raise UsageError("eps1 and eps2 are positive, gamma_max lies in [0, 1) and min_size is at least 2")
+
+    def sees(self) -> list[str]:
+        """What stays visible under every mask."""
+        counts = [] if not self.weighted else ["each client's number of samples"]
+        return [*counts, "norms and pairwise cosines of the updates of each round", "the clusters, when they split, and each client's cluster"]
+
+    def observe(self, federation: Federation, client: Any, state: Any) -> Line:
+        """Adds the true separation gap g (eq. 28) while all clients share one model."""
+        line = super().observe(federation, client, state)
+        whole = len(set(state.labels)) == 1 and len(state.alpha) and federation.truth is not None
+        return {**line, "gap": separation_gap(state.alpha.numpy(), federation.truth) if whole and federation.truth else None}
+
+
+@dataclass
+class Look:
+    """One cluster in one round, as the server sees it."""
+
+    cluster: int
+    members: list[int]
+    mean_norm: float
+    max_norm: float
+    alpha: torch.Tensor
+    gap: float | None = None
+    split: tuple[list[int], list[int]] | None = None
+
+    def line(self) -> Line:
+        """For the history."""
+        return {"cluster": self.cluster, "members": len(self.members), "mean_norm": self.mean_norm, "max_norm": self.max_norm, "gap": self.gap}
+
+
+def _mean(delta: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    return delta.mean(0) if weight is None else (weight[:, None] * delta).sum(0) / weight.sum()
+
+
+def _gap(alpha: Array, halves: Bipartition) -> float:
+    """How far the more coherent half exceeds the cross-similarity; a pair is no evidence, since two noisy updates align by chance (ours)."""
+    inside = [intra_min(alpha, half) for half in (halves.first, halves.second) if len(half) > 2]
+    return max(inside, default=-1.0) - halves.cross_max
+
+
+def _post(state: State, step: int, means: Sequence[torch.Tensor | None]) -> None:
+    """Δ_c to every member of c; a cluster nobody replied from stays where it is."""
+    known = next((v for v in means if v is not None), None)
+    if known is not None:
+        state.outbox.post(step, torch.stack([torch.zeros_like(known) if v is None else v for v in means]), state.labels)
+
+
+def _divide(state: State, look: Look) -> None:
+    """Both halves go on from the parent's θ (and inherit its mean); the second becomes a new cluster."""
+    assert look.split is not None
+    new = 1 + max(state.labels)
+    for i in look.split[1]:
+        state.labels[i] = new

@@ -1,0 +1,63 @@
+"""FedAvg: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized
+Data", AISTATS 2017, Algorithm 1: one model for everyone. A baseline; its server needs sums only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from securecluster.displacements import Means, Outbox, Trainee, Update
+from securecluster.messages import Rows
+from securecluster.network import SUM, Network, Turn, answers
+from securecluster.protocols.base import Protocol, deliver, invite
+from securecluster.run import Run
+
+
+@dataclass
+class State:
+    """What the server's loop changes."""
+
+    labels: list[int]
+    outbox: Outbox
+
+
+class Client(Trainee):
+    """Clients that weigh their own updates, so that the server needs only sums."""
+
+    @answers(SUM, through=("delta",))
+    def train(self, turn: Turn, query: Means) -> Update:
+        """n_i·Δ_i and n_i."""
+        update = super().train(turn, query)
+        assert update.size is not None
+        weight = update.size.values.to(update.delta.table.device)
+        return Update(Rows(update.delta.values * weight[:, None]), update.size)
+
+
+@dataclass
+class FedAvg(Protocol):
+    """One model for all clients, averaged by |D_i|."""
+
+    name: ClassVar[str] = "fedavg"
+    client: ClassVar[type[Trainee]] = Client
+
+    def serve(self, net: Network, run: Run) -> State:
+        """Algorithm 1, "Server executes"."""
+        state = State([0] * len(net.clients), Outbox.start(len(net.clients), fresh=self.mask != "none"))
+        for t in run.rounds("train", state, self.rounds):
+            asked = invite(net, net.clients, self.participation, t)
+            total = net.sum(Client.train, state.outbox.letter(asked), to=asked)
+            state.outbox.delivered(total.ids)
+            if total.ids:
+                assert total.rows.size is not None
+                size = total.rows.size.table.to(total.rows.delta.table.device)
+                state.outbox.post(total.step, total.rows.delta.table / size[:, None], state.labels)
+        deliver(net, run, state)
+        return state
+
+    @property
+    def weighted(self) -> bool:
+        return True
+
+    def sees(self) -> list[str]:
+        return ["each client's number of samples (the plain sum reads every reply)"]

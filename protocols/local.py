@@ -1,0 +1,52 @@
+"""Local training: every client alone, with the batches it would draw in a federation. A baseline that releases nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from securecluster.displacements import Trainee
+from securecluster.messages import Rows
+from securecluster.network import GATHER, Network, Turn, answers
+from securecluster.privacy.keys import Done, Hello
+from securecluster.protocols.base import Protocol, invite
+from securecluster.run import Run
+
+
+@dataclass
+class State:
+    """Everyone is a cluster of one."""
+
+    labels: list[int] = field(default_factory=list)
+
+
+class Client(Trainee):
+    """Clients that keep what they learn."""
+
+    @answers(GATHER, private=False)
+    def alone(self, turn: Turn, query: Hello) -> Done:
+        """θ_i ← SGD_n(θ_i, D_i)."""
+        table = self.models.values.clone()
+        table[list(turn.at)] += self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step)
+        self.models = Rows(table, tuple(range(len(table))))
+        return Done()
+
+
+@dataclass
+class Local(Protocol):
+    """One model per client, never shared."""
+
+    name: ClassVar[str] = "local"
+    client: ClassVar[type[Trainee]] = Client
+
+    def serve(self, net: Network, run: Run) -> State:
+        """Tell the clients to train."""
+        state = State(list(net.clients))
+        for t in run.rounds("train", state, self.rounds):
+            asked = invite(net, net.clients, self.participation, t)
+            net.gather(Client.alone, Hello(), to=asked)
+        return state
+
+    def served(self, client: Any, state: Any) -> Rows:
+        """Each client's own model."""
+        return Rows(client.models.values, tuple(range(len(client.cohort.ids))))

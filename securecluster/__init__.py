@@ -1,0 +1,17 @@
+"""Privacy-focused secure clustering for federated learning.
+
+    from securecluster import Federation, LabelSwap
+    from securecluster.protocols import CFL
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from securecluster.data import Federation, Iid, LabelSwap
+from securecluster.errors import SecureClusterError
+
+try:
+    __version__ = version("securecluster")
+except PackageNotFoundError:  # a checkout that was never installed
+    __version__ = "0+unknown"
+
+__all__ = ["Federation", "Iid", "LabelSwap", "SecureClusterError", "__version__"]

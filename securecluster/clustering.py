@@ -1,0 +1,64 @@
+"""Clusterings of similarity matrices."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.errors import UsageError
+
+Array = NDArray[np.float64]
+
+
+class Bipartition(NamedTuple):
+    """Two halves (sorted positions; the first holds position 0) and the largest similarity across them."""
+
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+    cross_max: float
+
+
+def bipartition(alpha: Array) -> Bipartition:
+    """The bipartition whose largest cross-similarity is smallest, in O(m²) (Sattler et al. 2019, eq. 35 and Algorithm 1).
+
+    An optimum is the cut of the weakest edge of the maximum spanning tree, which is the last merge of single linkage on -alpha.
+    Cutting at that merge, and not at its height, gives two non-empty halves under ties as well.
+
+    Args:
+        alpha: similarities, (m, m), symmetric, m >= 2; the diagonal is not read.
+
+    Raises:
+        UsageError: fewer than two rows, not square, or not finite.
+    """
+    from scipy.cluster.hierarchy import linkage
+    from scipy.spatial.distance import squareform
+
+    m = len(alpha)
+    if m < 2 or alpha.shape != (m, m) or not np.isfinite(alpha).all():
+        raise UsageError(f"a bipartition needs a finite square similarity matrix of at least two clients, not {alpha.shape}")
+    if m == 2:
+        return Bipartition((0,), (1,), float(alpha[0, 1]))
+    distance = -alpha.astype(np.float64)
+    np.fill_diagonal(distance, 0.0)
+    groups = {k: {k} for k in range(m)}
+    for n, (a, b, *_) in enumerate(linkage(squareform(distance, checks=False), "single")[:-1]):
+        groups[m + n] = groups.pop(int(a)) | groups.pop(int(b))
+    left, _ = groups.values()
+    here = tuple(k for k in range(m) if (k in left) == (0 in left))
+    there = tuple(k for k in range(m) if (k in left) != (0 in left))
+    return Bipartition(here, there, float(alpha[np.ix_(here, there)].max()))
+
+
+def intra_min(alpha: Array, members: tuple[int, ...]) -> float:
+    """The smallest similarity within a group (1 for a group of one)."""
+    inside = alpha[np.ix_(members, members)][~np.eye(len(members), dtype=bool)]
+    return float(inside.min()) if inside.size else 1.0
+
+
+def canonical(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same partition with clusters numbered by their first member."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(first))
+    return rank[inverse].astype(np.int64)

@@ -1,0 +1,161 @@
+"""Both ends of federated averaging by displacements, so that the server never needs a model.
+
+Client: `Trainee` holds θ, applies the averaged updates it is sent, trains, replies with its own. Server: `Outbox` keeps every average
+until each client it is meant for has it; a client that missed rounds is sent what it lacks, and that counts as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from securecluster.backend import torch
+from securecluster.cohort import Cohort, LocalTraining
+from securecluster.messages import Picks, Rows
+from securecluster.network import GATHER, SUM, Turn, answers
+from securecluster.privacy.keys import Done, Secrets
+from securecluster.privacy.stages import Pipeline
+
+
+@dataclass(frozen=True, eq=False)
+class Means:
+    """Server to client: the averages it lacks, oldest first."""
+
+    means: Picks  # (r, d) as they were summed, hence masked where updates are
+    steps: Picks  # (r,) int64, the call whose updates each one averages: it names the mask
+    absolute: bool  # one row, the whole displacement since θ_0, instead of one per missed round
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """Client to server."""
+
+    delta: Rows  # (b, d) SGD_n(θ_i, D_i) − θ_i
+    size: Rows | None  # (b,) |D_i|, only where the average is weighted
+
+
+@dataclass
+class TraineeState:
+    """What clients keep between rounds; equal models are stored once."""
+
+    table: torch.Tensor  # (u, d)
+    index: list[int]  # (m,)
+    secrets: Secrets
+
+
+class Trainee:
+    """Clients that train from their cluster's model (Sattler et al. 2019, Algorithm 5, "Client i does")."""
+
+    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool) -> None:
+        self.cohort, self.training, self._pipeline, self._weighted = cohort, training, pipeline, weighted
+        self.models = Rows(cohort.start[None].clone(), (0,) * len(cohort.ids))
+
+    @answers(GATHER, SUM, through=("delta",))
+    def train(self, turn: Turn, query: Means) -> Update:
+        """θ_i ← θ_i + P⁻¹Δ_c(i); reply P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the way out."""
+        self.models = self.advanced(turn.at, query)
+        delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step)
+        return Update(Rows(delta), self._sizes(turn) if self._weighted else None)
+
+    @answers(GATHER, private=False)
+    def receive(self, turn: Turn, query: Means) -> Done:
+        """θ_i ← θ_i + P⁻¹Δ_c(i), and no training: how the last average reaches everyone."""
+        self.models = self.advanced(turn.at, query)
+        return Done()
+
+    def advanced(self, at: Sequence[int], query: Means) -> Rows:
+        """All clients' models, with those at positions `at` moved by what the query brings them."""
+        assert self.models.index is not None
+        picks = dict(zip(at, query.means.picks, strict=True))
+        undone: dict[int, torch.Tensor] = {}
+        rows: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
+        place: list[tuple[int, tuple[int, ...]]] = []
+        for k, row in enumerate(self.models.index):
+            key = (row, picks.get(k, ()))
+            place.append(key)
+            if key not in rows:
+                rows[key] = self._moved(self.models.table[row], key[1], query, undone)
+        order = {key: n for n, key in enumerate(rows)}
+        return Rows(torch.stack(list(rows.values())), tuple(order[key] for key in place))
+
+    def _moved(self, theta: torch.Tensor, picks: tuple[int, ...], query: Means, undone: dict[int, torch.Tensor]) -> torch.Tensor:
+        for p in picks:
+            if p not in undone:
+                mean = query.means.table[p].to(theta.device, theta.dtype)
+                undone[p] = self._pipeline.inverse(mean, int(query.steps.table[p]))
+            theta = (self.cohort.start if query.absolute else theta) + undone[p]
+        return theta
+
+    def _sizes(self, turn: Turn) -> Rows:
+        return Rows(torch.as_tensor([float(self.cohort.sizes[k]) for k in turn.at], dtype=self.models.table.dtype))
+
+    def state(self, secrets: Secrets) -> TraineeState:
+        """For a checkpoint."""
+        assert self.models.index is not None
+        return TraineeState(self.models.table, list(self.models.index), secrets)
+
+    def restore(self, state: TraineeState) -> None:
+        """From a checkpoint."""
+        self.models = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
+
+
+@dataclass
+class Post:
+    """One round's averages: `table[row_of[i]]` is client i's, -1 where it has none."""
+
+    step: int
+    table: torch.Tensor  # (K, d)
+    row_of: list[int]  # (m,)
+
+
+@dataclass
+class Outbox:
+    """Averages that some client still lacks.
+
+    Under fresh masks every round's average is kept apart, since the server cannot add averages of different rounds; without a mask
+    one row per cluster, its displacement since θ_0, replaces them all.
+    """
+
+    fresh: bool
+    lacks: list[int]  # (m,) the number of the first post each client lacks
+    posts: list[Post] = field(default_factory=list)
+    first: int = 0  # the number of posts[0]
+
+    @classmethod
+    def start(cls, clients: int, fresh: bool) -> Outbox:
+        """An empty outbox."""
+        return cls(fresh, [0] * clients)
+
+    def post(self, step: int, means: torch.Tensor, labels: Sequence[int]) -> None:
+        """Add a round's averages (K, d); `labels[i]` is client i's row."""
+        if not self.fresh and self.posts:
+            before = self.posts[-1]
+            source = [before.row_of[list(labels).index(c)] for c in range(len(means))]
+            means = before.table[torch.as_tensor(source)] + means
+            self.first += 1
+            self.posts = []
+        self.posts.append(Post(step, means, list(labels)))
+
+    def letter(self, to: Sequence[int]) -> Means:
+        """What each of `to` lacks."""
+        if not self.posts:
+            return Means(Picks(torch.zeros(0, 0), ((),) * len(to)), Picks(torch.zeros(0, dtype=torch.int64), ((),) * len(to)), False)
+        starts = [sum(len(p.table) for p in self.posts[:n]) for n in range(len(self.posts))]
+        picks = tuple(
+            tuple(starts[n] + p.row_of[i] for n, p in enumerate(self.posts) if self.first + n >= self.lacks[i]) for i in to
+        )
+        steps = torch.as_tensor([p.step for p in self.posts for _ in p.table])
+        return Means(Picks(torch.cat([p.table for p in self.posts]), picks), Picks(steps, picks), not self.fresh)
+
+    def delivered(self, ids: Sequence[int]) -> None:
+        """These clients replied, so they have everything posted so far; what nobody lacks is dropped."""
+        for i in ids:
+            self.lacks[i] = self.first + len(self.posts)
+        while self.fresh and self.posts and min(self.lacks) > self.first:
+            self.posts.pop(0)
+            self.first += 1
+
+    @property
+    def everyone_has_all(self) -> bool:
+        """Whether no client lacks an average."""
+        return min(self.lacks) >= self.first + len(self.posts)

@@ -1,0 +1,341 @@
+"""All that server code ever holds (`Network`), and what answers it at the clients (`Endpoint`).
+
+A client method is a remote call by its own name. It declares with `@answers` how its answer may leave the client; whatever the server
+learns went through one of the three verbs, so bytes, releases and transcripts are complete by construction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast, get_type_hints
+
+from securecluster import wire
+from securecluster.backend import torch
+from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
+from securecluster.messages import Answer, Call, Header, Rows, Shared, frames, reply_header
+from securecluster.privacy.aggregators import Aggregator, Plain
+from securecluster.privacy.keys import Box, Boxes, Done, Hello, KeyRing, Peers, PublicKey
+from securecluster.privacy.ledger import Event, Ledger
+from securecluster.privacy.stages import Kind, Pipeline
+from securecluster.randomness import Randomness
+from securecluster.transport import Transport
+
+C = TypeVar("C")
+Q = TypeVar("Q")
+A = TypeVar("A")
+B = TypeVar("B")
+F = TypeVar("F", bound=Callable[..., Any])
+
+GATHER, SUM, PAIRS = "gather", "sum", "pairs"
+KEY_METHODS = {"key_offer": (Hello, PublicKey), "key_seal": (Peers, Boxes), "key_open": (Box, Done)}
+
+
+@dataclass(frozen=True)
+class Release:
+    """How a method's answer may leave its client.
+
+    Args:
+        via: the verbs it may be read through.
+        through: the fields of the answer that go through the client's pipeline.
+        private: whether the answer depends on the client's data (then the ledger hears of it).
+    """
+
+    via: tuple[str, ...]
+    through: tuple[str, ...] = ()
+    private: bool = True
+
+
+def answers(*via: str, through: tuple[str, ...] = (), private: bool = True) -> Callable[[F], F]:
+    """Declare a client method callable by the server, and how its answer may leave."""
+
+    def mark(method: F) -> F:
+        method.__release__ = Release(via, through, private)  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def release_of(method: Callable[..., Any]) -> Release:
+    """A method's declaration."""
+    found = getattr(method, "__release__", None)
+    if not isinstance(found, Release):
+        raise PolicyError(f"{getattr(method, '__name__', method)} is not a remote method: declare it with @answers")
+    return found
+
+
+def message_types(client: type, method: str) -> tuple[type, type]:
+    """(query class, reply class) of a remote method."""
+    if method in KEY_METHODS:
+        return KEY_METHODS[method]
+    target = getattr(client, method, None)
+    if target is None or not hasattr(target, "__release__"):
+        raise FrameError(f"{method!r} is not a method this client answers: both sides must run the same protocol")
+    hints = get_type_hints(target)
+    return hints["query"], hints["return"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Who is asked, and when: `ids` are client numbers, `at` their positions at this endpoint."""
+
+    ids: tuple[int, ...]
+    at: tuple[int, ...]
+    round: int
+    step: int
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """The 128-bit fingerprint of a configuration that client and server must share."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class Endpoint(Generic[C]):
+    """A client runtime: answers calls for one or more clients, and refuses what its own policy forbids.
+
+    Args:
+        client: the protocol's client object, over the clients `ids`.
+        minimum: the fewest members of a sum that a method which may only leave in sums takes part in.
+    """
+
+    def __init__(self, client: C, ids: Sequence[int], config: str, pipeline: Pipeline, keys: KeyRing, minimum: int = 2) -> None:
+        self.client, self.ids, self.keys, self.minimum = client, tuple(ids), keys, minimum
+        self._config, self._pipeline = config, pipeline
+        self._place = {i: k for k, i in enumerate(self.ids)}
+
+    def answer(self, call: Call) -> Answer:
+        """One batched pass over the clients that are asked.
+
+        Raises:
+            FrameError: another configuration, a client that is not here, or an unknown method.
+            PolicyError: a verb the method did not allow, or a sum over too few members.
+        """
+        if call.config != self._config:
+            raise FrameError(f"the server runs another configuration ({call.config[:8]}… against {self._config[:8]}…): start both from the same one")
+        strangers = [i for i in call.to if i not in self._place]
+        if strangers:
+            raise FrameError(f"frames for clients {strangers[:3]} reached another client: check the addresses")
+        return Answer(call.to, self._reply(call))
+
+    def _reply(self, call: Call) -> Any:
+        if call.method == "key_offer":
+            return self.keys.offer(call.to)
+        if call.method == "key_seal":
+            return self.keys.seal(call.to[0], call.query)
+        if call.method == "key_open":
+            return self.keys.open(call.to, call.query)
+        message_types(type(self.client), call.method)
+        method = getattr(self.client, call.method)
+        release = release_of(method)
+        if call.verb not in release.via:
+            raise PolicyError(f"{call.method} may leave its client through {' or '.join(release.via)}, not {call.verb}: the request is refused")
+        if GATHER not in release.via and call.verb == SUM and min(call.members) < self.minimum:
+            raise PolicyError(
+                f"a sum over {min(call.members)} client(s) would show a single answer of {call.method}: clients ask for at least {self.minimum}"
+            )
+        turn = Turn(call.to, tuple(self._place[i] for i in call.to), call.round, call.step)
+        reply = method(turn, call.query)
+        masked = {name: Rows(self._pipeline.forward(getattr(reply, name).values, call.step)) for name in release.through}
+        return dataclasses.replace(reply, **masked)
+
+    def answer_frame(self, data: bytes) -> bytes:
+        """Answer one real frame, as a node with one client does."""
+        header = wire.peek(data)
+        if header.sender != "server" or header.recipient not in {f"client/{i}" for i in self.ids}:
+            raise FrameError(f"a frame from {header.sender} to {header.recipient} reached another client: check the addresses")
+        _, query = wire.decode(data, message_types(type(self.client), header.method)[0])
+        answer = self.answer(_call_of(header, query))
+        return wire.encode(reply_header(header), answer.reply)
+
+
+def _call_of(header: Header, query: Any) -> Call:
+    to = (int(header.recipient.partition("/")[2]),)
+    return Call(header.config, header.method, header.verb, header.round, header.step, to, query, (header.members,))
+
+
+@dataclass(frozen=True, eq=False)
+class Replies(Generic[A]):
+    """What `gather` brings: `rows` is the reply message over `ids` (None when nobody replied); `lost` did not reply."""
+
+    ids: tuple[int, ...]
+    rows: A
+    lost: tuple[int, ...]
+    step: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Sums(Generic[A]):
+    """What `sum` brings: `rows` is the reply message with (groups, …) sums (None when nobody replied), `counts` their members."""
+
+    ids: tuple[int, ...]
+    rows: A
+    counts: tuple[int, ...]
+    lost: tuple[int, ...]
+    step: int
+
+
+@dataclass
+class NetworkState:
+    """What the server's side of the network remembers between calls."""
+
+    step: int = 0
+    keyed: list[int] = field(default_factory=list)
+    lost: dict[int, list[int]] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+
+
+class Network:
+    """Client ids and three verbs; no client object, no data.
+
+    Args:
+        clients: how many.
+        randomness: the server's own draws (who is invited); public.
+        keyed: whether clients must share a mask seed before a masked answer can leave.
+    """
+
+    def __init__(
+        self,
+        clients: int,
+        transport: Transport,
+        config: str,
+        pipeline: Pipeline,
+        randomness: Randomness,
+        aggregator: Aggregator | None = None,
+    ) -> None:
+        self.clients = tuple(range(clients))
+        self.state = NetworkState()
+        self.round = 0
+        self.randomness = randomness
+        self.aggregator = aggregator or Plain()
+        self._transport, self._config = transport, config
+        self._keyed = any(s.kind is Kind.MASK for s in pipeline.stages)
+
+    def gather(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int]) -> Replies[A]:
+        """Each client's reply on its own."""
+        ready, step = self._open(method, query, to)
+        call = self._call(method, GATHER, query, to, ready, step, [1] * len(ready))
+        answer = self._exchange(call) if ready else Answer((), None)
+        self._heard(method, GATHER, answer.ids)
+        return Replies(answer.ids, cast(A, answer.reply), self._missing(to, answer.ids), step)
+
+    def sum(
+        self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int], by: Sequence[int] | None = None, groups: int | None = None
+    ) -> Sums[A]:
+        """Only sums, one per group: `by[k]` is the group of `to[k]` (one group without it). The client weighs what it sends."""
+        ready, step = self._open(method, query, to)
+        group = dict(zip(to, by if by is not None else [0] * len(to), strict=True))
+        number = groups if groups is not None else 1 + max(group.values(), default=0)
+        own = [group[i] for i in ready]
+        call = self._call(method, SUM, query, to, ready, step, [own.count(g) for g in own])
+        total = self.aggregator.run(self._exchange, call, own, number)
+        self._heard(method, SUM, total.ids)
+        return Sums(total.ids, cast(A, total.rows), total.counts, self._missing(to, total.ids), step)
+
+    def pairs(
+        self,
+        method: Callable[[C, Turn, Q], A],
+        query: Q,
+        to: Sequence[int],
+        then: Callable[[torch.Tensor], B] | None = None,
+    ) -> torch.Tensor | B:
+        """R_ij = (row_i[j] + row_j[i]) / 2 over the clients that replied, or only what `then` computes from R.
+
+        The reply's one field is a row of len(to) numbers per client, in the order of `to`. Under the plain aggregator the server
+        reads the rows themselves.
+        """
+        ready, step = self._open(method, query, to)
+        answer = self._exchange(self._call(method, PAIRS, query, to, ready, step, [2] * len(ready))) if ready else Answer((), None)
+        self._heard(method, PAIRS, answer.ids)
+        self._missing(to, answer.ids)
+        if len(answer.ids) < 2:
+            raise UsageError(f"pairs needs at least two replies, {len(answer.ids)} came: try again")
+        (rows,) = (v.values for v in vars(answer.reply).values())
+        if rows.shape != (len(answer.ids), len(to)):
+            raise FrameError(f"pairs needs a row of {len(to)} numbers per client, {tuple(rows.shape[1:])} came")
+        square = rows[:, [list(to).index(i) for i in answer.ids]]
+        symmetric = (square + square.T) / 2
+        return symmetric if then is None else then(symmetric)
+
+    def _open(self, method: Callable[..., Any], query: Any, to: Sequence[int]) -> tuple[list[int], int]:
+        """The clients that can answer now, and the number of this call."""
+        expected = frames(query, len(to))
+        if expected != len(to):
+            raise UsageError(f"a query with {expected} rows cannot go to {len(to)} clients")
+        ready = list(to)
+        if self._keyed and release_of(method).through:
+            self._agree(to)
+            ready = [i for i in to if i in self.state.keyed]
+        return ready, self._next()
+
+    def _next(self) -> int:
+        self.state.step += 1
+        return self.state.step
+
+    def _call(
+        self, method: Callable[..., Any], verb: str, query: Any, to: Sequence[int], ready: Sequence[int], step: int, members: Sequence[int]
+    ) -> Call:
+        whole = Call(self._config, method.__name__, verb, self.round, step, tuple(to), query, (1,) * len(to))
+        place = {i: k for k, i in enumerate(to)}
+        return dataclasses.replace(whole.select([place[i] for i in ready]), members=tuple(members))
+
+    def _exchange(self, call: Call) -> Answer:
+        answer = self._transport.exchange(call)
+        if answer.reply is not None:
+            _check_finite(call, answer)
+        return answer
+
+    def _missing(self, to: Sequence[int], came: Sequence[int]) -> tuple[int, ...]:
+        lost = tuple(i for i in to if i not in set(came))
+        for i in lost:
+            rounds = self.state.lost.setdefault(i, [])
+            if not rounds or rounds[-1] != self.round:
+                rounds.append(self.round)
+        return lost
+
+    def _heard(self, method: Callable[..., Any], verb: str, ids: Sequence[int]) -> None:
+        release = release_of(method)
+        if release.private and ids:
+            self.state.ledger.add(Event(method.__name__, verb, release.through, self.round, len(ids)))
+
+    def _agree(self, to: Sequence[int]) -> None:
+        """Bring the clients that have no mask seed yet into the key agreement, as far as they reply."""
+        new = [i for i in to if i not in self.state.keyed]
+        if not new:
+            return
+        offers = self._key("key_offer", new, Hello())
+        if offers.reply is None:
+            return
+        keys = dict(zip(offers.ids, offers.reply.key.values, strict=True))
+        for leader in self.state.keyed or offers.ids:
+            peers = [i for i in offers.ids if i != leader]
+            if not peers:
+                self.state.keyed = sorted({*self.state.keyed, leader})
+                return
+            table = torch.stack([keys[i] for i in peers])
+            sealed = self._key("key_seal", [leader], Peers(Shared(torch.as_tensor(peers)), Shared(table)))
+            if sealed.reply is not None:
+                box = Box(leader, Shared(sealed.reply.key.values[0]), Rows(sealed.reply.boxes.values[0]))
+                opened = self._key("key_open", peers, box)
+                self.state.keyed = sorted({*self.state.keyed, leader, *opened.ids})
+                return
+
+    def _key(self, name: str, to: Sequence[int], query: Any) -> Answer:
+        call = Call(self._config, name, GATHER, self.round, self._next(), tuple(to), query, (1,) * len(to))
+        return self._transport.exchange(call)
+
+
+def _check_finite(call: Call, answer: Answer) -> None:
+    for name, value in vars(answer.reply).items():
+        if isinstance(value, Rows) and value.table.is_floating_point():
+            good = torch.isfinite(value.table).reshape(len(value.table), -1).all(1)
+            if not bool(good.all()):
+                bad = [i for k, i in enumerate(answer.ids) if not good[k if value.index is None else value.index[k]]]
+                raise UpdateError(
+                    f"round {call.round}: {name} of client(s) {', '.join(map(str, bad[:5]))} is not finite: lower the learning rate (--lr)"
+                )

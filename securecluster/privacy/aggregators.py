@@ -1,0 +1,70 @@
+"""How a sum over clients is formed. An aggregator owns its rounds, parties, keys and its rule for dropouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from securecluster.backend import torch
+from securecluster.messages import Answer, Call, Rows
+
+CHUNK_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, eq=False)
+class Total:
+    """Sums per group: `rows` is a reply message with (groups, …) tables, `counts` how many clients each sum holds."""
+
+    rows: Any  # None when nobody replied
+    counts: tuple[int, ...]
+    ids: tuple[int, ...]
+
+
+class Aggregator(Protocol):
+    """From a call to per-group sums."""
+
+    name: str
+    server_reads_replies: bool
+
+    def run(self, exchange: Callable[[Call], Answer], call: Call, by: Sequence[int], groups: int) -> Total:
+        """Call every client and sum the replies; `by[k]` is the group of `call.to[k]`."""
+        ...
+
+
+class Plain:
+    """The server receives every reply and adds it up, by chunks of clients: no protection, and memory that does not grow with m."""
+
+    name = "plain"
+    server_reads_replies = True
+
+    def __init__(self, chunk: int | None = None) -> None:
+        self._chunk = chunk
+
+    def run(self, exchange: Callable[[Call], Answer], call: Call, by: Sequence[int], groups: int) -> Total:
+        total, counts, ids = None, [0] * groups, []
+        group = dict(zip(call.to, by, strict=True))
+        first, step = 0, self._chunk or 64
+        while first < len(call.to):
+            answer = exchange(call.select(range(first, min(first + step, len(call.to)))))
+            first += step
+            if answer.reply is None:
+                continue
+            place = [group[i] for i in answer.ids]
+            total = _add(total, answer.reply, place, groups)
+            ids += answer.ids
+            for g in place:
+                counts[g] += 1
+            width = sum(r.table[0].numel() * r.table.element_size() for r in vars(total).values() if isinstance(r, Rows))
+            step = self._chunk or max(1, min(1024, CHUNK_BYTES // max(width, 1)))
+        return Total(total, tuple(counts), tuple(ids))
+
+
+def _add(total: Any, reply: Any, place: list[int], groups: int) -> Any:
+    fields = {name: value.values for name, value in vars(reply).items() if isinstance(value, Rows)}
+    if total is None:
+        empty = {n: Rows(torch.zeros(groups, *v.shape[1:], dtype=v.dtype, device=v.device)) for n, v in fields.items()}
+        total = type(reply)(**empty)
+    for name, value in fields.items():
+        getattr(total, name).table.index_add_(0, torch.as_tensor(place, device=value.device), value)
+    return total

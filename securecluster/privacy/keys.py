@@ -1,0 +1,165 @@
+"""How clients come to share a mask seed that the server relays and cannot read.
+
+The first client that replies is the leader: it draws the seed and seals it to every other client's X25519 key. Public keys are not
+signed here: a server that swaps them reads the seed, so this protects against an honest-but-curious server only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from securecluster.backend import torch
+from securecluster.errors import FrameError
+from securecluster.messages import Rows, Shared
+from securecluster.randomness import Randomness
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305 as _Aead
+
+
+@dataclass(frozen=True, eq=False)
+class Hello:
+    """Server to client: send your public key."""
+
+
+@dataclass(frozen=True, eq=False)
+class PublicKey:
+    """Client to server."""
+
+    key: Rows  # (b, 32) uint8, X25519
+
+
+@dataclass(frozen=True, eq=False)
+class Peers:
+    """Server to leader: who is to get the seed."""
+
+    ids: Shared  # (k,) int64
+    keys: Shared  # (k, 32) uint8
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """Leader to server: the seed, sealed to each peer."""
+
+    key: Rows  # (1, 32) uint8, the leader's public key
+    boxes: Rows  # (1, k, 48) uint8, ChaCha20-Poly1305
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """Server to client."""
+
+    leader: int
+    key: Shared  # (32,) uint8
+    box: Rows  # (b, 48) uint8
+
+
+@dataclass(frozen=True, eq=False)
+class Done:
+    """Client to server: understood; nothing else."""
+
+
+@dataclass
+class Secrets:
+    """What a client keeps between rounds: its private key, and the shared seed once it has it. Never printed."""
+
+    private: dict[int, bytes] = field(default_factory=dict, repr=False)
+    seed: dict[int, bytes] = field(default_factory=dict, repr=False)
+
+
+class KeyRing:
+    """The keys of the clients of one endpoint.
+
+    Args:
+        config: the hash of the run's configuration, bound into every seal.
+        randomness: derives all keys from the run seed, for reproducible simulations; None takes them from the operating system.
+        unlock: called with the shared seed.
+    """
+
+    def __init__(self, config: str, randomness: Randomness | None, unlock: Callable[[bytes], None]) -> None:
+        self._config, self._randomness, self._unlock = config.encode(), randomness, unlock
+        self.secrets = Secrets()
+
+    def restore(self, secrets: Secrets) -> None:
+        """Take over the secrets of a checkpoint."""
+        self.secrets = secrets
+        for seed in list(secrets.seed.values())[:1]:
+            self._unlock(seed)
+
+    def _bytes(self, client: int, purpose: str) -> bytes:
+        return os.urandom(32) if self._randomness is None else self._randomness.key("client", client, purpose)
+
+    def _private(self, client: int) -> bytes:
+        return self.secrets.private.setdefault(client, self._bytes(client, "x25519"))
+
+    def _take(self, client: int, seed: bytes) -> None:
+        others = set(self.secrets.seed.values())
+        if others and others != {seed}:
+            raise FrameError(f"client {client} was handed another mask seed than its peers: the key agreement was tampered with")
+        self.secrets.seed[client] = seed
+        self._unlock(seed)
+
+    def offer(self, clients: tuple[int, ...]) -> PublicKey:
+        """Public keys of some clients."""
+        return PublicKey(Rows(torch.stack([_tensor(_public(self._private(i))) for i in clients])))
+
+    def seal(self, leader: int, peers: Peers) -> Boxes:
+        """The leader's seed, sealed to each peer."""
+        if leader not in self.secrets.seed:
+            self._take(leader, self._bytes(leader, "mask"))
+        mine, own = self._private(leader), _public(self._private(leader))
+        boxes = [
+            _aead(mine, _bytes(key), self._context(leader, int(i), own, _bytes(key))).encrypt(bytes(12), self.secrets.seed[leader], None)
+            for i, key in zip(peers.ids.value, peers.keys.value, strict=True)
+        ]
+        return Boxes(Rows(_tensor(own)[None]), Rows(torch.stack([_tensor(b) for b in boxes])[None]))
+
+    def open(self, clients: tuple[int, ...], box: Box) -> Done:
+        """Take the seed out of each client's box."""
+        from cryptography.exceptions import InvalidTag
+
+        leader = _bytes(box.key.value)
+        for i, sealed in zip(clients, box.box.values, strict=True):
+            mine = self._private(i)
+            try:
+                seed = _aead(mine, leader, self._context(box.leader, i, leader, _public(mine))).decrypt(bytes(12), _bytes(sealed), None)
+            except InvalidTag:
+                raise FrameError(f"client {i} cannot open its box: the key agreement was tampered with, start a new run") from None
+            self._take(i, seed)
+        return Done()
+
+    def _context(self, leader: int, peer: int, leader_key: bytes, peer_key: bytes) -> bytes:
+        return b"|".join([b"securecluster mask seed v1", self._config, b"%d %d" % (leader, peer), leader_key.hex().encode(), peer_key.hex().encode()])
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.cpu().numpy().tobytes()
+
+
+def _public(private: bytes) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def _aead(private: bytes, public: bytes, context: bytes) -> _Aead:
+    """An AEAD under a key that only the two ends know; used for one message, so that a constant nonce is safe."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    try:
+        secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise FrameError("a public key of the key agreement is not a valid X25519 key: its sender must be left out") from None
+    return ChaCha20Poly1305(HKDF(SHA256(), 32, salt=None, info=context).derive(secret))

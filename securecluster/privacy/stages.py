@@ -1,0 +1,60 @@
+"""The loop every private row goes through at its client: (sketch) → clip → noise → (mask) → quantise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Protocol
+
+from securecluster.backend import torch
+from securecluster.errors import UsageError
+
+
+class Kind(IntEnum):
+    """The kinds of stages, in the only order in which they compose."""
+
+    SKETCH = 0
+    CLIP = 1
+    NOISE = 2
+    MASK = 3
+    QUANTISE = 4
+
+
+class Stage(Protocol):
+    """Rows (b, d) to rows (b, d') at the client; `step` numbers the call, so that what must be fresh is fresh."""
+
+    kind: Kind
+    name: str
+
+    def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """What leaves the client."""
+        ...
+
+    def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """What a client makes of an average that comes back (the identity for stages that are not undone)."""
+        ...
+
+
+class Pipeline:
+    """Stages in order; an order that would void a guarantee cannot be constructed."""
+
+    def __init__(self, stages: Sequence[Stage] = ()) -> None:
+        kinds = [s.kind for s in stages]
+        for before, after in zip(kinds, kinds[1:], strict=False):
+            if after <= before:
+                raise UsageError(f"{after.name.lower()} cannot follow {before.name.lower()}: the order is sketch, clip, noise, mask, quantise")
+        if Kind.NOISE in kinds and Kind.CLIP not in kinds:
+            raise UsageError("noise without a clip bounds nothing: add a clip norm")
+        self.stages = tuple(stages)
+
+    def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """Apply every stage."""
+        for stage in self.stages:
+            rows = stage.forward(rows, step)
+        return rows
+
+    def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """Undo what can be undone, in reverse."""
+        for stage in reversed(self.stages):
+            rows = stage.inverse(rows, step)
+        return rows

@@ -1,0 +1,144 @@
+"""A run's life: phases, rounds, checkpoints, history and the observer. The only code that writes while a protocol runs.
+
+A checkpoint is a folder that appears by one rename, so that a run killed at any moment resumes from a whole one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from securecluster import files
+from securecluster.errors import RunFolderError
+from securecluster.state import pack, unpack
+
+A = TypeVar("A")
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A part of the run's state that lives elsewhere: its class, how to read it and how to put it back."""
+
+    kind: type
+    read: Callable[[], Any]
+    restore: Callable[[Any], None]
+
+
+@dataclass
+class _Clock:
+    """How far a run is."""
+
+    number: int = 0
+    rounds: dict[str, int] = field(default_factory=dict)
+    lines: int = 0
+    seconds: float = 0.0
+
+
+class Run:
+    """What a protocol's `serve` sees of its run.
+
+    Args:
+        folder: where to checkpoint; None keeps everything in memory. A folder with a checkpoint is resumed.
+        kept: what else belongs into a checkpoint, by name; names that start with "clients" are written for the owner's eyes only.
+        observe: the researcher's look at a loop's state after each round, outside the network; its numbers go into the history.
+        report: called with each history line.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        kept: dict[str, Kept] | None = None,
+        observe: Callable[[Any], Line] = lambda state: {},
+        report: Callable[[Line], None] = lambda line: None,
+        begin: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        self.history: list[Line] = []
+        self._folder, self._kept = folder, kept or {}
+        self._observe, self._report, self._begin = observe, report, begin
+        self._parts: dict[str, bytes] = {}
+        self._notes: Line = {}
+        self._clock = _Clock()
+        self._since = time.monotonic()
+        if folder is not None:
+            self._load(folder)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time spent on this run, all its resumptions together."""
+        return self._clock.seconds + time.monotonic() - self._since
+
+    def note(self, **values: Any) -> None:
+        """Put what the server knows into this round's history line."""
+        self._notes |= values
+
+    def once(self, name: str, make: Callable[[], A], kind: type[A]) -> A:
+        """A phase: made once, its result (a dataclass tree) kept in every later checkpoint."""
+        part = f"phase-{name}"
+        if part not in self._parts:
+            self._parts[part] = pack(make())
+            self._checkpoint()
+        return unpack(self._parts[part], kind)
+
+    def rounds(self, name: str, state: Any, total: int) -> Iterator[int]:
+        """Rounds 1 … `total` of a loop over `state` (a dataclass, changed in place); after each: observer, history, checkpoint."""
+        part = f"loop-{name}"
+        if part in self._parts:
+            vars(state).update(vars(unpack(self._parts[part], type(state))))
+        for number in range(self._clock.rounds.get(name, 0) + 1, total + 1):
+            self._begin(number)
+            yield number
+            line = {"loop": name, "round": number, **self._notes, **self._observe(state)}
+            self._notes = {}
+            self._clock.rounds[name] = number
+            self._parts[part] = pack(state)
+            self._write(line)
+            self._checkpoint()
+            self._report(line)
+
+    def _write(self, line: Line) -> None:
+        self.history.append(line)
+        if self._folder is not None:
+            files.append_line(self._folder / "history.jsonl", json.dumps(line))
+
+    def _checkpoint(self) -> None:
+        self._clock.number += 1
+        self._clock.lines = len(self.history)
+        if self._folder is None:
+            return
+        clock = _Clock(self._clock.number, self._clock.rounds, self._clock.lines, self.seconds)
+        parts = {"clock": pack(clock), **self._parts, **{name: pack(k.read()) for name, k in self._kept.items()}}
+        final, draft = self._at(self._clock.number), self._folder / ".checkpoint.tmp"
+        shutil.rmtree(draft, ignore_errors=True)
+        files.make_folder(draft)
+        for name, data in parts.items():
+            files.write_atomic(draft / name, data, 0o600 if name.startswith("clients") else 0o644)
+        os.replace(draft, final)
+        for old in self._folder.glob("checkpoint-*"):
+            if old != final:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _at(self, number: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"checkpoint-{number:06d}"
+
+    def _load(self, folder: Path) -> None:
+        history = folder / "history.jsonl"
+        found = sorted(folder.glob("checkpoint-*"))
+        if found:
+            parts = {p.name: files.read(p) for p in found[-1].iterdir()}
+            self._clock = unpack(parts.pop("clock"), _Clock)
+            for name, kept in self._kept.items():
+                if name not in parts:
+                    raise RunFolderError(f"{found[-1]} lacks its {name}: start the run anew")
+                kept.restore(unpack(parts.pop(name), kept.kind))
+            self._parts = parts
+        lines = files.read(history).decode().splitlines() if history.exists() else []
+        self.history = [json.loads(line) for line in lines[: self._clock.lines]]
+        files.write_atomic(history, "".join(json.dumps(line) + "\n" for line in self.history).encode())

@@ -1,0 +1,35 @@
+"""Geometry of update rows, all from their Gram matrix: what every orthonormal mask leaves in place."""
+
+from __future__ import annotations
+
+from securecluster.backend import torch
+
+
+def gram(rows: torch.Tensor) -> torch.Tensor:
+    """Inner products of rows (m, d) as (m, m) float64; accumulated over column blocks, so no second (m, d) copy is made."""
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for block in rows.split(1 << 16, dim=1):
+        wide = block.double()
+        total += wide @ wide.T
+    return (total + total.T) / 2
+
+
+def norms(rows: torch.Tensor) -> torch.Tensor:
+    """Euclidean norms of rows (m, d) as (m,) float64."""
+    return gram_norms(gram(rows))
+
+
+def gram_norms(inner: torch.Tensor) -> torch.Tensor:
+    """Norms (m,) from a Gram matrix (m, m)."""
+    return inner.diagonal().clamp_min(0).sqrt()
+
+
+def cosine(inner: torch.Tensor) -> torch.Tensor:
+    """Cosine similarities (m, m) in [-1, 1] from a Gram matrix (Sattler et al. 2019, eq. 44).
+
+    A zero row has no direction: its similarity to every other row is 0 by definition (ours), and 1 to itself.
+    """
+    size = gram_norms(inner)
+    scale = torch.where(size > 0, 1 / size, torch.zeros_like(size))
+    alpha = (inner * scale[:, None] * scale[None, :]).clamp(-1, 1)
+    return alpha.fill_diagonal_(1.0)
