@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 
@@ -104,6 +104,10 @@ class Protocol(ABC):
     @abstractmethod
     def serve(self, net: Network, run: Run) -> Any:
         """The paper's loop: all that the server does. Returns its final state, which has `labels`."""
+
+    def state_class(self) -> type:
+        """The class of what `serve` returns."""
+        return get_type_hints(type(self).serve)["return"]  # type: ignore[no-any-return]
 
     @property
     def weighted(self) -> bool:

@@ -1,0 +1,5 @@
+"""`python -m securecluster`."""
+
+from securecluster.app.cli import entry
+
+entry()

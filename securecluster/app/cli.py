@@ -1,0 +1,219 @@
+"""`securecluster run | resume | replay | list`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from securecluster.app.options import PROTOCOLS, options_class, protocol_class
+from securecluster.errors import RunFolderError, SecureClusterError, UsageError, unknown
+
+AUTO_FULL = 256 * 10**6  # bytes on the wire up to which `auto` keeps the contents of frames
+USAGE = """usage: securecluster COMMAND
+
+  run PROTOCOL [options]   run a protocol on simulated clients and leave a run folder
+  resume DIR [--quiet]     go on with a run that was stopped
+  replay DIR               run the server alone against a full transcript, bit for bit
+  list                     protocols, data sets, scenarios, models and masks
+
+protocols: {protocols}
+`securecluster run PROTOCOL --help` shows every option with its default.
+"""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run that was stopped; it ends as if it never had been."""
+
+    quiet: bool = False
+    """print nothing but errors"""
+
+
+def entry() -> None:
+    """The console script."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads that spin slow a busy machine down a hundredfold
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code: 0, 2 after a mistake named in one sentence, 130 after Ctrl-C."""
+    try:
+        return _dispatch(list(argv))
+    except SecureClusterError as error:
+        print(f"securecluster: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("securecluster: stopped", file=sys.stderr)
+        return 130
+    except SystemExit as stop:  # --help, or an option that does not parse
+        return stop.code if isinstance(stop.code, int) else 2
+
+
+def _dispatch(argv: list[str]) -> int:
+    commands: dict[str, Callable[[list[str]], int]] = {"run": _run, "resume": _resume, "replay": _replay, "list": _list}
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE.format(protocols=", ".join(PROTOCOLS)), end="")
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        import securecluster
+
+        print(securecluster.__version__)
+        return 0
+    if argv[0] not in commands:
+        raise unknown("command", argv[0], commands)
+    return commands[argv[0]](argv[1:])
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE.format(protocols=", ".join(PROTOCOLS)), end="")
+        return 0 if argv else 2
+    import tyro
+
+    options = tyro.cli(options_class(protocol_class(argv[0])), prog=f"securecluster run {argv[0]}", args=argv[1:])
+    _check_names(options)
+    from securecluster.app import folder as folders
+
+    federation = options.simulation.federation()
+    options.protocol.check(len(federation))
+    transcript = _transcript_mode(options, federation)
+    plan = folders.Plan(options.protocol, options.simulation, options.execution, transcript)
+    _check_settings(plan, federation)
+    folder = folders.create(options.output.out, options.output.force, plan, federation)
+    return _carry_out(plan, federation, folder, options.output.quiet)
+
+
+def _check_names(options: Any) -> None:
+    """Names that can be refused without loading anything heavy."""
+    from securecluster.data import SCENARIOS, SOURCES
+    from securecluster.privacy.masks import MASKS
+    from securecluster.transcript import MODES
+
+    known = (
+        ("data", options.simulation.data, SOURCES),
+        ("scenario", options.simulation.scenario, SCENARIOS),
+        ("mask", options.protocol.mask, MASKS),
+        ("device", options.execution.device, ("auto", "cpu", "cuda")),
+        ("transcript", options.output.transcript, ("auto", *MODES)),
+    )
+    for what, name, names in known:
+        if name not in names:
+            raise unknown(what, name, names)
+    if options.simulation.clients < 2:
+        raise UsageError("clustering needs at least two clients: one alone has nobody to be compared with")
+
+
+def _check_settings(plan: Any, federation: Any) -> None:
+    from securecluster.cohort import choose_device
+    from securecluster.models import MODELS
+    from securecluster.protocols.base import check_settings
+
+    if plan.protocol.model not in MODELS:
+        raise unknown("model", plan.protocol.model, MODELS)
+    choose_device(plan.execution.device)
+    check_settings(plan.settings, federation)
+
+
+def _transcript_mode(options: Any, federation: Any) -> str:
+    """`auto` is full where all frames together stay below AUTO_FULL bytes."""
+    if options.output.transcript != "auto":
+        return str(options.output.transcript)
+    from securecluster.models import MODELS, build
+    from securecluster.randomness import Randomness
+
+    if options.protocol.model not in MODELS:
+        raise unknown("model", options.protocol.model, MODELS)
+    d = build(options.protocol.model, federation.shape, federation.classes, Randomness(0)).dimension
+    width = 8 if options.execution.dtype == "float64" else 4
+    return "full" if 2 * d * width * len(federation) * options.protocol.rounds < AUTO_FULL else "sizes"
+
+
+def _resume(argv: list[str]) -> int:
+    folder, rest = _folder(argv, "resume")
+    import tyro
+
+    quiet = tyro.cli(Resume, prog="securecluster resume DIR", args=rest).quiet
+    from securecluster.app import folder as folders
+    from securecluster.app import report
+
+    plan, config = folders.load(folder)
+    federation = plan.simulation.federation()
+    if federation.digest() != config["data_digest"]:
+        raise RunFolderError(f"{folder} was run on other data than {plan.simulation.data} is now: restore the data, or start the run anew")
+    if (folder / "result.json").is_file():
+        if not quiet:
+            print(f"{folder} is complete")
+            report.show(json.loads((folder / "result.json").read_text()), folder, federation.names)
+        return 0
+    return _carry_out(plan, federation, folder, quiet)
+
+
+def _carry_out(plan: Any, federation: Any, folder: Path, quiet: bool) -> int:
+    """Run or resume in a folder, then write and show what came of it."""
+    from rich.console import Console
+
+    from securecluster.app import folder as folders
+    from securecluster.app import plots, report
+    from securecluster.state import unpack
+
+    console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+    with folders.locked(folder):
+        try:
+            fitted = plan.protocol.fit(
+                federation,
+                plan.settings,
+                folder=folder,
+                report=lambda line: console.print(report.line_text(line, plan.protocol.rounds)),
+            )
+            content = report.result(plan, federation, fitted)
+            state = unpack(fitted.server_state_, plan.protocol.state_class())
+            alpha = getattr(state, "alpha", None)
+            pictures = plots.draw(folder, content, fitted.history_, None if alpha is None else alpha.numpy())
+            report.write(folder, content, fitted)
+        except KeyboardInterrupt:
+            print(f"securecluster: stopped; go on with: securecluster resume {folder}", file=sys.stderr)
+            return 130
+    if not quiet:
+        report.show(content, folder, federation.names)
+        console.print("pictures: " + ", ".join(p.name for p in pictures))
+    return 0
+
+
+def _replay(argv: list[str]) -> int:
+    folder, rest = _folder(argv, "replay")
+    if rest:
+        raise UsageError("replay takes a run folder and nothing else")
+    from securecluster.app import folder as folders
+    from securecluster.app.audit import replay
+
+    plan, config = folders.load(folder)
+    calls = replay(plan, config, folder)
+    print(f"{folder}: the server alone made the same {calls} calls and ended in the same state, bit for bit")
+    return 0
+
+
+def _folder(argv: list[str], command: str) -> tuple[Path, list[str]]:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE.format(protocols=", ".join(PROTOCOLS)), end="")
+        raise SystemExit(0 if argv else 2)
+    if argv[0].startswith("-"):
+        raise UsageError(f"{command} takes the run folder first: securecluster {command} DIR")
+    return Path(argv[0]), argv[1:]
+
+
+def _list(argv: list[str]) -> int:
+    if argv:
+        raise UsageError("list takes no arguments")
+    from securecluster.data import SCENARIOS, SOURCES
+    from securecluster.models import MODELS
+    from securecluster.privacy.masks import MASKS
+
+    rows = {"protocols": PROTOCOLS, "data": SOURCES, "scenarios": SCENARIOS, "models": MODELS, "masks": MASKS}
+    for what, names in rows.items():
+        print(f"{what:<10} {', '.join(names)}")
+    return 0

@@ -1,0 +1,124 @@
+"""A run folder: made whole or not at all, locked while a run writes to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import securecluster
+from securecluster import files
+from securecluster.app.options import Execution, Simulation, protocol_class
+from securecluster.data import Federation
+from securecluster.errors import RunFolderError, UsageError
+from securecluster.protocols.base import Protocol, Settings
+
+SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Enough to repeat a run: what `config.json` holds."""
+
+    protocol: Protocol
+    simulation: Simulation
+    execution: Execution
+    transcript: str
+
+    @property
+    def settings(self) -> Settings:
+        """For `Protocol.fit`."""
+        return Settings(**dataclasses.asdict(self.execution), transcript=self.transcript)
+
+    def as_json(self, federation: Federation) -> str:
+        """The text of config.json."""
+        content = {
+            "schema": SCHEMA,
+            "version": securecluster.__version__,
+            "protocol": {"name": self.protocol.name, **self.protocol.get_params()},
+            "simulation": dataclasses.asdict(self.simulation),
+            "execution": dataclasses.asdict(self.execution),
+            "transcript": self.transcript,
+            "data_digest": federation.digest(),
+            "clients": list(federation.names),
+            "network": self.protocol.config(federation, self.execution.dtype),
+        }
+        return json.dumps(content, indent=2) + "\n"
+
+
+def create(out: Path | None, force: bool, plan: Plan, federation: Federation) -> Path:
+    """Make the run folder, by one rename, with its configuration in it.
+
+    Raises:
+        UsageError: it exists and is not empty, and `force` is not given or it is no run folder.
+    """
+    target = out or Path("runs") / f"{plan.protocol.name}-{plan.simulation.data}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not force:
+            raise UsageError(f"{target} exists and is not empty: choose another --out, or --force to replace the run in it")
+        if not (target / "config.json").is_file():
+            raise UsageError(f"{target} is not a run folder, so --force will not delete it: choose another --out")
+        with locked(target):
+            pass
+    files.make_folder(target.parent)
+    try:
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise RunFolderError(f"cannot make a run folder in {target.parent} ({error.strerror}): check the path and its permissions") from error
+    draft.chmod(0o755)
+    try:
+        files.write_atomic(draft / "config.json", plan.as_json(federation).encode())
+        files.make_folder(draft / "transcript")
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(draft, target)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return target
+
+
+def load(folder: Path) -> tuple[Plan, dict[str, Any]]:
+    """The plan of a run folder, and its config.json.
+
+    Raises:
+        RunFolderError: no such folder, or not one this version can read.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise RunFolderError(f"{folder} is not a run folder (it has no config.json): give the folder that a run printed")
+    try:
+        config = json.loads(files.read(path))
+        if config["schema"] != SCHEMA:
+            raise RunFolderError(f"{folder} was written in schema {config['schema']}, this version reads {SCHEMA}: use the version that wrote it")
+        params = dict(config["protocol"])
+        protocol = protocol_class(params.pop("name"))(**params)
+        plan = Plan(protocol, Simulation(**config["simulation"]), Execution(**config["execution"]), config["transcript"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{path} does not parse ({type(error).__name__}): restore it, or start the run anew") from None
+    return plan, config
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder alone; the operating system lets go when the process ends, however it ends."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RunFolderError(f"{folder} is being written by another process: wait for it, or stop it first") from None
+    except OSError as error:
+        raise RunFolderError(f"cannot lock {folder} ({error.strerror}): check its permissions") from error
+    try:
+        yield
+    finally:
+        lock.release()

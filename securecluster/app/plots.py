@@ -1,0 +1,93 @@
+"""The pictures of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster import files
+
+
+def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], alpha: NDArray[np.float64] | None) -> list[Path]:
+    """Write the pictures that this run has numbers for; returns their paths."""
+    made = [_save(folder / "accuracy.png", _accuracy(history, content))] if content["metrics"]["accuracy"]["after"] is not None else []
+    if alpha is not None and len(alpha):
+        made.append(_save(folder / "similarity.png", _similarity(alpha, content["labels"])))
+    if any(line.get("looks") for line in history):
+        made.append(_save(folder / "separation.png", _separation(history)))
+    return made
+
+
+def _figure(width: float, height: float, rows: int = 1) -> tuple[Any, Any]:
+    """A figure that no global state knows of."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, 1, sharex=rows > 1)
+
+
+def _save(path: Path, figure: Any) -> Path:
+    import io
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    files.write_atomic(path, buffer.getvalue())
+    return path
+
+
+def _similarity(alpha: NDArray[np.float64], labels: list[int]) -> Any:
+    order = np.argsort(labels, kind="stable")
+    figure, axes = _figure(5.4, 4.6)
+    shown = alpha.copy()
+    np.fill_diagonal(shown, np.nan)
+    limit = max(0.05, float(np.nanmax(np.abs(shown))))
+    image = axes.imshow(shown[np.ix_(order, order)], cmap="RdBu_r", vmin=-limit, vmax=limit)
+    for edge in np.cumsum(np.bincount(labels))[:-1]:
+        axes.axhline(edge - 0.5, color="black", linewidth=1)
+        axes.axvline(edge - 0.5, color="black", linewidth=1)
+    if len(labels) <= 40:
+        axes.set_xticks(range(len(labels)), [str(i) for i in order], fontsize=6)
+        axes.set_yticks(range(len(labels)), [str(i) for i in order], fontsize=6)
+    axes.set(title="cosine similarity of updates under one shared model", xlabel="client, by found cluster", ylabel="client")
+    figure.colorbar(image, ax=axes, label="cosine")
+    return figure
+
+
+def _marks(axes: Any, history: list[dict[str, Any]]) -> None:
+    rounds = [line["round"] for line in history if line.get("splits")]
+    for k, number in enumerate(rounds):
+        axes.axvline(number, color="grey", linestyle=":", linewidth=1, label="split" if k == 0 else None)
+
+
+def _accuracy(history: list[dict[str, Any]], content: dict[str, Any]) -> Any:
+    figure, axes = _figure(6.4, 3.8)
+    axes.plot([line["round"] for line in history], [line["accuracy"] for line in history], marker=".", label="mean over clients")
+    _marks(axes, history)
+    axes.set(title=f"{content['protocol']} on {content['data']}", xlabel="round", ylabel="test accuracy", ylim=(0, 1.02))
+    axes.legend(loc="lower right")
+    return figure
+
+
+def _separation(history: list[dict[str, Any]]) -> Any:
+    figure, (top, bottom) = _figure(6.4, 5.6, rows=2)
+    true = [(line["round"], line["gap"]) for line in history if line.get("gap") is not None]
+    if true:
+        top.plot(*zip(*true, strict=True), color="black", marker=".", label="g over the true clusters, one shared model")
+    for c in sorted({look["cluster"] for line in history for look in line["looks"]}):
+        seen = [(line["round"], look) for line in history for look in line["looks"] if look["cluster"] == c]
+        gaps = [(t, look["gap"]) for t, look in seen if look["gap"] is not None]
+        if gaps:
+            top.plot(*zip(*gaps, strict=True), color=f"C{c % 10}", linestyle="--", linewidth=1, label=f"as the server tests cluster {c}")
+        bottom.plot([t for t, _ in seen], [look["max_norm"] for _, look in seen], color=f"C{c % 10}", label=f"cluster {c}")
+        bottom.plot([t for t, _ in seen], [look["mean_norm"] for _, look in seen], color=f"C{c % 10}", linestyle="--")
+    top.axhline(0, color="grey", linewidth=0.8)
+    for axes in (top, bottom):
+        _marks(axes, history)
+        if len(axes.get_lines()) < 24:
+            axes.legend(fontsize=7, ncols=2)
+    top.set(ylabel="separation gap")
+    bottom.set(xlabel="round", ylabel="norm (solid: max, dashed: mean)", yscale="log")
+    return figure

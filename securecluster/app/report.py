@@ -1,0 +1,163 @@
+"""What a finished run says: result.json, models, and the closing table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import securecluster
+from securecluster import files
+from securecluster.app.folder import SCHEMA, Plan
+from securecluster.data import Federation
+from securecluster.protocols.base import Protocol, mean
+
+NOT_COVERED = [
+    "no noise is added: nothing here is differentially private, and epsilon is infinite (null) as soon as anything is released",
+    "public keys are not signed: a server that swaps them during the key agreement reads the mask seed",
+    "timing, message sizes, who takes part and who drops out are visible to the network",
+    "the observer's accuracy and agreement lie outside the protocol and outside epsilon",
+]
+
+
+def result(plan: Plan, federation: Federation, fitted: Protocol) -> dict[str, Any]:
+    """The content of result.json."""
+    labels = [int(c) for c in fitted.labels_]
+    return {
+        "schema": SCHEMA,
+        "protocol": fitted.name,
+        "data": federation.data,
+        "scenario": federation.scenario,
+        "model": fitted.model,
+        "seed": federation.seed,
+        "device": fitted.device_,
+        "version": securecluster.__version__,
+        "clients": len(federation),
+        "clusters": len(set(labels)),
+        "labels": labels,
+        "truth": None if federation.truth is None else list(federation.truth),
+        "dropped": {federation.names[i]: rounds for i, rounds in fitted.dropped_.items()},
+        "rounds": fitted.rounds,
+        "metrics": {**(fitted.agreement_ or {"ari": None, "nmi": None, "purity": None, "exact": None}), "accuracy": _accuracy(fitted, labels)},
+        "observer": True,
+        "bytes": fitted.bytes_,
+        "privacy": _privacy(fitted),
+        "seconds": round(fitted.seconds_, 3),
+    }
+
+
+def _accuracy(fitted: Protocol, labels: list[int]) -> dict[str, Any]:
+    shared = [line["accuracy"] for line in fitted.history_ if line["clusters"] == 1]
+    first_split = next((line["accuracy"] for line in fitted.history_ if line.get("splits")), None)
+    before = first_split if first_split is not None else (shared[-1] if shared else None)
+    per = [mean(fitted.accuracy_[np.asarray(labels) == c]) for c in range(max(labels) + 1)]
+    return {"before": before, "after": mean(fitted.accuracy_), "per_cluster": per}
+
+
+def _privacy(fitted: Protocol) -> dict[str, Any]:
+    events, info = fitted.ledger_.events, fitted.mask_info()
+    released = sorted({(e.method, field) for e in events for field in e.fields})
+    sees = [f"{field} of every client in every {method} call: {info.shows}" for method, field in released]
+    finite = bool(not events)
+    return {
+        "masks": [] if fitted.mask == "none" else [{"kind": fitted.mask, "fresh": "each call", "is": "obfuscation"}],
+        "sees": sees + fitted.sees(),
+        "reproducible_keys": True,
+        "epsilon": fitted.ledger_.reported(),
+        "delta": 0.0 if finite else None,
+        "neighbouring": "add or remove one client",
+        "placement": "nothing is released" if finite else "no noise",
+        "not_covered": ([info.not_covered] if info.not_covered else []) + NOT_COVERED,
+    }
+
+
+def write(folder: Path, content: dict[str, Any], fitted: Protocol) -> None:
+    """models.safetensors, the server's final state, and last of all result.json, whose presence says that the run is complete."""
+    from safetensors.torch import save
+
+    tensors = {f"cluster{c}.{name}": t.contiguous() for c, state in enumerate(fitted.models_) for name, t in state.items()}
+    meta = {"labels": json.dumps(content["labels"]), "model": fitted.model}
+    files.write_atomic(folder / "models.safetensors", save(tensors, {"securecluster": json.dumps(meta, sort_keys=True)}))
+    files.write_atomic(folder / "server.safetensors", fitted.server_state_)
+    files.write_atomic(folder / "result.json", (json.dumps(content, indent=2) + "\n").encode())
+
+
+def line_text(line: dict[str, Any], total: int) -> str:
+    """One round as one printed line."""
+    parts = [f"round {line['round']:>3}/{total}", f"clusters {line['clusters']}"]
+    if line["accuracy"] is not None:
+        parts.append(f"accuracy {line['accuracy']:.3f}")
+    if "ari" in line:
+        parts.append(f"ARI {line['ari']:.2f}")
+    looks = line.get("looks") or []
+    if looks:
+        parts.append("‖mean‖/max " + " ".join(f"{look['mean_norm'] / look['max_norm'] if look['max_norm'] else 0:.2f}" for look in looks))
+    parts.append(f"up {megabytes(line['up'])} down {megabytes(line['down'])}")
+    splits = [f"[bold]split {len(one) + len(two)} into {len(one)} + {len(two)}[/bold]" for _, one, two in line.get("splits", [])]
+    return "  ".join(parts + splits)
+
+
+def megabytes(count: int) -> str:
+    """Bytes for reading: kB and MB are 10³ and 10⁶ bytes."""
+    return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
+def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
+    """Print the closing tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    accuracy, score = content["metrics"]["accuracy"], content["metrics"]
+    clusters = Table(title=f"{content['protocol']} on {content['data']} ({content['scenario']}), {content['clients']} clients")
+    for heading in ("cluster", "clients", "true clusters in it", "accuracy"):
+        clusters.add_column(heading, overflow="fold")
+    for c in range(content["clusters"])[:12]:
+        members = [i for i, label in enumerate(content["labels"]) if label == c]
+        true = "–" if content["truth"] is None else " ".join(map(str, sorted({content["truth"][i] for i in members})))
+        clusters.add_row(str(c), _few([names[i] for i in members]), true, _number(accuracy["per_cluster"][c]))
+    console.print(clusters)
+    if content["clusters"] > 12:
+        console.print(f"… and {content['clusters'] - 12} more clusters in result.json")
+    console.print(
+        f"accuracy before clusters {_number(accuracy['before'])}, after {_number(accuracy['after'])}; "
+        f"ARI {_number(score['ari'])}, NMI {_number(score['nmi'])}, purity {_number(score['purity'])}, exact {score['exact']}"
+    )
+    wire = Table(title="bytes on the wire")
+    for heading, side in (("message", "left"), ("up", "right"), ("down", "right")):
+        wire.add_column(heading, justify=side)  # type: ignore[arg-type]
+    for name, both in content["bytes"]["by_message"].items():
+        wire.add_row(name, f"{both['up']:,}", f"{both['down']:,}")
+    wire.add_row("all", f"{content['bytes']['up']:,}", f"{content['bytes']['down']:,}")
+    console.print(wire)
+    _show_privacy(console, content)
+    if content["dropped"]:
+        console.print("did not reply (client: rounds): " + "; ".join(f"{k}: {' '.join(map(str, v))}" for k, v in content["dropped"].items()))
+    console.print(f"{content['seconds']:.1f} s on {content['device']}; everything is in {folder}", soft_wrap=True)
+
+
+def _show_privacy(console: Any, content: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    privacy = content["privacy"]
+    epsilon = "infinite" if privacy["epsilon"] is None else f"{privacy['epsilon']:g}"
+    table = Table(title="what the server saw, and what it did not", show_header=False)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    for text in privacy["sees"]:
+        table.add_row("saw", text)
+    table.add_row("did not see", "any client's data or model" + (", or which coordinate of an update is which" if privacy["masks"] else ""))
+    table.add_row("ε", f"{epsilon} ({privacy['placement']}; {privacy['neighbouring']})")
+    for text in privacy["not_covered"]:
+        table.add_row("not covered", text)
+    console.print(table)
+
+
+def _few(names: list[str]) -> str:
+    return " ".join(names[:20]) + (f" … ({len(names)})" if len(names) > 20 else "")
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
