@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 import numpy as np
 
 from securecluster.backend import torch
-from securecluster.cohort import Cohort, LocalTraining, check_training, choose_device
+from securecluster.cohort import Cohort, LocalTraining, check_training, choose_device, cpu_threads
 from securecluster.data import Federation
 from securecluster.data.federation import fingerprint
 from securecluster.displacements import Outbox, Trainee, TraineeState
@@ -83,11 +83,11 @@ class Protocol(ABC):
     """communication rounds in all"""
     model: str = "mlp"
     """network that clients train: mlp (one hidden layer of 64), mlp-200 or linear"""
-    lr: float = 0.1
+    lr: float = 0.2
     """learning rate of the clients' optimizer"""
     epochs: int = 3
     """passes over its own data a client makes in a round"""
-    batch_size: int = 5
+    batch_size: int = 20
     """samples per mini-batch"""
     optimizer: str = "sgd"
     """sgd or adam"""
@@ -159,9 +159,8 @@ class Protocol(ABC):
         settings = settings or Settings()
         self.check(len(federation))
         check_settings(settings, federation)
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
-        found = self._run(federation, settings, folder, report)
+        with cpu_threads(settings.threads):
+            found = self._run(federation, settings, folder, report)
         self.labels_ = np.asarray(found.labels)
         self.client_models_, self._flat = found.models, found.client.cohort.model
         self.models_ = [self._state_dict(found.labels.index(c)) for c in range(max(found.labels) + 1)]

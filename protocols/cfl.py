@@ -32,9 +32,10 @@ class State:
 
     labels: list[int]
     outbox: Outbox
-    scale: float = 0.0  # max ‖Δ_i‖ of the first round, the unit of a relative ε2
+    scale: float = 0.0  # max ‖Δ_i‖ of the first round, the unit of later ones
     wanted: list[int] = field(default_factory=list)  # clusters that wait for a round with every member
-    alpha: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # (m, m), the last one all clients took part in together
+    alpha: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # (m, m), of the last round that all clients shared
+    shared: bool = True  # whether alpha is of this round
 
 
 @dataclass
@@ -44,15 +45,15 @@ class CFL(Protocol):
     mask: str = "permutation"
     """map of updates that the server does not know: none or permutation (a fresh one each round)"""
     criterion: str = "relative"
-    """units of eps1 and eps2: relative (to max ‖Δ‖, and to its first-round value) or absolute norms"""
+    """split test: relative (scale-free: eps1 as a share of max ‖Δ‖, and evidence) or absolute (eps1 and eps2 are norms)"""
     eps1: float = 0.3
     """a cluster is stationary when ‖mean Δ‖ is below this"""
-    eps2: float = 0.45
-    """and its clients are not content when max ‖Δ‖ is above this"""
+    eps2: float = 0.6
+    """absolute criterion: and its clients are not content when max ‖Δ‖ is above this"""
+    evidence: float = 0.4
+    """relative criterion: and the better half h has (|h| − 1)·(α_intra^min − α_cross^max)·max ‖Δ‖ / its first-round value above this"""
     gamma_max: float = 0.5
     """accept a split only if γ_max < sqrt((1 − α_cross^max) / 2), in [0, 1)"""
-    min_gap: float = 0.3
-    """relative criterion only: α_intra^min of a half with three members or more must exceed α_cross^max by this"""
     min_size: int = 3
     """clusters with fewer members are not split"""
     average: str = "uniform"
@@ -92,27 +93,31 @@ class CFL(Protocol):
         norms, alpha = gram_norms(inner), cosine(inner)
         look = Look(c, members, float(mean_c.double().norm()), float(norms.max()), alpha)
         state.scale = state.scale or look.max_norm
-        if len(members) == len(state.labels) == len(came):
+        state.shared = len(members) == len(state.labels) == len(came)
+        if state.shared:
             state.alpha = alpha.cpu()
         state.wanted = [w for w in state.wanted if w != c]
         if len(members) < self.min_size or len(came) < 2:
             return look
         halves = bipartition(alpha.cpu().numpy())
-        look.gap = _gap(alpha.cpu().numpy(), halves)
-        if not self._stationary(look, state.scale):
+        look.gap, evidence = _evidence(alpha.cpu().numpy(), halves)
+        if not self._incongruent(look, evidence * look.max_norm / state.scale if state.scale else 0.0):
             return look
         if len(came) < len(members):
             state.wanted.append(c)
-            return look
-        accepted = self.gamma_max < math.sqrt((1 - halves.cross_max) / 2)
-        if accepted and (self.criterion == "absolute" or look.gap > self.min_gap):
+        elif self.gamma_max < math.sqrt((1 - halves.cross_max) / 2):
             look.split = ([members[k] for k in halves.first], [members[k] for k in halves.second])
         return look
 
-    def _stationary(self, look: Look, scale: float) -> bool:
-        """‖Δ_c‖ < ε1 and max ‖Δ_i‖ > ε2."""
-        relative = self.criterion == "relative"
-        return look.mean_norm < self.eps1 * (look.max_norm if relative else 1) and look.max_norm > self.eps2 * (scale if relative else 1)
+    def _incongruent(self, look: Look, evidence: float) -> bool:
+        """Stationary, ‖Δ_c‖ < ε1, while the clients still pull: max ‖Δ_i‖ > ε2 (eq. 32, 33), or the scale-free form of it (ours).
+
+        In the scale-free form, two of many noisy updates align by chance while larger groups do not, so a half counts by its size;
+        and pure clusters' updates shrink below those of the first round while incongruent clients' do not.
+        """
+        if self.criterion == "absolute":
+            return look.mean_norm < self.eps1 and look.max_norm > self.eps2
+        return look.mean_norm < self.eps1 * look.max_norm and evidence > self.evidence
 
     def _invited(self, net: Network, state: State, t: int) -> list[int]:
         """A share of each cluster; all of a cluster that only waits for complete replies to be split."""
@@ -136,8 +141,8 @@ class CFL(Protocol):
         for what, value, known in (("criterion", self.criterion, ("relative", "absolute")), ("average", self.average, ("uniform", "weighted"))):
             if value not in known:
                 raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(known)}")
-        if not (self.eps1 > 0 and self.eps2 > 0 and 0 <= self.gamma_max < 1 and self.min_size >= 2):
-            raise UsageError("eps1 and eps2 are positive, gamma_max lies in [0, 1) and min_size is at least 2")
+        if not (self.eps1 > 0 and self.eps2 > 0 and self.evidence > 0 and 0 <= self.gamma_max < 1 and self.min_size >= 2):
+            raise UsageError("eps1, eps2 and evidence are positive, gamma_max lies in [0, 1) and min_size is at least 2")
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
@@ -147,8 +152,8 @@ class CFL(Protocol):
     def observe(self, federation: Federation, client: Any, state: Any) -> Line:
         """Adds the true separation gap g (eq. 28) while all clients share one model."""
         line = super().observe(federation, client, state)
-        whole = len(set(state.labels)) == 1 and len(state.alpha) and federation.truth is not None
-        return {**line, "gap": separation_gap(state.alpha.numpy(), federation.truth) if whole and federation.truth else None}
+        known = state.shared and len(state.alpha) and federation.truth is not None
+        return {**line, "gap": separation_gap(state.alpha.numpy(), federation.truth) if known and federation.truth else None}
 
 
 @dataclass
@@ -172,10 +177,10 @@ def _mean(delta: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
     return delta.mean(0) if weight is None else (weight[:, None] * delta).sum(0) / weight.sum()
 
 
-def _gap(alpha: Array, halves: Bipartition) -> float:
-    """How far the more coherent half exceeds the cross-similarity; a pair is no evidence, since two noisy updates align by chance (ours)."""
-    inside = [intra_min(alpha, half) for half in (halves.first, halves.second) if len(half) > 2]
-    return max(inside, default=-1.0) - halves.cross_max
+def _evidence(alpha: Array, halves: Bipartition) -> tuple[float, float]:
+    """How far the more coherent half's weakest similarity exceeds the strongest across; and the same weighed by |h| − 1."""
+    gaps = [(len(h), intra_min(alpha, h) - halves.cross_max) for h in (halves.first, halves.second) if len(h) > 1]
+    return max((g for _, g in gaps), default=-2.0), max(((n - 1) * g for n, g in gaps), default=0.0)
 
 
 def _post(state: State, step: int, means: Sequence[torch.Tensor | None]) -> None:

@@ -7,6 +7,7 @@ the batch (to float tolerance).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,20 +60,20 @@ class Cohort:
         model: FlatModel,
         randomness: Randomness,
         device: torch.device,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         clients: Sequence[int] | None = None,
     ) -> None:
         self.ids = tuple(range(len(federation)) if clients is None else clients)
-        self.model, self.device, self.dtype = model, device, dtype
-        self.start = model.initial().to(device, dtype)
+        self.model, self.device, self.dtype = model, device, dtype or torch.float32
+        self.start = model.initial().to(device, self.dtype)
         self._randomness = randomness
         shards = [federation.shards[i] for i in self.ids]
         self.sizes = [len(s.y) for s in shards]
         self._offsets = np.concatenate([[0], np.cumsum(self.sizes)])
-        self._x = torch.as_tensor(np.concatenate([s.x for s in shards])).to(device, dtype)
+        self._x = torch.as_tensor(np.concatenate([s.x for s in shards])).to(device, self.dtype)
         self._y = torch.as_tensor(np.concatenate([s.y for s in shards])).to(device)
         self._tests = [
-            (torch.as_tensor(s.x_test).to(device, dtype), torch.as_tensor(s.y_test).to(device)) if len(s.y_test) else None for s in shards
+            (torch.as_tensor(s.x_test).to(device, self.dtype), torch.as_tensor(s.y_test).to(device)) if len(s.y_test) else None for s in shards
         ]
 
     def train(self, start: Rows, who: Sequence[int], plan: LocalTraining, step: int) -> torch.Tensor:
@@ -193,6 +194,17 @@ def check_training(plan: LocalTraining) -> None:
             raise UsageError(f"{name} = {getattr(plan, name)} cannot train: lr, epochs, steps and batch size are positive, momentum is in [0, 1)")
     if plan.optimizer == "adam" and plan.momentum:
         raise UsageError("Adam has its own momentum: leave momentum at 0, or use the optimizer sgd")
+
+
+@contextmanager
+def cpu_threads(number: int) -> Iterator[None]:
+    """Let torch use `number` threads for a while (0: as many as it uses now); sums round differently with another number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def choose_device(name: str) -> torch.device:

@@ -184,7 +184,8 @@ class Sums(Generic[A]):
 class NetworkState:
     """What the server's side of the network remembers between calls."""
 
-    step: int = 0
+    step: int = 0  # of calls to protocol methods: batches and masks are drawn from it, so the key agreement counts apart
+    key_step: int = 0
     keyed: list[int] = field(default_factory=list)
     lost: dict[int, list[int]] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
@@ -271,11 +272,8 @@ class Network:
         if self._keyed and release_of(method).through:
             self._agree(to)
             ready = [i for i in to if i in self.state.keyed]
-        return ready, self._next()
-
-    def _next(self) -> int:
         self.state.step += 1
-        return self.state.step
+        return ready, self.state.step
 
     def _call(
         self, method: Callable[..., Any], verb: str, query: Any, to: Sequence[int], ready: Sequence[int], step: int, members: Sequence[int]
@@ -326,7 +324,8 @@ class Network:
                 return
 
     def _key(self, name: str, to: Sequence[int], query: Any) -> Answer:
-        call = Call(self._config, name, GATHER, self.round, self._next(), tuple(to), query, (1,) * len(to))
+        self.state.key_step += 1
+        call = Call(self._config, name, GATHER, self.round, self.state.key_step, tuple(to), query, (1,) * len(to))
         return self._transport.exchange(call)
 
 

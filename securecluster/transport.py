@@ -37,10 +37,10 @@ class InProcess:
 
 
 def random_dropouts(rate: float, randomness: Randomness) -> Callable[[Call], set[int]]:
-    """Each client misses each call with probability `rate`, drawn from (client, step)."""
+    """Each client misses each call with probability `rate`, drawn from (client, method, step)."""
 
     def lost(call: Call) -> set[int]:
-        return {i for i in call.to if randomness.generator("client", i, "dropout", call.step).random() < rate}
+        return {i for i in call.to if randomness.generator("client", i, "dropout", call.method, call.step).random() < rate}
 
     return lost if rate > 0 else lambda call: set()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from securecluster import files
 from securecluster.app.folder import Plan
+from securecluster.cohort import cpu_threads
 from securecluster.errors import ReplayError, RunFolderError
 from securecluster.network import message_types
 from securecluster.transcript import Transcript, load_entries
@@ -22,6 +23,8 @@ def replay(plan: Plan, config: dict[str, Any], folder: Path) -> int:
         raise RunFolderError(f"{folder} cannot be replayed: that takes a finished run with --transcript full")
     transcript = Transcript("full", folder / "transcript", lambda m: message_types(plan.protocol.client, m))
     transcript.entries = load_entries(folder / "transcript")
-    if plan.protocol.replay(transcript, config["network"]) != files.read(folder / "server.safetensors"):
+    with cpu_threads(plan.execution.threads):
+        state = plan.protocol.replay(transcript, config["network"])
+    if state != files.read(folder / "server.safetensors"):
         raise ReplayError(f"{folder}: the server's final state differs from the recorded one: it used something that no message brought it")
     return len(transcript.entries)

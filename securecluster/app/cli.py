@@ -6,11 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from securecluster.app.options import PROTOCOLS, options_class, protocol_class
+from securecluster.backend import torch
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError, unknown
 
 AUTO_FULL = 256 * 10**6  # bytes on the wire up to which `auto` keeps the contents of frames
@@ -79,10 +80,14 @@ def _run(argv: list[str]) -> int:
     _check_names(options)
     from securecluster.app import folder as folders
 
+    folders.check_free(options.output.out, options.output.force)
+    options.protocol.check(options.simulation.clients)
     federation = options.simulation.federation()
-    options.protocol.check(len(federation))
     transcript = _transcript_mode(options, federation)
-    plan = folders.Plan(options.protocol, options.simulation, options.execution, transcript)
+    if options.execution.threads < 0:
+        raise UsageError("threads is at least 0")
+    execution = replace(options.execution, threads=options.execution.threads or torch.get_num_threads())
+    plan = folders.Plan(options.protocol, options.simulation, execution, transcript)
     _check_settings(plan, federation)
     folder = folders.create(options.output.out, options.output.force, plan, federation)
     return _carry_out(plan, federation, folder, options.output.quiet)

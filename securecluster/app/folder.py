@@ -53,6 +53,16 @@ class Plan:
         return json.dumps(content, indent=2) + "\n"
 
 
+def check_free(target: Path | None, force: bool) -> None:
+    """Raise UsageError where the folder exists and is not empty, and `force` is not given or it is no run folder."""
+    if target is None or not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not force:
+        raise UsageError(f"{target} exists and is not empty: choose another --out, or --force to replace the run in it")
+    if not (target / "config.json").is_file():
+        raise UsageError(f"{target} is not a run folder, so --force will not delete it: choose another --out")
+
+
 def create(out: Path | None, force: bool, plan: Plan, federation: Federation) -> Path:
     """Make the run folder, by one rename, with its configuration in it.
 
@@ -60,11 +70,8 @@ def create(out: Path | None, force: bool, plan: Plan, federation: Federation) ->
         UsageError: it exists and is not empty, and `force` is not given or it is no run folder.
     """
     target = out or Path("runs") / f"{plan.protocol.name}-{plan.simulation.data}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        if not force:
-            raise UsageError(f"{target} exists and is not empty: choose another --out, or --force to replace the run in it")
-        if not (target / "config.json").is_file():
-            raise UsageError(f"{target} is not a run folder, so --force will not delete it: choose another --out")
+    check_free(target, force)
+    if (target / "config.json").exists():
         with locked(target):
             pass
     files.make_folder(target.parent)

@@ -51,7 +51,7 @@ def _similarity(alpha: NDArray[np.float64], labels: list[int]) -> Any:
     if len(labels) <= 40:
         axes.set_xticks(range(len(labels)), [str(i) for i in order], fontsize=6)
         axes.set_yticks(range(len(labels)), [str(i) for i in order], fontsize=6)
-    axes.set(title="cosine similarity of updates under one shared model", xlabel="client, by found cluster", ylabel="client")
+    axes.set(title="cosine of updates under one shared model", xlabel="client, by found cluster", ylabel="client")
     figure.colorbar(image, ax=axes, label="cosine")
     return figure
 
@@ -75,19 +75,19 @@ def _separation(history: list[dict[str, Any]]) -> Any:
     figure, (top, bottom) = _figure(6.4, 5.6, rows=2)
     true = [(line["round"], line["gap"]) for line in history if line.get("gap") is not None]
     if true:
-        top.plot(*zip(*true, strict=True), color="black", marker=".", label="g over the true clusters, one shared model")
+        top.plot(*zip(*true, strict=True), color="black", marker=".", label="true clusters (all clients, one model)")
     for c in sorted({look["cluster"] for line in history for look in line["looks"]}):
         seen = [(line["round"], look) for line in history for look in line["looks"] if look["cluster"] == c]
         gaps = [(t, look["gap"]) for t, look in seen if look["gap"] is not None]
         if gaps:
-            top.plot(*zip(*gaps, strict=True), color=f"C{c % 10}", linestyle="--", linewidth=1, label=f"as the server tests cluster {c}")
+            top.plot(*zip(*gaps, strict=True), color=f"C{c % 10}", linestyle="--", linewidth=1, label=f"halves of cluster {c}, as tested")
         bottom.plot([t for t, _ in seen], [look["max_norm"] for _, look in seen], color=f"C{c % 10}", label=f"cluster {c}")
         bottom.plot([t for t, _ in seen], [look["mean_norm"] for _, look in seen], color=f"C{c % 10}", linestyle="--")
     top.axhline(0, color="grey", linewidth=0.8)
     for axes in (top, bottom):
         _marks(axes, history)
         if len(axes.get_lines()) < 24:
-            axes.legend(fontsize=7, ncols=2)
+            axes.legend(fontsize=6, loc="upper right", framealpha=0.6)
     top.set(ylabel="separation gap")
     bottom.set(xlabel="round", ylabel="norm (solid: max, dashed: mean)", yscale="log")
     return figure

@@ -148,11 +148,17 @@ def _show_privacy(console: Any, content: dict[str, Any]) -> None:
     table.add_column(overflow="fold")
     for text in privacy["sees"]:
         table.add_row("saw", text)
-    table.add_row("did not see", "any client's data or model" + (", or which coordinate of an update is which" if privacy["masks"] else ""))
+    table.add_row("did not see", _unseen(privacy))
     table.add_row("ε", f"{epsilon} ({privacy['placement']}; {privacy['neighbouring']})")
     for text in privacy["not_covered"]:
         table.add_row("not covered", text)
     console.print(table)
+
+
+def _unseen(privacy: dict[str, Any]) -> str:
+    if not privacy["sees"]:
+        return "anything that depends on a client's data"
+    return "any client's data" + ("; any model, or which coordinate of an update is which" if privacy["masks"] else "")
 
 
 def _few(names: list[str]) -> str:

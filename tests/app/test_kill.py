@@ -1,0 +1,64 @@
+"""kill -9 and Ctrl-C at arbitrary moments of a real process. The long version is benchmarks/kills.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from securecluster.app.cli import main
+
+RUN = ["run", "cfl", "--rounds", "14", "--dropout", "0.05", "--quiet", "--threads", "1"]
+SAME = ("models.safetensors", "server.safetensors", "history.jsonl", "similarity.png")
+
+
+def _start(out: Path) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+    return subprocess.Popen([sys.executable, "-m", "securecluster", *RUN, "--out", str(out)], env=env, stderr=subprocess.PIPE)
+
+
+def _wait(out: Path, rounds: int, process: subprocess.Popen[bytes]) -> None:
+    history = out / "history.jsonl"
+    while process.poll() is None and (not history.exists() or history.read_bytes().count(b"\n") < rounds):
+        time.sleep(0.002)
+
+
+def _result(out: Path) -> dict[str, object]:
+    found = json.loads((out / "result.json").read_text())
+    del found["seconds"]
+    return found  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("how", "rounds"), [(signal.SIGKILL, 3), (signal.SIGKILL, 9), (signal.SIGINT, 5)])
+def test_a_stopped_run_resumes_to_the_same_result(how: signal.Signals, rounds: int, tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "stopped"
+    assert main([*RUN, "--out", str(whole)]) == 0
+    with _start(out) as process:
+        _wait(out, rounds, process)
+        process.send_signal(how)
+        _, said = process.communicate(timeout=60)
+    assert not (out / "result.json").exists(), "the run ended before it was stopped"
+    if how is signal.SIGINT:
+        assert process.returncode == 130
+        assert b"securecluster resume" in said
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert _result(out) == _result(whole)
+    for name in SAME:
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+    assert main(["replay", str(out)]) == 0
+
+
+def test_two_processes_do_not_write_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    with _start(out) as process:
+        _wait(out, 1, process)
+        code = main(["resume", str(out), "--quiet"])
+        process.kill()
+    assert code == 2
+    assert "another process" in capsys.readouterr().err

@@ -1,0 +1,161 @@
+"""Every protocol × mask × transport: the properties a protocol must keep whatever it does."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from securecluster import Federation, LabelSwap, wire
+from securecluster.messages import Call, reply_header
+from securecluster.network import message_types
+from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
+from securecluster.run import Run
+from securecluster.transcript import Transcript
+from securecluster.transport import InProcess, Recorded
+
+MASKED = [(protocol, mask) for protocol in (CFL, FedAvg) for mask in ("none", "permutation")]
+EVERY = [*MASKED, (Local, "none")]
+FULL = Settings(transcript="full")
+
+
+@pytest.mark.parametrize(("protocol", "mask"), EVERY)
+def test_bytes_equal_the_encoded_length_of_every_frame(protocol: type[Protocol], mask: str, small: Federation) -> None:
+    fitted = protocol(rounds=3, mask=mask).fit(small, FULL)
+    total = {"up": 0, "down": 0}
+    for position, entry in enumerate(fitted.transcript_.entries):
+        call, answer = fitted.transcript_.content(position)
+        for k in range(len(call.to)):
+            down, up = wire.encode(call.header(k), call.query, k), wire.encode(reply_header(call.header(k)), answer.reply, k)
+            assert (len(down), len(up)) == (entry.down[k], entry.up[k])
+            query, reply = message_types(protocol.client, call.method)
+            assert wire.decode(down, query)[0] == call.header(k)
+            assert wire.decode(up, reply)[0] == reply_header(call.header(k))
+            total["up"] += len(up)
+            total["down"] += len(down)
+    assert total == {k: fitted.bytes_[k] for k in total}
+    assert total["up"] > 0
+
+
+@pytest.mark.parametrize(("protocol", "mask"), EVERY)
+def test_the_server_replays_bit_for_bit(protocol: type[Protocol], mask: str, small: Federation) -> None:
+    method = protocol(rounds=4, mask=mask)
+    fitted = method.fit(small, Settings(transcript="full", dropout=0.2))
+    assert method.replay(fitted.transcript_, method.config(small, "float32")) == fitted.server_state_
+
+
+@pytest.mark.parametrize("protocol", [CFL, FedAvg])
+def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], small: Federation) -> None:
+    plain, masked = (protocol(rounds=1, mask=mask).fit(small).client_models_.values for mask in ("none", "permutation"))
+    start = CFL().build_client(small, Settings()).client.cohort.start
+    assert torch.linalg.norm(masked - plain) <= 1e-6 * torch.linalg.norm(plain - start)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_whole_masked_run_equals_a_plain_one(dtype: str) -> None:
+    federation = Federation.simulate("digits", seed=1)
+    plain, masked = (CFL(mask=mask, rounds=25).fit(federation, Settings(dtype=dtype)) for mask in ("none", "permutation"))
+    assert len(set(plain.labels_)) == 4
+    assert list(plain.labels_) == list(masked.labels_)
+    if dtype == "float64":
+        torch.testing.assert_close(masked.client_models_.values, plain.client_models_.values, rtol=0, atol=1e-9)
+    assert abs(np.mean(plain.accuracy_) - np.mean(masked.accuracy_)) <= 0.01
+
+
+def test_masked_updates_are_not_the_updates_and_change_their_order_each_round(small: Federation) -> None:
+    plain, masked = ([_update(CFL(rounds=2, mask=mask, lr=1e-3).fit(small, FULL), n) for n in (0, 1)] for mask in ("none", "permutation"))
+    for one, other in zip(plain, masked, strict=True):
+        assert not torch.equal(one, other)
+    assert torch.equal(plain[0].sort().values, masked[0].sort().values)
+    dead = [(update == 0).all(0) for update in plain]  # weights of pixels that are always empty
+    zeros = [(update == 0).all(0) for update in masked]
+    assert [int(z.sum()) for z in zeros] == [int(d.sum()) for d in dead]
+    assert (dead[0] == dead[1]).float().mean() > 0.99  # they stay where they are; a fresh map moves them
+    assert (zeros[0] == zeros[1]).float().mean() < 0.8
+
+
+def _update(fitted: Protocol, number: int) -> torch.Tensor:
+    """The updates (m, d) of one training call, as the server got them."""
+    calls = [k for k, e in enumerate(fitted.transcript_.entries) if e.method == "train"]
+    delta: torch.Tensor = fitted.transcript_.content(calls[number])[1].reply.delta.values
+    return delta
+
+
+@pytest.mark.parametrize(("protocol", "mask"), EVERY)
+def test_the_same_seed_gives_the_same_result(protocol: type[Protocol], mask: str, small: Federation) -> None:
+    one, two = (protocol(rounds=3, mask=mask).fit(small) for _ in range(2))
+    assert torch.equal(one.client_models_.values, two.client_models_.values)
+    assert one.history_ == two.history_
+
+
+@pytest.mark.parametrize(("protocol", "mask"), EVERY)
+def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
+    protocol: type[Protocol], mask: str, small: Federation, tmp_path: Path
+) -> None:
+    settings = Settings(transcript="full", dropout=0.1)
+    whole = protocol(rounds=4, mask=mask).fit(small, settings)
+    for stop in (1, 3):
+        folder = tmp_path / str(stop)
+        (folder / "transcript").mkdir(parents=True)
+
+        def interrupt(line: dict[str, object], stop: int = stop) -> None:
+            if line["round"] == stop:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            protocol(rounds=4, mask=mask).fit(small, settings, folder=folder, report=interrupt)
+        resumed = protocol(rounds=4, mask=mask).fit(small, settings, folder=folder)
+        assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
+        assert resumed.history_ == whole.history_
+        assert resumed.bytes_ == whole.bytes_
+        assert resumed.server_state_ == whole.server_state_
+        assert resumed.transcript_.entries == whole.transcript_.entries
+
+
+@pytest.mark.parametrize(("protocol", "mask"), MASKED)
+def test_a_client_that_misses_rounds_is_named_and_catches_up(protocol: type[Protocol], mask: str, small: Federation) -> None:
+    method = protocol(rounds=5, mask=mask)
+    endpoint = method.build_client(small, Settings())
+
+    def lost(call: Call) -> set[int]:
+        return {2} if call.round in (2, 3) else set()
+
+    transcript = Transcript("sizes")
+    net = method.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), method.config(small, "float32"))
+    state = method.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    assert net.state.lost == {2: [2, 3]}
+    assert state.outbox.everyone_has_all
+    same = [i for i in range(6) if state.labels[i] == state.labels[2]]
+    models = endpoint.client.models.values
+    assert len(same) > 1
+    assert all(torch.equal(models[2], models[i]) for i in same)
+    late = next(e for e in transcript.entries if e.method == "train" and e.round == 4)
+    behind, current = late.down[2], late.down[0]
+    assert behind > 2 * current if mask == "permutation" else behind == current
+
+
+def test_dropouts_do_not_keep_cfl_from_the_clusters() -> None:
+    federation = Federation.simulate("digits", seed=0)
+    fitted = CFL(rounds=40).fit(federation, Settings(dropout=0.05))
+    assert fitted.dropped_
+    assert fitted.agreement_ is not None
+    assert fitted.agreement_["exact"]
+
+
+def test_partial_participation_waits_for_complete_rounds_and_recovers_the_clusters() -> None:
+    federation = Federation.simulate("digits", scenario=LabelSwap(clusters=2), seed=0)
+    fitted = CFL(rounds=40, participation=0.5).fit(federation)
+    assert fitted.agreement_ is not None
+    assert fitted.agreement_["exact"]
+    asked = [len(e.to) for e in fitted.transcript_.entries if e.method == "train"]
+    assert min(asked) == 10
+    assert max(asked) == 20
+
+
+def test_labels_of_every_protocol_are_numbered_from_zero(small: Federation) -> None:
+    for protocol, mask in itertools.islice(EVERY, 5):
+        labels = protocol(rounds=2, mask=mask).fit(small).labels_
+        assert set(labels) == set(range(max(labels) + 1))
