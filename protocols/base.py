@@ -20,7 +20,7 @@ from securecluster.errors import UsageError
 from securecluster.messages import Rows
 from securecluster.metrics import Agreement, agreement
 from securecluster.network import Endpoint, Network, NetworkState, config_hash, message_types
-from securecluster.privacy.keys import Done, KeyRing
+from securecluster.privacy.keys import KeyRing
 from securecluster.privacy.masks import INFO, build
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
@@ -49,13 +49,6 @@ class Settings:
 
 
 @dataclass
-class Result:
-    """What the server ends with: each client's cluster."""
-
-    labels: list[int]
-
-
-@dataclass
 class Fit:
     """The learned things of a fitted protocol, before they become attributes."""
 
@@ -74,7 +67,7 @@ class Protocol(ABC):
     """Base of the methods: the constructor only stores, `fit` returns self, and what was learned ends in an underscore.
 
     Attributes after `fit`:
-        labels_: each client's cluster, (m,) ints numbered by first member.
+        labels_: each client's cluster, (m,) ints from 0.
         models_: a `state_dict` per cluster.
         history_: a dict per round. ledger_: the releases. transcript_: the frames. bytes_: totals by direction and message.
     """
@@ -273,16 +266,16 @@ class Recording:
 def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
     """The last averages reach everyone; who does not reply is asked again, a few times, and then stays behind by name."""
 
-    def once() -> Result:
+    def send() -> Outbox:
+        outbox: Outbox = state.outbox
         net.round = 0
         for _ in range(tries):
-            late = [i for i in net.clients if state.outbox.lacks[i] < state.outbox.first + len(state.outbox.posts)]
-            if not late:
-                break
-            state.outbox.delivered(net.gather(Trainee.receive, state.outbox.letter(late), to=late).ids)
-        return Result(list(state.labels))
+            late = outbox.late()
+            if late:
+                outbox.delivered(net.gather(Trainee.receive, outbox.letter(late), to=late).ids)
+        return outbox
 
-    run.once("deliver", once, Result)
+    state.outbox = run.once("deliver", send, Outbox)
 
 
 def invite(net: Network, members: Sequence[int], share: float, *path: int) -> list[int]:
@@ -301,7 +294,9 @@ def check_settings(settings: Settings, federation: Federation) -> None:
     if not 0 <= settings.dropout < 1 or settings.threads < 0:
         raise UsageError("dropout lies in [0, 1) and threads is at least 0")
     if len({fingerprint(s) for s in federation.shards}) == 1:
-        raise UsageError(f"all {len(federation)} clients hold identical data, so there is nothing to cluster: check how the clients were made")
+        raise UsageError(
+            f"all {len(federation)} clients hold identical data, so there is nothing to cluster: check how the clients were made"
+        )
 
 
 def mean(values: np.ndarray[Any, Any]) -> float | None:
@@ -310,4 +305,4 @@ def mean(values: np.ndarray[Any, Any]) -> float | None:
     return float(known.mean()) if known.size else None
 
 
-__all__ = ["Done", "Outbox", "Protocol", "Result", "Settings", "deliver", "invite", "mean"]
+__all__ = ["Protocol", "Settings", "deliver", "invite", "mean"]

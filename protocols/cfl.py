@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from securecluster.protocols.base import Protocol, deliver, invite
+
 from securecluster.backend import torch
 from securecluster.clustering import Array, Bipartition, bipartition, intra_min
 from securecluster.data import Federation
@@ -21,7 +23,6 @@ from securecluster.displacements import Outbox, Trainee
 from securecluster.errors import UsageError
 from securecluster.metrics import separation_gap
 from securecluster.network import Network
-from securecluster.protocols.base import Protocol, deliver, invite
 from securecluster.run import Line, Run
 from securecluster.similarity import cosine, gram, gram_norms
 
@@ -138,7 +139,10 @@ class CFL(Protocol):
 
     def check(self, clients: int) -> None:
         super().check(clients)
-        for what, value, known in (("criterion", self.criterion, ("relative", "absolute")), ("average", self.average, ("uniform", "weighted"))):
+        for what, value, known in (
+            ("criterion", self.criterion, ("relative", "absolute")),
+            ("average", self.average, ("uniform", "weighted")),
+        ):
             if value not in known:
                 raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(known)}")
         if not (self.eps1 > 0 and self.eps2 > 0 and self.evidence > 0 and 0 <= self.gamma_max < 1 and self.min_size >= 2):
@@ -147,7 +151,11 @@ class CFL(Protocol):
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
         counts = [] if not self.weighted else ["each client's number of samples"]
-        return [*counts, "norms and pairwise cosines of the updates of each round", "the clusters, when they split, and each client's cluster"]
+        return [
+            *counts,
+            "norms and pairwise cosines of the updates of each round",
+            "the clusters, when they split, and each client's cluster",
+        ]
 
     def observe(self, federation: Federation, client: Any, state: Any) -> Line:
         """Adds the true separation gap g (eq. 28) while all clients share one model."""
@@ -170,7 +178,13 @@ class Look:
 
     def line(self) -> Line:
         """For the history."""
-        return {"cluster": self.cluster, "members": len(self.members), "mean_norm": self.mean_norm, "max_norm": self.max_norm, "gap": self.gap}
+        return {
+            "cluster": self.cluster,
+            "members": len(self.members),
+            "mean_norm": self.mean_norm,
+            "max_norm": self.max_norm,
+            "gap": self.gap,
+        }
 
 
 def _mean(delta: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:

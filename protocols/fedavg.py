@@ -7,10 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from securecluster.protocols.base import Protocol, deliver, invite
+
 from securecluster.displacements import Means, Outbox, Trainee, Update
 from securecluster.messages import Rows
 from securecluster.network import SUM, Network, Turn, answers
-from securecluster.protocols.base import Protocol, deliver, invite
 from securecluster.run import Run
 
 

@@ -1,7 +1,7 @@
 """Privacy-focused secure clustering for federated learning.
 
-    from securecluster import Federation, LabelSwap
-    from securecluster.protocols import CFL
+from securecluster import Federation, LabelSwap
+from securecluster.protocols import CFL
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -73,7 +73,8 @@ class Cohort:
         self._x = torch.as_tensor(np.concatenate([s.x for s in shards])).to(device, self.dtype)
         self._y = torch.as_tensor(np.concatenate([s.y for s in shards])).to(device)
         self._tests = [
-            (torch.as_tensor(s.x_test).to(device, self.dtype), torch.as_tensor(s.y_test).to(device)) if len(s.y_test) else None for s in shards
+            (torch.as_tensor(s.x_test).to(device, self.dtype), torch.as_tensor(s.y_test).to(device)) if len(s.y_test) else None
+            for s in shards
         ]
 
     def train(self, start: Rows, who: Sequence[int], plan: LocalTraining, step: int) -> torch.Tensor:
@@ -191,7 +192,9 @@ def check_training(plan: LocalTraining) -> None:
     checks["steps"] = plan.steps is None or plan.steps >= 1
     for name, good in checks.items():
         if not good:
-            raise UsageError(f"{name} = {getattr(plan, name)} cannot train: lr, epochs, steps and batch size are positive, momentum is in [0, 1)")
+            raise UsageError(
+                f"{name} = {getattr(plan, name)} cannot train: lr, epochs, steps and batch size are positive, momentum is in [0, 1)"
+            )
     if plan.optimizer == "adam" and plan.momentum:
         raise UsageError("Adam has its own momentum: leave momentum at 0, or use the optimizer sgd")
 

@@ -141,9 +141,7 @@ class Outbox:
         if not self.posts:
             return Means(Picks(torch.zeros(0, 0), ((),) * len(to)), Picks(torch.zeros(0, dtype=torch.int64), ((),) * len(to)), False)
         starts = [sum(len(p.table) for p in self.posts[:n]) for n in range(len(self.posts))]
-        picks = tuple(
-            tuple(starts[n] + p.row_of[i] for n, p in enumerate(self.posts) if self.first + n >= self.lacks[i]) for i in to
-        )
+        picks = tuple(tuple(starts[n] + p.row_of[i] for n, p in enumerate(self.posts) if self.first + n >= self.lacks[i]) for i in to)
         steps = torch.as_tensor([p.step for p in self.posts for _ in p.table])
         return Means(Picks(torch.cat([p.table for p in self.posts]), picks), Picks(steps, picks), not self.fresh)
 
@@ -155,7 +153,6 @@ class Outbox:
             self.posts.pop(0)
             self.first += 1
 
-    @property
-    def everyone_has_all(self) -> bool:
-        """Whether no client lacks an average."""
-        return min(self.lacks) >= self.first + len(self.posts)
+    def late(self) -> list[int]:
+        """The clients that lack some average."""
+        return [i for i, lacked in enumerate(self.lacks) if lacked < self.first + len(self.posts)]

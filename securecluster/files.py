@@ -16,7 +16,9 @@ def _said(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        mend = "free some space, then resume the run" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the path and its permissions"
+        mend = (
+            "free some space, then resume the run" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the path and its permissions"
+        )
         raise RunFolderError(f"cannot {what} {path} ({os.strerror(error.errno or 0)}): {mend}") from error
 
 

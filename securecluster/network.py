@@ -114,7 +114,9 @@ class Endpoint(Generic[C]):
             PolicyError: a verb the method did not allow, or a sum over too few members.
         """
         if call.config != self._config:
-            raise FrameError(f"the server runs another configuration ({call.config[:8]}… against {self._config[:8]}…): start both from the same one")
+            raise FrameError(
+                f"the server runs another configuration ({call.config[:8]}… against {self._config[:8]}…): start both from the same one"
+            )
         strangers = [i for i in call.to if i not in self._place]
         if strangers:
             raise FrameError(f"frames for clients {strangers[:3]} reached another client: check the addresses")
@@ -131,7 +133,9 @@ class Endpoint(Generic[C]):
         method = getattr(self.client, call.method)
         release = release_of(method)
         if call.verb not in release.via:
-            raise PolicyError(f"{call.method} may leave its client through {' or '.join(release.via)}, not {call.verb}: the request is refused")
+            raise PolicyError(
+                f"{call.method} may leave its client through {' or '.join(release.via)}, not {call.verb}: the request is refused"
+            )
         if GATHER not in release.via and call.verb == SUM and min(call.members) < self.minimum:
             raise PolicyError(
                 f"a sum over {min(call.members)} client(s) would show a single answer of {call.method}: clients ask for at least {self.minimum}"

@@ -77,9 +77,7 @@ class Transcript:
         """Append one call."""
         place = {i: k for k, i in enumerate(answer.ids)}
         down = tuple(wire.size(call.header(k), call.query, k) for k in range(len(call.to)))
-        up = tuple(
-            wire.size(reply_header(call.header(k)), answer.reply, place[i]) if i in place else 0 for k, i in enumerate(call.to)
-        )
+        up = tuple(wire.size(reply_header(call.header(k)), answer.reply, place[i]) if i in place else 0 for k, i in enumerate(call.to))
         lost = tuple(i for i in call.to if i not in place)
         entry = Entry(call.method, call.verb, call.round, call.step, call.to, lost, down, up)
         self._totals[call.method].update(up=sum(up), down=sum(down))

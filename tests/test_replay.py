@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from securecluster.protocols import CFL, Settings
+from securecluster.protocols.cfl import State
 
 from securecluster import Federation
 from securecluster.app.cli import main
 from securecluster.errors import ReplayError
 from securecluster.network import Network
-from securecluster.protocols import CFL, Settings
-from securecluster.protocols.cfl import State
 from securecluster.run import Run
 
 PEEK: dict[str, list[int]] = {}

@@ -78,7 +78,9 @@ def create(out: Path | None, force: bool, plan: Plan, federation: Federation) ->
     try:
         draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
-        raise RunFolderError(f"cannot make a run folder in {target.parent} ({error.strerror}): check the path and its permissions") from error
+        raise RunFolderError(
+            f"cannot make a run folder in {target.parent} ({error.strerror}): check the path and its permissions"
+        ) from error
     draft.chmod(0o755)
     try:
         files.write_atomic(draft / "config.json", plan.as_json(federation).encode())
@@ -104,7 +106,9 @@ def load(folder: Path) -> tuple[Plan, dict[str, Any]]:
     try:
         config = json.loads(files.read(path))
         if config["schema"] != SCHEMA:
-            raise RunFolderError(f"{folder} was written in schema {config['schema']}, this version reads {SCHEMA}: use the version that wrote it")
+            raise RunFolderError(
+                f"{folder} was written in schema {config['schema']}, this version reads {SCHEMA}: use the version that wrote it"
+            )
         params = dict(config["protocol"])
         protocol = protocol_class(params.pop("name"))(**params)
         plan = Plan(protocol, Simulation(**config["simulation"]), Execution(**config["execution"]), config["transcript"])

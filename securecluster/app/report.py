@@ -40,7 +40,10 @@ def result(plan: Plan, federation: Federation, fitted: Protocol) -> dict[str, An
         "truth": None if federation.truth is None else list(federation.truth),
         "dropped": {federation.names[i]: rounds for i, rounds in fitted.dropped_.items()},
         "rounds": fitted.rounds,
-        "metrics": {**(fitted.agreement_ or {"ari": None, "nmi": None, "purity": None, "exact": None}), "accuracy": _accuracy(fitted, labels)},
+        "metrics": {
+            **(fitted.agreement_ or {"ari": None, "nmi": None, "purity": None, "exact": None}),
+            "accuracy": _accuracy(fitted, labels),
+        },
         "observer": True,
         "bytes": fitted.bytes_,
         "privacy": _privacy(fitted),
@@ -134,7 +137,9 @@ def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
     console.print(wire)
     _show_privacy(console, content)
     if content["dropped"]:
-        console.print("did not reply (client: rounds): " + "; ".join(f"{k}: {' '.join(map(str, v))}" for k, v in content["dropped"].items()))
+        console.print(
+            "did not reply (client: rounds): " + "; ".join(f"{k}: {' '.join(map(str, v))}" for k, v in content["dropped"].items())
+        )
     console.print(f"{content['seconds']:.1f} s on {content['device']}; everything is in {folder}", soft_wrap=True)
 
 

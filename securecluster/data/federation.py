@@ -174,7 +174,9 @@ def _check(names: Sequence[str], shards: Sequence[Shard], classes: int) -> None:
         if not len(shard.y):
             raise UsageError(f"client {name!r} has no training samples: leave it out, or give it some")
         if shard.x.shape[1:] != shards[0].x.shape[1:] or (len(shard.y_test) and shard.x_test.shape[1:] != shards[0].x.shape[1:]):
-            raise UsageError(f"client {name!r}: its samples have shape {shard.x.shape[1:]}, those of {names[0]!r} have {shards[0].x.shape[1:]}")
+            raise UsageError(
+                f"client {name!r}: its samples have shape {shard.x.shape[1:]}, those of {names[0]!r} have {shards[0].x.shape[1:]}"
+            )
         if len(shard.x_test) != len(shard.y_test):
             raise UsageError(f"client {name!r}: {len(shard.x_test)} test samples have {len(shard.y_test)} labels")
         if not (np.isfinite(shard.x).all() and np.isfinite(shard.x_test).all()):

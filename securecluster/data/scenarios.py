@@ -65,7 +65,9 @@ class LabelSwap(Scenario):
     def check(self, clients: int, classes: int) -> None:
         super().check(clients, classes)
         if self.clusters > classes // 2:
-            raise UsageError(f"scenario 'label-swap' makes at most {classes // 2} clusters of {classes} classes, each swapping its own pair: {self.clusters} are too many")
+            raise UsageError(
+                f"scenario 'label-swap' makes at most {classes // 2} clusters of {classes} classes, each swapping its own pair: {self.clusters} are too many"
+            )
 
     def transform(self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness) -> tuple[Features, Labels]:
         one, other = randomness.generator("scenario", "swap").permutation(classes)[2 * cluster : 2 * cluster + 2]

@@ -134,7 +134,9 @@ class KeyRing:
         return Done()
 
     def _context(self, leader: int, peer: int, leader_key: bytes, peer_key: bytes) -> bytes:
-        return b"|".join([b"securecluster mask seed v1", self._config, b"%d %d" % (leader, peer), leader_key.hex().encode(), peer_key.hex().encode()])
+        return b"|".join(
+            [b"securecluster mask seed v1", self._config, b"%d %d" % (leader, peer), leader_key.hex().encode(), peer_key.hex().encode()]
+        )
 
 
 def _tensor(data: bytes) -> torch.Tensor:

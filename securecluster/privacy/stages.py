@@ -42,7 +42,9 @@ class Pipeline:
         kinds = [s.kind for s in stages]
         for before, after in zip(kinds, kinds[1:], strict=False):
             if after <= before:
-                raise UsageError(f"{after.name.lower()} cannot follow {before.name.lower()}: the order is sketch, clip, noise, mask, quantise")
+                raise UsageError(
+                    f"{after.name.lower()} cannot follow {before.name.lower()}: the order is sketch, clip, noise, mask, quantise"
+                )
         if Kind.NOISE in kinds and Kind.CLIP not in kinds:
             raise UsageError("noise without a clip bounds nothing: add a clip norm")
         self.stages = tuple(stages)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from securecluster.protocols import CFL, FedAvg, Local, Settings
 from sklearn.base import clone
 
 from securecluster import Federation, Iid, LabelSwap
 from securecluster.errors import UsageError
-from securecluster.protocols import CFL, FedAvg, Local, Settings
 
 
 @pytest.mark.parametrize("seed", range(10))

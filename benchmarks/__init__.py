@@ -1,0 +1,1 @@
+"""One script per figure or table of evidence; `python -m securecluster.benchmarks.NAME` writes its CSV to `results/`."""
