@@ -39,7 +39,8 @@ def kill_once(out: Path, delay: float) -> tuple[bool, int]:
 
 def main(kills: int = 50) -> None:
     """Print and write one row per kill."""
-    draw, rows = random.Random(0), []
+    draw = random.Random(0)
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as parent:
         whole = Path(parent) / "whole"
         start = time.monotonic()

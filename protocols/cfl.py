@@ -70,8 +70,9 @@ class CFL(Protocol):
             asked = self._invited(net, state, t)
             got = net.gather(Trainee.train, state.outbox.letter(asked), to=asked)
             state.outbox.delivered(got.ids)
-            means, clusters, looks = [], self._clusters(state), []
-            for c, members in enumerate(clusters):
+            means: list[torch.Tensor | None] = []
+            looks: list[Look] = []
+            for c, members in enumerate(self._clusters(state)):
                 came = [k for k, i in enumerate(got.ids) if state.labels[i] == c]
                 if not came:
                     means.append(None)
@@ -135,9 +136,11 @@ class CFL(Protocol):
 
     @property
     def weighted(self) -> bool:
+        """Whether clients tell |D_i|: only for the weighted average."""
         return self.average == "weighted"
 
     def check(self, clients: int) -> None:
+        """Adds the split test's own fields."""
         super().check(clients)
         for what, value, known in (
             ("criterion", self.criterion, ("relative", "absolute")),

@@ -58,7 +58,9 @@ class FedAvg(Protocol):
 
     @property
     def weighted(self) -> bool:
+        """Always: FedAvg weighs by n_k."""
         return True
 
     def sees(self) -> list[str]:
+        """What the weights show."""
         return ["each client's number of samples (the plain sum reads every reply)"]

@@ -69,7 +69,7 @@ Batched = Rows | Picks
 
 
 @cache
-def kinds(message: type) -> dict[str, type]:
+def kinds(message: Any) -> dict[str, type]:
     """Field name -> `Shared`, `Rows`, `Picks` or a scalar type of a message class."""
     found: dict[str, type] = {}
     for name, hint in get_type_hints(message).items():

@@ -46,7 +46,7 @@ class FlatModel:
 
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Parameters by name as views into flat rows (…, d) -> (…, *shape)."""
-        parts = flat.split([s.numel() for s in self.shapes], dim=-1)
+        parts = torch.split(flat, [s.numel() for s in self.shapes], dim=-1)
         return {n: p.view(*flat.shape[:-1], *s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
 
     def stacked(self, flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,8 @@ class FlatModel:
         views = self.views(flat)
         if self._dense:
             return self._stacked_dense(views, x)
-        return torch.func.vmap(lambda p, b: torch.func.functional_call(self.module, p, (b,)))(views, x)
+        outputs: torch.Tensor = torch.func.vmap(lambda p, b: torch.func.functional_call(self.module, p, (b,)))(views, x)
+        return outputs
 
     @property
     def _dense(self) -> bool:

@@ -138,7 +138,7 @@ class Endpoint(Generic[C]):
             )
         if GATHER not in release.via and call.verb == SUM and min(call.members) < self.minimum:
             raise PolicyError(
-                f"a sum over {min(call.members)} client(s) would show a single answer of {call.method}: clients ask for at least {self.minimum}"
+                f"a sum over {min(call.members)} client(s) would show a single {call.method} answer: clients ask for {self.minimum} or more"
             )
         turn = Turn(call.to, tuple(self._place[i] for i in call.to), call.round, call.step)
         reply = method(turn, call.query)
@@ -150,6 +150,7 @@ class Endpoint(Generic[C]):
         header = wire.peek(data)
         if header.sender != "server" or header.recipient not in {f"client/{i}" for i in self.ids}:
             raise FrameError(f"a frame from {header.sender} to {header.recipient} reached another client: check the addresses")
+        query: Any
         _, query = wire.decode(data, message_types(type(self.client), header.method)[0])
         answer = self.answer(_call_of(header, query))
         return wire.encode(reply_header(header), answer.reply)

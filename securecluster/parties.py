@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Party(NamedTuple):
+@dataclass(frozen=True)
+class Party:
     """A party of a run: the server, a client, a local parameter server, a key authority, or the wire itself."""
 
     kind: str

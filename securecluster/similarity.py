@@ -8,7 +8,7 @@ from securecluster.backend import torch
 def gram(rows: torch.Tensor) -> torch.Tensor:
     """Inner products of rows (m, d) as (m, m) float64; accumulated over column blocks, so no second (m, d) copy is made."""
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for block in rows.split(1 << 16, dim=1):
+    for block in torch.split(rows, 1 << 16, dim=1):
         wide = block.double()
         total += wide @ wide.T
     return (total + total.T) / 2

@@ -111,7 +111,7 @@ class Transcript:
         assert self._messages is not None
         batch = unpack(files.read(self._folder / f"{position:06d}.safetensors"), _Batch)
         query, reply = self._messages(batch.call["method"])
-        head = {k: tuple(v) if isinstance(v, list) else v for k, v in batch.call.items()}
+        head: dict[str, Any] = {k: _tuples(v) for k, v in batch.call.items()}
         answered = None if batch.reply is None else _rebuild(reply, batch.reply)
         return Call(**head, query=_rebuild(query, batch.query)), Answer(tuple(batch.ids), answered)
 
@@ -156,7 +156,7 @@ def load_entries(folder: Path) -> list[Entry]:
     path = folder / "index.jsonl"
     lines = files.read(path).decode().splitlines(keepends=True) if path.exists() else []
     raw = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [Entry(**{k: tuple(v) if isinstance(v, list) else v for k, v in e.items()}) for e in raw]
+    return [Entry(**_fields(e)) for e in raw]
 
 
 def _plain(message: Any) -> dict[str, Any]:
@@ -172,6 +172,10 @@ def _rebuild(message: type, fields: dict[str, Any]) -> Any:
             value = kind(**{k: _tuples(v) for k, v in value.items()})
         values[name] = value
     return message(**values)
+
+
+def _fields(entry: dict[str, Any]) -> dict[str, Any]:
+    return {k: _tuples(v) for k, v in entry.items()}
 
 
 def _tuples(value: Any) -> Any:

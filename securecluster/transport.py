@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from securecluster import wire
 from securecluster.errors import FrameError, ReplayError
@@ -31,6 +31,7 @@ class InProcess:
         self._lost = lost
 
     def exchange(self, call: Call) -> Answer:
+        """One batched pass over the clients that are not lost."""
         gone = self._lost(call)
         alive = [k for k, i in enumerate(call.to) if i not in gone]
         return self._answer(call.select(alive)) if alive else Answer((), None)
@@ -56,14 +57,17 @@ class Framed:
         self._replies = replies
 
     def exchange(self, call: Call) -> Answer:
-        ids, replies = [], []
+        """Encode, send, decode and stack."""
+        ids: list[int] = []
+        replies: list[Any] = []
         for k, i in enumerate(call.to):
             request = call.header(k)
             try:
-                data = self._clients[i](wire.encode(request, call.query, k))
+                frame = self._clients[i](wire.encode(request, call.query, k))
             except ConnectionError:
                 continue
-            header, reply = wire.decode(data, self._replies(call.method))
+            reply: Any
+            header, reply = wire.decode(frame, self._replies(call.method))
             if header != reply_header(request):
                 raise FrameError(f"client {i} answered another request than {call.method} of round {call.round}: its frame is refused")
             ids.append(i)
@@ -79,6 +83,7 @@ class Recorded:
         self._transcript = transcript
 
     def exchange(self, call: Call) -> Answer:
+        """Pass on and write down."""
         answer = self._inner.exchange(call)
         self._transcript.record(call, answer)
         return answer
@@ -92,6 +97,7 @@ class Replay:
         self._at = 0
 
     def exchange(self, call: Call) -> Answer:
+        """The recorded answer, if the request is the recorded one."""
         if self._at >= len(self._transcript.entries):
             raise ReplayError(f"the server asks for {call.method} (step {call.step}) after the recorded run had ended")
         recorded, answer = self._transcript.content(self._at)

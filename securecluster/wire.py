@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Hashable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from securecluster.backend import torch
 from securecluster.errors import FrameError
@@ -138,7 +139,7 @@ def decode(data: bytes, message: type[A]) -> tuple[Header, A]:
     if not isinstance(scalars, dict) or set(scalars) & set(tensors):
         raise FrameError(f"a {message.__name__} frame does not parse: it was damaged or forged, ask for it again")
     fields: dict[str, Any] = {}
-    for name, kind in kinds(message).items():
+    for name, kind in kinds(cast(Hashable, message)).items():
         value = tensors.pop(name, None) if kind in (Shared, Rows, Picks) else scalars.pop(name, None)
         if value is None and not optional(message, name):
             raise FrameError(f"a {message.__name__} frame lacks the field {name!r}: both sides must run the same version")

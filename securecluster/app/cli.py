@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def _run(argv: list[str]) -> int:
         return 0 if argv else 2
     import tyro
 
-    options = tyro.cli(options_class(protocol_class(argv[0])), prog=f"securecluster run {argv[0]}", args=argv[1:])
+    options: Any = tyro.cli(options_class(protocol_class(argv[0])), prog=f"securecluster run {argv[0]}", args=argv[1:])
     _check_names(options)
     from securecluster.app import folder as folders
 
@@ -100,8 +100,8 @@ def _check_names(options: Any) -> None:
     from securecluster.transcript import MODES
 
     known = (
-        ("data", options.simulation.data, SOURCES),
-        ("scenario", options.simulation.scenario, SCENARIOS),
+        ("data", options.simulation.data, tuple(SOURCES)),
+        ("scenario", options.simulation.scenario, tuple(SCENARIOS)),
         ("mask", options.protocol.mask, MASKS),
         ("device", options.execution.device, ("auto", "cpu", "cuda")),
         ("transcript", options.output.transcript, ("auto", *MODES)),
@@ -218,7 +218,7 @@ def _list(argv: list[str]) -> int:
     from securecluster.models import MODELS
     from securecluster.privacy.masks import MASKS
 
-    rows = {"protocols": PROTOCOLS, "data": SOURCES, "scenarios": SCENARIOS, "models": MODELS, "masks": MASKS}
+    rows: dict[str, Iterable[str]] = {"protocols": PROTOCOLS, "data": SOURCES, "scenarios": SCENARIOS, "models": MODELS, "masks": MASKS}
     for what, names in rows.items():
         print(f"{what:<10} {', '.join(names)}")
     return 0

@@ -80,5 +80,5 @@ def options_class(protocol: type) -> type:
     parts = (("protocol", protocol), ("simulation", Simulation), ("execution", Execution), ("output", Output))
     return make_dataclass(
         "Options",
-        [(name, OmitArgPrefixes[part], field(default_factory=part)) for name, part in parts],  # type: ignore[valid-type]
+        [(name, OmitArgPrefixes[part], field(default_factory=part)) for name, part in parts],  # type: ignore[misc, valid-type]
     )

@@ -50,6 +50,7 @@ class Iid(Scenario):
     name: ClassVar[str] = "iid"
 
     def check(self, clients: int, classes: int) -> None:
+        """Adds this scenario's own limit."""
         super().check(clients, classes)
         if self.clusters != 1:
             raise UsageError(f"scenario 'iid' has one cluster, not {self.clusters}: use --clusters 1, or another scenario")
@@ -63,13 +64,15 @@ class LabelSwap(Scenario):
     clusters: int = 4
 
     def check(self, clients: int, classes: int) -> None:
+        """Adds this scenario's own limit."""
         super().check(clients, classes)
         if self.clusters > classes // 2:
             raise UsageError(
-                f"scenario 'label-swap' makes at most {classes // 2} clusters of {classes} classes, each swapping its own pair: {self.clusters} are too many"
+                f"scenario 'label-swap' makes at most {classes // 2} clusters of {classes} classes, a pair each, not {self.clusters}"
             )
 
     def transform(self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness) -> tuple[Features, Labels]:
+        """Swap the cluster's pair of labels."""
         one, other = randomness.generator("scenario", "swap").permutation(classes)[2 * cluster : 2 * cluster + 2]
         swapped = np.arange(classes)
         swapped[[one, other]] = other, one

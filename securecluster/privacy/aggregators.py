@@ -42,7 +42,9 @@ class Plain:
         self._chunk = chunk
 
     def run(self, exchange: Callable[[Call], Answer], call: Call, by: Sequence[int], groups: int) -> Total:
-        total, counts, ids = None, [0] * groups, []
+        """Call chunk by chunk and add up."""
+        total, counts = None, [0] * groups
+        ids: list[int] = []
         group = dict(zip(call.to, by, strict=True))
         first, step = 0, self._chunk or 64
         while first < len(call.to):

@@ -14,7 +14,7 @@ import numpy as np
 
 from securecluster.backend import torch
 from securecluster.errors import UsageError, unknown
-from securecluster.privacy.stages import Kind
+from securecluster.privacy.stages import Kind, Stage
 
 MASKS = ("none", "permutation")
 
@@ -86,7 +86,7 @@ def _words(seed: bytes, step: int, count: int) -> np.ndarray[tuple[int], np.dtyp
     return np.frombuffer(stream.update(bytes(8 * count)), dtype="<u8")
 
 
-def build(name: str) -> tuple[Permutation, ...]:
+def build(name: str) -> tuple[Stage, ...]:
     """The stages of a mask name."""
     if name not in MASKS:
         raise unknown("mask", name, MASKS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol
@@ -23,8 +24,15 @@ class Kind(IntEnum):
 class Stage(Protocol):
     """Rows (b, d) to rows (b, d') at the client; `step` numbers the call, so that what must be fresh is fresh."""
 
-    kind: Kind
-    name: str
+    @property
+    def kind(self) -> Kind:
+        """Where in the order it belongs."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        ...
 
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """What leaves the client."""
@@ -40,7 +48,7 @@ class Pipeline:
 
     def __init__(self, stages: Sequence[Stage] = ()) -> None:
         kinds = [s.kind for s in stages]
-        for before, after in zip(kinds, kinds[1:], strict=False):
+        for before, after in itertools.pairwise(kinds):
             if after <= before:
                 raise UsageError(
                     f"{after.name.lower()} cannot follow {before.name.lower()}: the order is sketch, clip, noise, mask, quantise"

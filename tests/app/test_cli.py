@@ -37,7 +37,7 @@ def test_the_run_folder_holds_what_the_contract_says(tmp_path: Path, capsys: pyt
     assert set(load_file(out / "models.safetensors")) == {f"cluster0.{n}" for n in ("1.weight", "1.bias", "3.weight", "3.bias")}
     for picture in ("similarity.png", "accuracy.png", "separation.png"):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
-    assert not [p for p in out.rglob("*.tmp")]
+    assert not list(out.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
