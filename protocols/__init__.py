@@ -1,8 +1,10 @@
 """The published methods, one file each. They never import each other."""
 
-from securecluster.protocols.base import Protocol, Settings
+from securecluster.protocols.base import Protocol
 from securecluster.protocols.cfl import CFL
 from securecluster.protocols.fedavg import FedAvg
 from securecluster.protocols.local import Local
+
+from securecluster.settings import Settings
 
 __all__ = ["CFL", "FedAvg", "Local", "Protocol", "Settings"]

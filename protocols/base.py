@@ -14,38 +14,20 @@ import numpy as np
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining, check_training, choose_device, cpu_threads
 from securecluster.data import Federation
-from securecluster.data.federation import fingerprint
-from securecluster.displacements import Outbox, Trainee, TraineeState
+from securecluster.displacements import Trainee, TraineeState
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
-from securecluster.metrics import Agreement, agreement
+from securecluster.metrics import Agreement, agreement, mean
 from securecluster.network import Endpoint, Network, NetworkState, config_hash, message_types
 from securecluster.privacy.keys import KeyRing
 from securecluster.privacy.masks import INFO, build
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
 from securecluster.run import Kept, Line, Run
+from securecluster.settings import Settings, check_settings
 from securecluster.state import pack
-from securecluster.transcript import MODES, Transcript
+from securecluster.transcript import Transcript
 from securecluster.transport import InProcess, Recorded, Replay, Transport, random_dropouts
-
-DTYPES = ("float32", "float64")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a run is carried out; none of it changes what is computed beyond float rounding."""
-
-    device: str = "auto"
-    """auto, cpu or cuda; auto is the GPU where there is one"""
-    threads: int = 0
-    """CPU threads for torch; 0 leaves torch's own choice"""
-    dtype: str = "float32"
-    """numbers of models and frames: float32 or float64"""
-    dropout: float = 0.0
-    """chance that a client does not reply to a call, in [0, 1)"""
-    transcript: str = "sizes"
-    """what is kept of the frames: none, sizes or full"""
 
 
 @dataclass
@@ -261,48 +243,3 @@ class Recording:
 
     count: int
     totals: dict[str, dict[str, int]]
-
-
-def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
-    """The last averages reach everyone; who does not reply is asked again, a few times, and then stays behind by name."""
-
-    def send() -> Outbox:
-        outbox: Outbox = state.outbox
-        net.round = 0
-        for _ in range(tries):
-            late = outbox.late()
-            if late:
-                outbox.delivered(net.gather(Trainee.receive, outbox.letter(late), to=late).ids)
-        return outbox
-
-    state.outbox = run.once("deliver", send, Outbox)
-
-
-def invite(net: Network, members: Sequence[int], share: float, *path: int) -> list[int]:
-    """A random share of some clients, at least one, in order."""
-    count = max(1, round(share * len(members)))
-    if count == len(members):
-        return list(members)
-    return sorted(int(i) for i in net.randomness.generator("server", "invite", *path).choice(members, count, replace=False))
-
-
-def check_settings(settings: Settings, federation: Federation) -> None:
-    """Raise UsageError for settings or a federation no protocol can run with."""
-    for what, value, known in (("dtype", settings.dtype, DTYPES), ("transcript", settings.transcript, MODES)):
-        if value not in known:
-            raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(known)}")
-    if not 0 <= settings.dropout < 1 or settings.threads < 0:
-        raise UsageError("dropout lies in [0, 1) and threads is at least 0")
-    if len({fingerprint(s) for s in federation.shards}) == 1:
-        raise UsageError(
-            f"all {len(federation)} clients hold identical data, so there is nothing to cluster: check how the clients were made"
-        )
-
-
-def mean(values: np.ndarray[Any, Any]) -> float | None:
-    """The mean over clients that have test data; None where nobody has."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else None
-
-
-__all__ = ["Protocol", "Settings", "deliver", "invite", "mean"]

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from securecluster.protocols.base import Protocol, deliver, invite
+from securecluster.protocols.base import Protocol
 
 from securecluster.backend import torch
-from securecluster.clustering import Array, Bipartition, bipartition, intra_min
+from securecluster.clustering import bipartition, evidence
 from securecluster.data import Federation
-from securecluster.displacements import Outbox, Trainee
+from securecluster.displacements import Outbox, Trainee, deliver, invite
 from securecluster.errors import UsageError
 from securecluster.metrics import separation_gap
 from securecluster.network import Network
@@ -102,8 +102,8 @@ class CFL(Protocol):
         if len(members) < self.min_size or len(came) < 2:
             return look
         halves = bipartition(alpha.cpu().numpy())
-        look.gap, evidence = _evidence(alpha.cpu().numpy(), halves)
-        if not self._incongruent(look, evidence * look.max_norm / state.scale if state.scale else 0.0):
+        look.gap, weighed = evidence(alpha.cpu().numpy(), halves)
+        if not self._incongruent(look, weighed * look.max_norm / state.scale if state.scale else 0.0):
             return look
         if len(came) < len(members):
             state.wanted.append(c)
@@ -111,7 +111,7 @@ class CFL(Protocol):
             look.split = ([members[k] for k in halves.first], [members[k] for k in halves.second])
         return look
 
-    def _incongruent(self, look: Look, evidence: float) -> bool:
+    def _incongruent(self, look: Look, weighed: float) -> bool:
         """Stationary, ‖Δ_c‖ < ε1, while the clients still pull: max ‖Δ_i‖ > ε2 (eq. 32, 33), or the scale-free form of it (ours).
 
         In the scale-free form, two of many noisy updates align by chance while larger groups do not, so a half counts by its size;
@@ -119,7 +119,7 @@ class CFL(Protocol):
         """
         if self.criterion == "absolute":
             return look.mean_norm < self.eps1 and look.max_norm > self.eps2
-        return look.mean_norm < self.eps1 * look.max_norm and evidence > self.evidence
+        return look.mean_norm < self.eps1 * look.max_norm and weighed > self.evidence
 
     def _invited(self, net: Network, state: State, t: int) -> list[int]:
         """A share of each cluster; all of a cluster that only waits for complete replies to be split."""
@@ -192,12 +192,6 @@ class Look:
 
 def _mean(delta: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
     return delta.mean(0) if weight is None else (weight[:, None] * delta).sum(0) / weight.sum()
-
-
-def _evidence(alpha: Array, halves: Bipartition) -> tuple[float, float]:
-    """How far the more coherent half's weakest similarity exceeds the strongest across; and the same weighed by |h| − 1."""
-    gaps = [(len(h), intra_min(alpha, h) - halves.cross_max) for h in (halves.first, halves.second) if len(h) > 1]
-    return max((g for _, g in gaps), default=-2.0), max(((n - 1) * g for n, g in gaps), default=0.0)
 
 
 def _post(state: State, step: int, means: Sequence[torch.Tensor | None]) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from securecluster.protocols.base import Protocol, deliver, invite
+from securecluster.protocols.base import Protocol
 
-from securecluster.displacements import Means, Outbox, Trainee, Update
+from securecluster.displacements import Means, Outbox, Trainee, Update, deliver, invite
 from securecluster.messages import Rows
 from securecluster.network import SUM, Network, Turn, answers
 from securecluster.run import Run

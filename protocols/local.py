@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from securecluster.protocols.base import Protocol, invite
+from securecluster.protocols.base import Protocol
 
-from securecluster.displacements import Trainee
+from securecluster.displacements import Trainee, invite
 from securecluster.messages import Rows
 from securecluster.network import GATHER, Network, Turn, answers
 from securecluster.privacy.keys import Done, Hello

@@ -57,8 +57,7 @@ def intra_min(alpha: Array, members: tuple[int, ...]) -> float:
     return float(inside.min()) if inside.size else 1.0
 
 
-def canonical(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The same partition with clusters numbered by their first member."""
-    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(first))
-    return rank[inverse].astype(np.int64)
+def evidence(alpha: Array, halves: Bipartition) -> tuple[float, float]:
+    """How far the more coherent half's weakest similarity exceeds the strongest across; and the same weighed by |h| − 1 (ours)."""
+    gaps = [(len(h), intra_min(alpha, h) - halves.cross_max) for h in (halves.first, halves.second) if len(h) > 1]
+    return max((g for _, g in gaps), default=-2.0), max(((n - 1) * g for n, g in gaps), default=0.0)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.messages import Picks, Rows
-from securecluster.network import GATHER, SUM, Turn, answers
+from securecluster.network import GATHER, SUM, Network, Turn, answers
 from securecluster.privacy.keys import Done, Secrets
 from securecluster.privacy.stages import Pipeline
+from securecluster.run import Run
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,3 +158,26 @@ class Outbox:
     def late(self) -> list[int]:
         """The clients that lack some average."""
         return [i for i, lacked in enumerate(self.lacks) if lacked < self.first + len(self.posts)]
+
+
+def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
+    """The last averages reach everyone; who does not reply is asked again, a few times, and then stays behind by name."""
+
+    def send() -> Outbox:
+        outbox: Outbox = state.outbox
+        net.round = 0
+        for _ in range(tries):
+            late = outbox.late()
+            if late:
+                outbox.delivered(net.gather(Trainee.receive, outbox.letter(late), to=late).ids)
+        return outbox
+
+    state.outbox = run.once("deliver", send, Outbox)
+
+
+def invite(net: Network, members: Sequence[int], share: float, *path: int) -> list[int]:
+    """A random share of some clients, at least one, in order."""
+    count = max(1, round(share * len(members)))
+    if count == len(members):
+        return list(members)
+    return sorted(int(i) for i in net.randomness.generator("server", "invite", *path).choice(members, count, replace=False))

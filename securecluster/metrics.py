@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,3 +43,9 @@ def separation_gap(alpha: NDArray[np.float64], truth: Sequence[int]) -> float | 
     if not (same & off).any() or same.all():
         return None
     return float(alpha[same & off].min() - alpha[~same].max())
+
+
+def mean(values: np.ndarray[Any, Any]) -> float | None:
+    """The mean over clients that have test data; None where nobody has."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else None

@@ -116,7 +116,7 @@ def _check_names(options: Any) -> None:
 def _check_settings(plan: Any, federation: Any) -> None:
     from securecluster.cohort import choose_device
     from securecluster.models import MODELS
-    from securecluster.protocols.base import check_settings
+    from securecluster.settings import check_settings
 
     if plan.protocol.model not in MODELS:
         raise unknown("model", plan.protocol.model, MODELS)

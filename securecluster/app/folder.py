@@ -18,7 +18,8 @@ from securecluster import files
 from securecluster.app.options import Execution, Simulation, protocol_class
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError, UsageError
-from securecluster.protocols.base import Protocol, Settings
+from securecluster.protocols.base import Protocol
+from securecluster.settings import Settings
 
 SCHEMA = 1
 

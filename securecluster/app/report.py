@@ -12,7 +12,8 @@ import securecluster
 from securecluster import files
 from securecluster.app.folder import SCHEMA, Plan
 from securecluster.data import Federation
-from securecluster.protocols.base import Protocol, mean
+from securecluster.metrics import mean
+from securecluster.protocols.base import Protocol
 
 NOT_COVERED = [
     "no noise is added: nothing here is differentially private, and epsilon is infinite (null) as soon as anything is released",

@@ -1,0 +1,41 @@
+"""How a run is carried out, as far as every protocol shares it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from securecluster.data import Federation
+from securecluster.data.federation import fingerprint
+from securecluster.errors import UsageError
+from securecluster.transcript import MODES
+
+DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is carried out; none of it changes what is computed beyond float rounding."""
+
+    device: str = "auto"
+    """auto, cpu or cuda; auto is the GPU where there is one"""
+    threads: int = 0
+    """CPU threads for torch; 0 leaves torch's own choice"""
+    dtype: str = "float32"
+    """numbers of models and frames: float32 or float64"""
+    dropout: float = 0.0
+    """chance that a client does not reply to a call, in [0, 1)"""
+    transcript: str = "sizes"
+    """what is kept of the frames: none, sizes or full"""
+
+
+def check_settings(settings: Settings, federation: Federation) -> None:
+    """Raise UsageError for settings or a federation no protocol can run with."""
+    for what, value, known in (("dtype", settings.dtype, DTYPES), ("transcript", settings.transcript, MODES)):
+        if value not in known:
+            raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(known)}")
+    if not 0 <= settings.dropout < 1 or settings.threads < 0:
+        raise UsageError("dropout lies in [0, 1) and threads is at least 0")
+    if len({fingerprint(s) for s in federation.shards}) == 1:
+        raise UsageError(
+            f"all {len(federation)} clients hold identical data, so there is nothing to cluster: check how the clients were made"
+        )
