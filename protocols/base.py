@@ -15,10 +15,11 @@ from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining, check_training, choose_device, cpu_threads
 from securecluster.data import Federation
 from securecluster.displacements import Trainee, TraineeState
+from securecluster.endpoint import Endpoint, config_hash, message_types
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
 from securecluster.metrics import Agreement, agreement, mean
-from securecluster.network import Endpoint, Network, NetworkState, config_hash, message_types
+from securecluster.network import Network, NetworkState
 from securecluster.privacy.keys import KeyRing
 from securecluster.privacy.masks import INFO, build
 from securecluster.privacy.stages import Pipeline

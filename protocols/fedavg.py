@@ -10,8 +10,9 @@ from typing import ClassVar
 from securecluster.protocols.base import Protocol
 
 from securecluster.displacements import Means, Outbox, Trainee, Update, deliver, invite
+from securecluster.endpoint import SUM, Turn, answers
 from securecluster.messages import Rows
-from securecluster.network import SUM, Network, Turn, answers
+from securecluster.network import Network
 from securecluster.run import Run
 
 

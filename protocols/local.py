@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 from securecluster.protocols.base import Protocol
 
 from securecluster.displacements import Trainee, invite
+from securecluster.endpoint import GATHER, Turn, answers
 from securecluster.messages import Rows
-from securecluster.network import GATHER, Network, Turn, answers
+from securecluster.network import Network
 from securecluster.privacy.keys import Done, Hello
 from securecluster.run import Run
 

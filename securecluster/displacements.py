@@ -12,8 +12,9 @@ from typing import Any
 
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining
+from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.messages import Picks, Rows
-from securecluster.network import GATHER, SUM, Network, Turn, answers
+from securecluster.network import Network
 from securecluster.privacy.keys import Done, Secrets
 from securecluster.privacy.stages import Pipeline
 from securecluster.run import Run

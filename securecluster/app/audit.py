@@ -8,8 +8,8 @@ from typing import Any
 from securecluster import files
 from securecluster.app.folder import Plan
 from securecluster.cohort import cpu_threads
+from securecluster.endpoint import message_types
 from securecluster.errors import ReplayError, RunFolderError
-from securecluster.network import message_types
 from securecluster.transcript import Transcript, load_entries
 
 

@@ -11,8 +11,8 @@ import torch
 from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
 
 from securecluster import Federation, LabelSwap, wire
+from securecluster.endpoint import message_types
 from securecluster.messages import Call, reply_header
-from securecluster.network import message_types
 from securecluster.run import Run
 from securecluster.transcript import Transcript
 from securecluster.transport import InProcess, Recorded
