@@ -114,17 +114,18 @@ def _read(data: bytes) -> tuple[str, dict[str, torch.Tensor]]:
 
 def peek(data: bytes) -> Header:
     """The header of a frame."""
-    return _header(_read(data)[0])
+    return _header(_read(data)[0])[0]
 
 
-def _header(text: str) -> Header:
+def _header(text: str) -> tuple[Header, Any]:
+    """The header in a frame's metadata, and its scalars."""
     try:
-        values, _ = json.loads(text)
+        values, scalars = json.loads(text)
         fields = dataclasses.fields(Header)
         if len(values) != len(fields) or any(type(v).__name__ != f.type for v, f in zip(values, fields, strict=True)):
             raise ValueError("its fields are not those of a header")
-        return Header(*values)
-    except (ValueError, TypeError) as error:
+        return Header(*values), scalars
+    except (ValueError, TypeError, RecursionError) as error:
         raise FrameError(f"a frame's header does not parse ({error}): it was damaged or forged, ask for it again") from None
 
 
@@ -135,7 +136,7 @@ def decode(data: bytes, message: type[A]) -> tuple[Header, A]:
         FrameError: the frame does not parse, or has fields that `message` has not, lacks some, or types them otherwise.
     """
     text, tensors = _read(data)
-    header, scalars = _header(text), json.loads(text)[1]
+    header, scalars = _header(text)
     if not isinstance(scalars, dict) or set(scalars) & set(tensors):
         raise FrameError(f"a {message.__name__} frame does not parse: it was damaged or forged, ask for it again")
     fields: dict[str, Any] = {}

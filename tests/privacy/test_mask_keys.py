@@ -1,0 +1,171 @@
+"""Masks, the agreement on their seed, and the order of stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+from securecluster import Federation, wire
+from securecluster.errors import FrameError, UsageError
+from securecluster.messages import Rows, Shared, reply_header
+from securecluster.privacy.keys import Box, KeyRing, Peers, _public
+from securecluster.privacy.masks import Permutation, _words, build
+from securecluster.privacy.stages import Kind, Pipeline
+from securecluster.protocols import CFL, Settings
+from securecluster.randomness import Randomness
+
+
+def mask(seed: int = 1) -> Permutation:
+    stage = Permutation()
+    stage.unlock(bytes([seed]) * 32)
+    return stage
+
+
+def test_a_permutation_is_exactly_undone_and_keeps_the_gram() -> None:
+    rows = torch.randn(5, 1000, dtype=torch.float64)
+    masked = mask().forward(rows, 3)
+    assert torch.equal(mask().inverse(masked, 3), rows)
+    assert torch.equal(masked.sort().values, rows.sort().values)
+    torch.testing.assert_close(masked @ masked.T, rows @ rows.T, rtol=1e-12, atol=1e-12)
+    assert not torch.equal(masked, rows)
+
+
+def test_it_is_fresh_each_step_and_for_each_seed_and_the_same_for_all_rows() -> None:
+    rows = torch.arange(500.0).repeat(2, 1)
+    one, two, other = mask().forward(rows, 1), mask().forward(rows, 2), mask(2).forward(rows, 1)
+    assert torch.equal(one[0], one[1])
+    assert not torch.equal(one, two)
+    assert not torch.equal(one, other)
+
+
+def test_every_place_is_about_as_likely() -> None:
+    stage, trials, d = mask(), 3000, 6
+    counts = np.zeros((d, d))
+    for step in range(trials):
+        counts[np.arange(d), stage.forward(torch.arange(d), step).numpy()] += 1
+    expected = trials / d
+    assert ((counts - expected) ** 2 / expected).sum() < 60  # chi-square, 25 degrees of freedom: p < 1e-4 above
+
+
+def test_the_stream_is_chacha20_with_the_step_as_nonce() -> None:
+    zero = bytes.fromhex("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")  # RFC 8439, A.1, test vector 1
+    assert _words(bytes(32), 0, 4).tobytes() == zero
+    key = bytes(range(32))
+    nonce = bytes(4) + (9).to_bytes(12, "little")
+    assert _words(key, 9, 8).tobytes() == Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(64))
+
+
+def test_the_seed_is_in_no_repr_and_a_mask_without_one_refuses() -> None:
+    seed = bytes(range(32))
+    ring = KeyRing("c", Randomness(0), lambda s: None)
+    ring.secrets.seed[0] = ring.secrets.private[0] = seed
+    for text in (repr(mask()), repr(ring.secrets), str(vars(ring))):
+        assert seed.hex() not in text
+        assert repr(seed)[2:20] not in text
+    with pytest.raises(UsageError, match="key agreement"):
+        Permutation().forward(torch.zeros(1, 3), 1)
+    with pytest.raises(UsageError, match="did you mean 'permutation'"):
+        build("permutaton")
+
+
+def test_public_keys_are_those_of_rfc_7748() -> None:
+    alice = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")  # section 6.1
+    assert _public(alice).hex() == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+    bob = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
+    assert _public(bob).hex() == "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
+
+
+def ring(client: int, seed: int, got: list[bytes]) -> KeyRing:
+    return KeyRing("config", Randomness(seed), got.append)
+
+
+def agreement() -> tuple[list[bytes], list[bytes], KeyRing, Any, Any]:
+    leader_got: list[bytes] = []
+    peer_got: list[bytes] = []
+    leader, peer = ring(0, 1, leader_got), ring(1, 1, peer_got)
+    leader.offer((0,))
+    offer = peer.offer((1,))
+    boxes = leader.seal(0, Peers(Shared(torch.tensor([1])), Shared(offer.key.values)))
+    return leader_got, peer_got, peer, offer, boxes
+
+
+def test_both_ends_get_the_same_seed() -> None:
+    leader_got, peer_got, peer, _, boxes = agreement()
+    peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0])))
+    assert leader_got == peer_got
+    assert len(peer_got[0]) == 32
+
+
+@pytest.mark.parametrize("what", ["box", "key", "leader", "low order"])
+def test_a_tampered_agreement_is_refused(what: str) -> None:
+    _, got, peer, _, boxes = agreement()
+    key, sealed = boxes.key.values[0].clone(), boxes.boxes.values[0].clone()
+    if what == "box":
+        sealed[0, 5] ^= 1
+    if what == "key":
+        key[3] ^= 1
+    if what == "low order":
+        key[:] = 0
+    with pytest.raises(FrameError):
+        peer.open((1,), Box(7 if what == "leader" else 0, Shared(key), Rows(sealed)))
+    assert not got
+
+
+def test_another_seed_for_one_client_is_refused() -> None:
+    _, _, peer, _, boxes = agreement()
+    peer.secrets.seed[5] = bytes(32)
+    with pytest.raises(FrameError, match="another mask seed"):
+        peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0])))
+
+
+def test_no_frame_of_a_masked_run_carries_a_secret(small: Federation) -> None:
+    method = CFL(rounds=2)
+    fitted = method.fit(small, Settings(transcript="full"))
+    secrets = method.build_client(small, Settings()).keys
+    secrets.offer(tuple(range(6)))
+    secrets.seal(0, Peers(Shared(torch.tensor([1])), Shared(secrets.offer((1,)).key.values)))
+    hidden = [*secrets.secrets.private.values(), *secrets.secrets.seed.values()]
+    assert len(hidden) == 7
+    for position in range(len(fitted.transcript_.entries)):
+        call, answer = fitted.transcript_.content(position)
+        for k in range(len(call.to)):
+            frames = wire.encode(call.header(k), call.query, k) + wire.encode(reply_header(call.header(k)), answer.reply, k)
+            assert not any(secret in frames or secret.hex().encode() in frames for secret in hidden)
+
+
+class Fake:
+    """A stage of some kind that does nothing."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind, self.name = kind, kind.name
+
+    def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        return rows + self.kind
+
+    def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        return rows - self.kind
+
+
+def test_only_the_right_order_can_be_constructed() -> None:
+    for one in Kind:
+        for two in Kind:
+            kinds = [one, two] if Kind.NOISE not in (one, two) or one is Kind.CLIP else [Kind.CLIP, one, two]
+            legal = all(a < b for a, b in zip(kinds, kinds[1:], strict=False))
+            if legal:
+                assert Pipeline([Fake(k) for k in kinds]).stages
+            else:
+                with pytest.raises(UsageError):
+                    Pipeline([Fake(k) for k in kinds])
+    with pytest.raises(UsageError, match="without a clip"):
+        Pipeline([Fake(Kind.NOISE)])
+
+
+def test_a_pipeline_applies_every_stage_and_undoes_them() -> None:
+    pipeline = Pipeline([Fake(Kind.CLIP), Fake(Kind.NOISE), Fake(Kind.MASK)])
+    assert pipeline.forward(torch.zeros(1), 0) == 6
+    assert pipeline.inverse(pipeline.forward(torch.ones(1), 0), 0) == 1
