@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 
+from securecluster import files
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining, check_training, choose_device, cpu_threads
 from securecluster.data import Federation
@@ -206,6 +207,8 @@ class Protocol(ABC):
     def _run(self, federation: Federation, settings: Settings, folder: Path | None, report: Callable[[Line], None]) -> Fit:
         endpoint = self.build_client(federation, settings)
         client, keys = endpoint.client, endpoint.keys
+        if folder:
+            files.make_folder(folder / "transcript")
         transcript = Transcript(settings.transcript, folder and folder / "transcript", lambda m: message_types(self.client, m))
         lost = random_dropouts(settings.dropout, Randomness(federation.seed))
         net = self.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), self.config(federation, settings.dtype))

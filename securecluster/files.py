@@ -42,6 +42,12 @@ def append_line(path: Path, line: str) -> None:
         stream.write(line + "\n")
 
 
+def move(source: Path, target: Path) -> None:
+    """Rename a file or folder, in one step."""
+    with _said(target, "write"):
+        os.replace(source, target)
+
+
 def read(path: Path) -> bytes:
     """A file's bytes."""
     with _said(path, "read"):

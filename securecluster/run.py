@@ -6,7 +6,6 @@ A checkpoint is a folder that appears by one rename, so that a run killed at any
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -119,7 +118,7 @@ class Run:
         files.make_folder(draft)
         for name, data in parts.items():
             files.write_atomic(draft / name, data, 0o600 if name.startswith("clients") else 0o644)
-        os.replace(draft, final)
+        files.move(draft, final)
         for old in self._folder.glob("checkpoint-*"):
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)

@@ -52,7 +52,9 @@ def messages(draw: st.DrawFn) -> Everything:
     picks = tuple(tuple(draw(st.lists(st.integers(0, len(table) - 1), max_size=3))) for _ in range(count))
     maybe = Rows(tensor(draw, count)) if draw(st.booleans()) else None
     word = draw(st.text(max_size=8))
-    return Everything(Shared(tensor(draw)), Rows(rows, index), Picks(table, picks), draw(st.integers()), 0.5, word, draw(st.booleans()), maybe)
+    return Everything(
+        Shared(tensor(draw)), Rows(rows, index), Picks(table, picks), draw(st.integers()), 0.5, word, draw(st.booleans()), maybe
+    )
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -124,12 +124,17 @@ def test_accuracy_is_each_clients_own() -> None:
     table = torch.stack([batched.start, -batched.start])
     found = batched.accuracy(Rows(table, (0, 1, 0, 1, 0)))
     for k, shard in enumerate(federation().shards):
-        logits = torch.func.functional_call(batched.model.module, batched.model.views(table[k % 2]), (torch.as_tensor(shard.x_test).double(),))
+        torch.as_tensor(shard.x_test).double()
+        logits = torch.func.functional_call(
+            batched.model.module, batched.model.views(table[k % 2]), (torch.as_tensor(shard.x_test).double(),)
+        )
         assert found[k] == (logits.argmax(1).numpy() == shard.y_test).mean()
 
 
 def test_batch_norm_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(models.MODELS, "normed", lambda shape, classes: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, classes)))
+    monkeypatch.setitem(
+        models.MODELS, "normed", lambda shape, classes: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, classes))
+    )
     with pytest.raises(UsageError, match="group norm"):
         models.build("normed", (1, 4, 4), 3, Randomness(0))
 

@@ -85,7 +85,6 @@ def create(out: Path | None, force: bool, plan: Plan, federation: Federation) ->
     draft.chmod(0o755)
     try:
         files.write_atomic(draft / "config.json", plan.as_json(federation).encode())
-        files.make_folder(draft / "transcript")
         if target.exists():
             shutil.rmtree(target)
         os.replace(draft, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from securecluster.protocols import CFL, Settings
 
 from securecluster import Federation, wire
 from securecluster.errors import FrameError, UsageError
@@ -16,7 +18,6 @@ from securecluster.messages import Rows, Shared, reply_header
 from securecluster.privacy.keys import Box, KeyRing, Peers, _public
 from securecluster.privacy.masks import Permutation, _words, build
 from securecluster.privacy.stages import Kind, Pipeline
-from securecluster.protocols import CFL, Settings
 from securecluster.randomness import Randomness
 
 
@@ -155,7 +156,7 @@ def test_only_the_right_order_can_be_constructed() -> None:
     for one in Kind:
         for two in Kind:
             kinds = [one, two] if Kind.NOISE not in (one, two) or one is Kind.CLIP else [Kind.CLIP, one, two]
-            legal = all(a < b for a, b in zip(kinds, kinds[1:], strict=False))
+            legal = all(a < b for a, b in itertools.pairwise(kinds))
             if legal:
                 assert Pipeline([Fake(k) for k in kinds]).stages
             else:

@@ -99,7 +99,6 @@ def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
     whole = protocol(rounds=4, mask=mask).fit(small, settings)
     for stop in (1, 3):
         folder = tmp_path / str(stop)
-        (folder / "transcript").mkdir(parents=True)
 
         def interrupt(line: dict[str, object], stop: int = stop) -> None:
             if line["round"] == stop:
