@@ -14,7 +14,7 @@ DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run is carried out; none of it changes what is computed beyond float rounding."""
+    """Where and how a run is carried out."""
 
     device: str = "auto"
     """auto, cpu or cuda; auto is the GPU where there is one"""
@@ -25,7 +25,7 @@ class Settings:
     dropout: float = 0.0
     """chance that a client does not reply to a call, in [0, 1)"""
     transcript: str = "sizes"
-    """what is kept of the frames: none, sizes or full"""
+    """what is kept of the frames: none, sizes or full; on the command line also auto, full where the run sends less than 256 MB"""
 
 
 def check_settings(settings: Settings, federation: Federation) -> None:

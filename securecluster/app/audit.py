@@ -19,11 +19,11 @@ def replay(plan: Plan, config: dict[str, Any], folder: Path) -> int:
     Raises:
         ReplayError: the server asks for something else, or ends elsewhere, than it did in the run.
     """
-    if plan.transcript != "full" or not (folder / "server.safetensors").is_file():
+    if plan.settings.transcript != "full" or not (folder / "server.safetensors").is_file():
         raise RunFolderError(f"{folder} cannot be replayed: that takes a finished run with --transcript full")
     transcript = Transcript("full", folder / "transcript", lambda m: message_types(plan.protocol.client, m))
     transcript.entries = load_entries(folder / "transcript")
-    with cpu_threads(plan.execution.threads):
+    with cpu_threads(plan.settings.threads):
         state = plan.protocol.replay(transcript, config["network"])
     if state != files.read(folder / "server.safetensors"):
         raise ReplayError(f"{folder}: the server's final state differs from the recorded one: it used something that no message brought it")

@@ -83,11 +83,11 @@ def _run(argv: list[str]) -> int:
     folders.check_free(options.output.out, options.output.force)
     options.protocol.check(options.simulation.clients)
     federation = options.simulation.federation()
-    transcript = _transcript_mode(options, federation)
-    if options.execution.threads < 0:
+    if options.settings.threads < 0:
         raise UsageError("threads is at least 0")
-    execution = replace(options.execution, threads=options.execution.threads or torch.get_num_threads())
-    plan = folders.Plan(options.protocol, options.simulation, execution, transcript)
+    threads = options.settings.threads or torch.get_num_threads()  # as a number, since another one rounds sums differently
+    settings = replace(options.settings, threads=threads, transcript=_transcript_mode(options, federation))
+    plan = folders.Plan(options.protocol, options.simulation, settings)
     _check_settings(plan, federation)
     folder = folders.create(options.output.out, options.output.force, plan, federation)
     return _carry_out(plan, federation, folder, options.output.quiet)
@@ -103,8 +103,8 @@ def _check_names(options: Any) -> None:
         ("data", options.simulation.data, tuple(SOURCES)),
         ("scenario", options.simulation.scenario, tuple(SCENARIOS)),
         ("mask", options.protocol.mask, MASKS),
-        ("device", options.execution.device, ("auto", "cpu", "cuda")),
-        ("transcript", options.output.transcript, ("auto", *MODES)),
+        ("device", options.settings.device, ("auto", "cpu", "cuda")),
+        ("transcript", options.settings.transcript, ("auto", *MODES)),
     )
     for what, name, names in known:
         if name not in names:
@@ -120,21 +120,21 @@ def _check_settings(plan: Any, federation: Any) -> None:
 
     if plan.protocol.model not in MODELS:
         raise unknown("model", plan.protocol.model, MODELS)
-    choose_device(plan.execution.device)
+    choose_device(plan.settings.device)
     check_settings(plan.settings, federation)
 
 
 def _transcript_mode(options: Any, federation: Any) -> str:
     """`auto` is full where all frames together stay below AUTO_FULL bytes."""
-    if options.output.transcript != "auto":
-        return str(options.output.transcript)
+    if options.settings.transcript != "auto":
+        return str(options.settings.transcript)
     from securecluster.models import MODELS, build
     from securecluster.randomness import Randomness
 
     if options.protocol.model not in MODELS:
         raise unknown("model", options.protocol.model, MODELS)
     d = build(options.protocol.model, federation.shape, federation.classes, Randomness(0)).dimension
-    width = 8 if options.execution.dtype == "float64" else 4
+    width = 8 if options.settings.dtype == "float64" else 4
     return "full" if 2 * d * width * len(federation) * options.protocol.rounds < AUTO_FULL else "sizes"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import securecluster
 from securecluster import files
-from securecluster.app.options import Execution, Simulation, protocol_class
+from securecluster.app.options import Simulation, protocol_class
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.protocols.base import Protocol
@@ -30,13 +30,7 @@ class Plan:
 
     protocol: Protocol
     simulation: Simulation
-    execution: Execution
-    transcript: str
-
-    @property
-    def settings(self) -> Settings:
-        """For `Protocol.fit`."""
-        return Settings(**dataclasses.asdict(self.execution), transcript=self.transcript)
+    settings: Settings
 
     def as_json(self, federation: Federation) -> str:
         """The text of config.json."""
@@ -45,11 +39,10 @@ class Plan:
             "version": securecluster.__version__,
             "protocol": {"name": self.protocol.name, **self.protocol.get_params()},
             "simulation": dataclasses.asdict(self.simulation),
-            "execution": dataclasses.asdict(self.execution),
-            "transcript": self.transcript,
+            "settings": dataclasses.asdict(self.settings),
             "data_digest": federation.digest(),
             "clients": list(federation.names),
-            "network": self.protocol.config(federation, self.execution.dtype),
+            "network": self.protocol.config(federation, self.settings.dtype),
         }
         return json.dumps(content, indent=2) + "\n"
 
@@ -111,7 +104,7 @@ def load(folder: Path) -> tuple[Plan, dict[str, Any]]:
             )
         params = dict(config["protocol"])
         protocol = protocol_class(params.pop("name"))(**params)
-        plan = Plan(protocol, Simulation(**config["simulation"]), Execution(**config["execution"]), config["transcript"])
+        plan = Plan(protocol, Simulation(**config["simulation"]), Settings(**config["settings"]))
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} does not parse ({type(error).__name__}): restore it, or start the run anew") from None
     return plan, config

@@ -10,6 +10,7 @@ from typing import Any
 from securecluster.data import Federation
 from securecluster.data.federation import scenario
 from securecluster.errors import unknown
+from securecluster.settings import Settings
 
 PROTOCOLS = {"cfl": "CFL", "fedavg": "FedAvg", "local": "Local"}
 
@@ -49,8 +50,6 @@ class Simulation:
 class Output:
     """What is written and printed."""
 
-    transcript: str = "auto"
-    """frames kept in the run folder: none, sizes, full, or auto (full where the run sends less than 256 MB)"""
     out: Path | None = None
     """run folder; None is a new one under runs/"""
     force: bool = False
@@ -59,26 +58,21 @@ class Output:
     """print nothing but errors"""
 
 
-@dataclass(frozen=True)
-class Execution:
-    """Where and how exactly it is computed."""
-
-    device: str = "auto"
-    """auto, cpu or cuda; auto is the GPU where there is one"""
-    threads: int = 0
-    """CPU threads; 0 leaves torch's own choice"""
-    dtype: str = "float32"
-    """numbers of models and frames: float32 or float64"""
-    dropout: float = 0.0
-    """chance that a client does not reply to a call, in [0, 1)"""
+def _automatic() -> Settings:
+    return Settings(transcript="auto")
 
 
 def options_class(protocol: type) -> type:
     """One flat dataclass of all options of `run PROTOCOL`."""
     from tyro.conf import OmitArgPrefixes
 
-    parts = (("protocol", protocol), ("simulation", Simulation), ("execution", Execution), ("output", Output))
+    parts = {
+        "protocol": (protocol, protocol),
+        "simulation": (Simulation, Simulation),
+        "settings": (Settings, _automatic),
+        "output": (Output, Output),
+    }
     return make_dataclass(
         "Options",
-        [(name, OmitArgPrefixes[part], field(default_factory=part)) for name, part in parts],  # type: ignore[misc, valid-type]
+        [(name, OmitArgPrefixes[part], field(default_factory=make)) for name, (part, make) in parts.items()],  # type: ignore[misc, valid-type]
     )

@@ -18,9 +18,15 @@ RUN = ["run", "cfl", "--rounds", "14", "--dropout", "0.05", "--quiet", "--thread
 SAME = ("models.safetensors", "server.safetensors", "history.jsonl", "similarity.png")
 
 
+def _hear() -> None:
+    """A shell's background job ignores Ctrl-C, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _start(out: Path) -> subprocess.Popen[bytes]:
     env = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-    return subprocess.Popen([sys.executable, "-m", "securecluster", *RUN, "--out", str(out)], env=env, stderr=subprocess.PIPE)
+    command = [sys.executable, "-m", "securecluster", *RUN, "--out", str(out)]
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, preexec_fn=_hear)
 
 
 def _wait(out: Path, rounds: int, process: subprocess.Popen[bytes]) -> None:
