@@ -64,9 +64,11 @@ def _automatic() -> Settings:
 
 def options_class(protocol: type) -> type:
     """One flat dataclass of all options of `run PROTOCOL`."""
-    from tyro.conf import OmitArgPrefixes
+    import tyro
 
-    parts = {
+    flat: Any = tyro.conf.OmitArgPrefixes
+
+    parts: dict[str, tuple[Any, Any]] = {
         "protocol": (protocol, protocol),
         "simulation": (Simulation, Simulation),
         "settings": (Settings, _automatic),
@@ -74,5 +76,5 @@ def options_class(protocol: type) -> type:
     }
     return make_dataclass(
         "Options",
-        [(name, OmitArgPrefixes[part], field(default_factory=make)) for name, (part, make) in parts.items()],  # type: ignore[misc, valid-type]
+        [(name, flat[part], field(default_factory=make)) for name, (part, make) in parts.items()],
     )
