@@ -157,8 +157,14 @@ class Protocol(ABC):
         """The stages between a client's update and the wire."""
         return Pipeline(build(self.mask))
 
-    def build_client(self, federation: Federation, settings: Settings, clients: Sequence[int] | None = None) -> Endpoint[Trainee]:
-        """The endpoint of some clients (all by default): their data, models, keys and release policy."""
+    def build_client(
+        self, federation: Federation, settings: Settings, clients: Sequence[int] | None = None, simulated: bool = True
+    ) -> Endpoint[Trainee]:
+        """The endpoint of some clients (all by default): their data, models, keys and release policy.
+
+        Args:
+            simulated: derive keys from the federation's seed; a deployed node says False and takes them from the operating system.
+        """
         from securecluster.models import build as build_model
 
         randomness, pipeline = Randomness(federation.seed), self.pipeline()
@@ -172,7 +178,7 @@ class Protocol(ABC):
                 if hasattr(stage, "unlock"):
                     stage.unlock(seed)
 
-        keys = KeyRing(fingerprint_of_config, randomness, unlock)
+        keys = KeyRing(fingerprint_of_config, randomness if simulated else None, unlock)
         return Endpoint(self.client(cohort, self._training(), pipeline, self.weighted), cohort.ids, fingerprint_of_config, pipeline, keys)
 
     def build_network(self, transport: Transport, config: dict[str, Any]) -> Network:

@@ -166,7 +166,7 @@ def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
 
     def send() -> Outbox:
         outbox: Outbox = state.outbox
-        net.round = 0
+        net.round = len(run.history) + 1
         for _ in range(tries):
             late = outbox.late()
             if late:

@@ -102,6 +102,13 @@ def test_both_ends_get_the_same_seed() -> None:
     assert len(peer_got[0]) == 32
 
 
+def test_deployed_nodes_take_their_keys_from_the_operating_system(small: Federation) -> None:
+    method = CFL()
+    offers = [method.build_client(small, Settings(), [0], simulated=s).keys.offer((0,)).key.values for s in (True, True, False, False)]
+    assert torch.equal(offers[0], offers[1])
+    assert not torch.equal(offers[2], offers[3])
+
+
 @pytest.mark.parametrize("what", ["box", "key", "leader", "low order"])
 def test_a_tampered_agreement_is_refused(what: str) -> None:
     _, got, peer, _, boxes = agreement()

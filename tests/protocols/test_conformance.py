@@ -10,7 +10,7 @@ import pytest
 import torch
 from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
 
-from securecluster import Federation, LabelSwap, wire
+from securecluster import Federation, Iid, LabelSwap, wire
 from securecluster.endpoint import message_types
 from securecluster.messages import Call, reply_header
 from securecluster.run import Run
@@ -149,13 +149,13 @@ def test_dropouts_do_not_keep_cfl_from_the_clusters() -> None:
 
 
 def test_partial_participation_waits_for_complete_rounds_and_recovers_the_clusters() -> None:
-    federation = Federation.simulate("digits", scenario=LabelSwap(clusters=2), seed=0)
-    fitted = CFL(rounds=40, participation=0.5).fit(federation)
-    assert fitted.agreement_ is not None
-    assert fitted.agreement_["exact"]
-    asked = [len(e.to) for e in fitted.transcript_.entries if e.method == "train"]
-    assert min(asked) == 10
-    assert max(asked) == 20
+    for scenario, clusters in ((LabelSwap(), 4), (Iid(), 1)):
+        fitted = CFL(rounds=60, participation=0.3).fit(Federation.simulate("digits", scenario=scenario, seed=0))
+        assert fitted.agreement_ is not None
+        assert fitted.agreement_["exact"]
+        asked = [len(e.to) for e in fitted.transcript_.entries if e.method == "train"]
+        assert min(asked) == 6
+        assert max(asked) == (20 if clusters > 1 else 6)
 
 
 def test_labels_of_every_protocol_are_numbered_from_zero(small: Federation) -> None:
