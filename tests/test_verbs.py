@@ -96,6 +96,17 @@ def test_sum_adds_up_per_group_whatever_the_chunk(chunk: int | None) -> None:
     assert (total.counts, total.lost) == ((3, 0, 3), (4,))
 
 
+def test_a_plain_sum_never_holds_more_replies_than_a_chunk() -> None:
+    held: list[int] = []
+
+    def seen(call: Call) -> set[int]:
+        held.append(len(call.to))
+        return set()
+
+    network(ROWS, seen, chunk=3).sum(Toy.row, Hello(), to=range(M))
+    assert held == [3, 3, 1]
+
+
 def test_pairs_brings_the_symmetric_mean_or_only_what_is_computed_from_it() -> None:
     net = network(ROWS, lambda call: {3})
     alive = [0, 1, 2, 4, 5, 6]

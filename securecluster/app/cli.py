@@ -79,14 +79,16 @@ def _run(argv: list[str]) -> int:
     options: Any = tyro.cli(options_class(protocol_class(argv[0])), prog=f"securecluster run {argv[0]}", args=argv[1:])
     _check_names(options)
     from securecluster.app import folder as folders
+    from securecluster.cohort import choose_device
 
     folders.check_free(options.output.out, options.output.force)
     options.protocol.check(options.simulation.clients)
     federation = options.simulation.federation()
     if options.settings.threads < 0:
         raise UsageError("threads is at least 0")
-    threads = options.settings.threads or torch.get_num_threads()  # as a number, since another one rounds sums differently
-    settings = replace(options.settings, threads=threads, transcript=_transcript_mode(options, federation))
+    threads = options.settings.threads or torch.get_num_threads()  # by name and number, since others round sums differently
+    device = choose_device(options.settings.device).type
+    settings = replace(options.settings, device=device, threads=threads, transcript=_transcript_mode(options, federation))
     plan = folders.Plan(options.protocol, options.simulation, settings)
     _check_settings(plan, federation)
     folder = folders.create(options.output.out, options.output.force, plan, federation)
@@ -114,13 +116,11 @@ def _check_names(options: Any) -> None:
 
 
 def _check_settings(plan: Any, federation: Any) -> None:
-    from securecluster.cohort import choose_device
     from securecluster.models import MODELS
     from securecluster.settings import check_settings
 
     if plan.protocol.model not in MODELS:
         raise unknown("model", plan.protocol.model, MODELS)
-    choose_device(plan.settings.device)
     check_settings(plan.settings, federation)
 
 
