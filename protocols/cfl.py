@@ -24,7 +24,7 @@ from securecluster.errors import UsageError
 from securecluster.metrics import separation_gap
 from securecluster.network import Network
 from securecluster.run import Line, Run
-from securecluster.similarity import cosine, gram, gram_norms
+from securecluster.similarity import cosine, gram, gram_norms, mean_norm
 
 
 @dataclass
@@ -93,7 +93,7 @@ class CFL(Protocol):
         """The split test of one cluster, lines 16–21: ε1, ε2, bipartition, γ_max. A cluster waits for a reply of every member."""
         inner = gram(delta)
         norms, alpha = gram_norms(inner), cosine(inner)
-        look = Look(c, members, _mean_norm(mean_c, norms, len(members)), float(norms.max()), alpha)
+        look = Look(c, members, mean_norm(mean_c, norms, len(members)), float(norms.max()), alpha)
         state.scale = state.scale or look.max_norm
         state.shared = len(members) == len(state.labels) == len(came)
         if state.shared:
@@ -191,16 +191,10 @@ class Look:
 
 
 def _mean(delta: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    return delta.mean(0) if weight is None else (weight[:, None] * delta).sum(0) / weight.sum()
-
-
-def _mean_norm(mean_c: torch.Tensor, norms: torch.Tensor, members: int) -> float:
-    """‖Δ_c‖ over all members, from those that came (ours): the mean of s of m scatters by (1/s − 1/m)·variance more, which is taken off."""
-    square, came = float(mean_c.double().square().sum()), len(norms)
-    if 1 < came < members:
-        variance = max(0.0, float(norms.square().mean()) - square) * came / (came - 1)
-        square -= (1 / came - 1 / members) * variance
-    return math.sqrt(max(square, 0.0))
+    if weight is None:
+        return delta.mean(0)
+    share = (weight / weight.sum()).to(delta.device)
+    return (share[:, None] * delta).sum(0)
 
 
 def _post(state: State, step: int, means: Sequence[torch.Tensor | None]) -> None:

@@ -130,7 +130,8 @@ class Outbox:
         return cls(fresh, [0] * clients)
 
     def post(self, step: int, means: torch.Tensor, labels: Sequence[int]) -> None:
-        """Add a round's averages (K, d); `labels[i]` is client i's row."""
+        """Add a round's averages (K, d), kept in main memory; `labels[i]` is client i's row."""
+        means = means.cpu()
         if not self.fresh and self.posts:
             before = self.posts[-1]
             source = [before.row_of[list(labels).index(c)] for c in range(len(means))]

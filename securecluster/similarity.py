@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from securecluster.backend import torch
 
 
@@ -33,3 +35,20 @@ def cosine(inner: torch.Tensor) -> torch.Tensor:
     scale = torch.where(size > 0, 1 / size, torch.zeros_like(size))
     alpha = (inner * scale[:, None] * scale[None, :]).clamp(-1, 1)
     return alpha.fill_diagonal_(1.0)
+
+
+def mean_norm(mean: torch.Tensor, norms: torch.Tensor, members: int) -> float:
+    """‖mean‖ over all members, estimated from those that came (ours).
+
+    The mean of s of m rows scatters around theirs by (1/s − 1/m)·variance, which is taken off; exact where all came.
+
+    Args:
+        mean: of the rows that came, (d,).
+        norms: of the rows that came, (s,).
+        members: m.
+    """
+    square, came = float(mean.double().square().sum()), len(norms)
+    if 1 < came < members:
+        variance = max(0.0, float(norms.square().mean()) - square) * came / (came - 1)
+        square -= (1 / came - 1 / members) * variance
+    return math.sqrt(max(square, 0.0))

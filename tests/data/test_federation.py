@@ -14,7 +14,7 @@ from securecluster.data.sources import digits
 from securecluster.errors import UsageError
 from securecluster.metrics import agreement, mean, separation_gap
 from securecluster.randomness import Randomness
-from securecluster.similarity import cosine, gram, gram_norms
+from securecluster.similarity import cosine, gram, gram_norms, mean_norm
 
 
 def originals() -> dict[bytes, set[int]]:
@@ -133,6 +133,18 @@ def test_similarities_are_numpys_in_float64_also_over_several_column_blocks() ->
     turn = torch.linalg.qr(torch.randn(50, 50, dtype=torch.float64))[0]
     some = torch.randn(5, 50, dtype=torch.float64)
     torch.testing.assert_close(cosine(gram(some @ turn)), cosine(gram(some)), rtol=1e-10, atol=1e-12)
+
+
+def test_the_norm_of_a_mean_is_unbiased_under_sampling_and_exact_for_everyone() -> None:
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(12, 40, generator=draw, dtype=torch.float64) + 0.3
+    exact = float(rows.mean(0).norm())
+    assert mean_norm(rows.mean(0), rows.norm(dim=1), 12) == pytest.approx(exact)
+    picks = [torch.randperm(12, generator=draw)[:4] for _ in range(3000)]
+    squares = [mean_norm(rows[p].mean(0), rows[p].norm(dim=1), 12) ** 2 for p in picks]
+    naive = np.mean([float(rows[p].mean(0).square().sum()) for p in picks])
+    assert np.mean(squares) == pytest.approx(exact**2, rel=0.05)
+    assert naive > 1.5 * exact**2
 
 
 def test_randomness_is_a_function_of_its_path() -> None:
