@@ -232,6 +232,8 @@ class Protocol(ABC):
             "transcript": Kept(Recording, lambda: Recording(*transcript.snapshot()), lambda r: transcript.rewind(r.count, r.totals)),
         }
         run = Run(folder, kept, observe, report, lambda number: setattr(net, "round", number))
+        if not run.resumed:
+            transcript.rewind(0, {})  # what a run left that was killed before its first checkpoint
         state = self.serve(net, run)
         return Fit(list(state.labels), client.models, run, net, transcript, client, pack(state), client.cohort.device.type)
 

@@ -65,6 +65,7 @@ class Run:
         self._notes: Line = {}
         self._clock = _Clock()
         self._since = time.monotonic()
+        self.resumed = False
         if folder is not None:
             self._load(folder)
 
@@ -130,6 +131,7 @@ class Run:
     def _load(self, folder: Path) -> None:
         history = folder / "history.jsonl"
         found = sorted(folder.glob("checkpoint-*"))
+        self.resumed = bool(found)
         if found:
             parts = {p.name: files.read(p) for p in found[-1].iterdir()}
             self._clock = unpack(parts.pop("clock"), _Clock)

@@ -11,10 +11,11 @@ import torch
 from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
 
 from securecluster import Federation, Iid, LabelSwap, wire
+from securecluster.cohort import Cohort
 from securecluster.endpoint import message_types
 from securecluster.messages import Call, reply_header
 from securecluster.run import Run
-from securecluster.transcript import Transcript
+from securecluster.transcript import Transcript, load_entries
 from securecluster.transport import InProcess, Recorded
 
 MASKED = [(protocol, mask) for protocol in (CFL, FedAvg) for mask in ("none", "permutation")]
@@ -116,6 +117,22 @@ def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
         assert again.server_state_ == whole.server_state_
         assert torch.equal(again.client_models_.values, whole.client_models_.values)
         assert again.bytes_ == whole.bytes_
+
+
+def test_a_run_stopped_before_its_first_checkpoint_starts_over_cleanly(
+    small: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cohort, "accuracy", interrupt)  # the observer, after the first round's messages
+        with pytest.raises(KeyboardInterrupt):
+            CFL(rounds=2).fit(small, FULL, folder=tmp_path)
+    assert list((tmp_path / "transcript").glob("*.safetensors"))
+    fitted = CFL(rounds=2).fit(small, FULL, folder=tmp_path)
+    assert load_entries(tmp_path / "transcript") == fitted.transcript_.entries
+    assert fitted.transcript_.entries == CFL(rounds=2).fit(small, FULL).transcript_.entries
 
 
 @pytest.mark.parametrize(("protocol", "mask"), MASKED)
