@@ -1,0 +1,134 @@
+"""Whole files or none, and one sentence when the disk says no."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from securecluster import files
+from securecluster.errors import RunFolderError
+
+
+def fail(code: int) -> Callable[..., Any]:
+    def failing(*_: object, **__: object) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return failing
+
+
+def sentence(action: Callable[[], object]) -> str:
+    with pytest.raises(RunFolderError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+    return str(caught.value)
+
+
+class FullStream:
+    """A file whose disk fills up half-way."""
+
+    def __init__(self, stream: Any, code: int) -> None:
+        self._stream, self._code = stream, code
+
+    def __enter__(self) -> FullStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def write(self, data: bytes) -> int:
+        self._stream.write(data[: len(data) // 2])
+        raise OSError(self._code, os.strerror(self._code))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["open", "replace", "fdopen"])
+def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    path = tmp_path / "state"
+    files.write_atomic(path, b"old")
+    real = os.fdopen
+    broken = (lambda d, m: FullStream(real(d, m), code)) if call == "fdopen" else fail(code)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, broken)
+        said = sentence(lambda: files.write_atomic(path, b"new and longer"))
+    assert str(path) in said
+    assert os.strerror(code) in said
+    assert "free some space, then resume the run" in said
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_a_first_write_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "replace", fail(errno.ENOSPC))
+    sentence(lambda: files.write_atomic(tmp_path / "state", b"new"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_replaced_whole_with_the_mode_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    files.write_atomic(path, b"one", 0o600)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    files.write_atomic(path, b"x" * 100_000)
+    assert path.read_bytes() == b"x" * 100_000
+    files.write_atomic(path, b"")
+    assert path.read_bytes() == files.read(path) == b""
+
+
+def test_a_file_is_never_seen_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, seen, real = tmp_path / "state", [], os.replace
+
+    def look(source: Any, target: Any) -> None:
+        seen.append((Path(source).read_bytes(), path.read_bytes()))
+        real(source, target)
+
+    files.write_atomic(path, b"old")
+    monkeypatch.setattr(os, "replace", look)
+    files.write_atomic(path, b"new" * 1000)
+    assert seen == [(b"new" * 1000, b"old")]
+
+
+def test_other_troubles_ask_to_check_the_path(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for action in (
+        lambda: files.read(tmp_path / "missing"),
+        lambda: files.write_atomic(tmp_path / "missing" / "file", b""),
+        lambda: files.write_atomic(tmp_path / "file" / "below", b""),
+        lambda: files.append_line(tmp_path / "missing" / "file", "x"),
+        lambda: files.make_folder(tmp_path / "file"),
+        lambda: files.make_folder(tmp_path / "file" / "below"),
+        lambda: files.move(tmp_path / "missing", tmp_path / "other"),
+    ):
+        assert "check the path and its permissions" in sentence(action)
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_lines_are_appended_and_folders_made_and_moved(tmp_path: Path) -> None:
+    files.make_folder(tmp_path / "a" / "b")
+    files.make_folder(tmp_path / "a" / "b")
+    for line in ("one", "two"):
+        files.append_line(tmp_path / "a" / "b" / "log", line)
+    files.move(tmp_path / "a" / "b", tmp_path / "c")
+    assert (tmp_path / "c" / "log").read_text() == "one\ntwo\n"
+    assert not (tmp_path / "a" / "b").exists()
+
+
+def test_a_full_disk_while_appending_or_moving_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old").write_text("x")
+    monkeypatch.setattr(os, "replace", fail(errno.ENOSPC))
+    monkeypatch.setattr(Path, "open", fail(errno.ENOSPC))
+    monkeypatch.setattr(Path, "mkdir", fail(errno.ENOSPC))
+    for action in (
+        lambda: files.append_line(tmp_path / "log", "x"),
+        lambda: files.move(tmp_path / "old", tmp_path / "new"),
+        lambda: files.make_folder(tmp_path / "folder"),
+    ):
+        assert "free some space" in sentence(action)
+    assert os.listdir(tmp_path) == ["old"]
