@@ -6,6 +6,7 @@ until each client it is meant for has it; a client that missed rounds is sent wh
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,8 +79,10 @@ class Trainee:
             place.append(key)
             if key not in rows:
                 rows[key] = self._moved(self.models.table[row], key[1], query, undone)
-        order = {key: n for n, key in enumerate(rows)}
-        return Rows(torch.stack(list(rows.values())), tuple(order[key] for key in place))
+        prints = {key: hashlib.blake2b(row.cpu().numpy().tobytes()).digest() for key, row in rows.items()}
+        kept = {prints[key]: row for key, row in rows.items()}  # who caught up shares its peers' row again
+        order = {digest: n for n, digest in enumerate(kept)}
+        return Rows(torch.stack(list(kept.values())), tuple(order[prints[key]] for key in place))
 
     def _moved(self, theta: torch.Tensor, picks: tuple[int, ...], query: Means, undone: dict[int, torch.Tensor]) -> torch.Tensor:
         for p in picks:

@@ -114,17 +114,18 @@ def stack(messages: Sequence[M]) -> M:
 def _join(name: str, first: Any, column: list[Any]) -> Any:
     if any(type(v) is not type(first) for v in column):
         raise FrameError(f"{name}: present in some frames and absent in others")
-    if isinstance(first, Rows):
-        tables = [v.values for v in column]
+    if isinstance(first, Batched):
+        tables = [v.values if isinstance(v, Rows) else v.table for v in column]
         if len({(t.shape[1:], t.dtype) for t in tables}) > 1:
             raise FrameError(f"{name}: the frames differ in shape or type: {sorted({str(tuple(t.shape[1:])) for t in tables})}")
-        return Rows(torch.cat(tables))
-    if isinstance(first, Picks):
-        starts = [sum(len(v.table) for v in column[:k]) for k in range(len(column))]
+        if isinstance(first, Rows):
+            return Rows(torch.cat(tables))
+        starts = [sum(len(t) for t in tables[:k]) for k in range(len(tables))]
         picks = tuple(tuple(s + p for p in v.picks[0]) for s, v in zip(starts, column, strict=True))
-        return Picks(torch.cat([v.table for v in column]), picks)
+        return Picks(torch.cat(tables), picks)
     if isinstance(first, Shared):
-        same = all(v.value.shape == first.value.shape and torch.equal(v.value, first.value) for v in column)
+        kind = (first.value.shape, first.value.dtype)
+        same = all((v.value.shape, v.value.dtype) == kind and torch.equal(v.value, first.value) for v in column)
     else:
         same = all(v == first for v in column)
     if not same:

@@ -140,7 +140,8 @@ class Network:
         if expected != len(to):
             raise UsageError(f"a query with {expected} rows cannot go to {len(to)} clients")
         ready = list(to)
-        if self._keyed and release_of(method).through:
+        release_of(method)
+        if self._keyed:  # also a client that only receives must undo the mask
             self._agree(to)
             ready = [i for i in to if i in self.state.keyed]
         self.state.step += 1
@@ -181,17 +182,14 @@ class Network:
         if offers.reply is None:
             return
         keys = dict(zip(offers.ids, offers.reply.key.values, strict=True))
+        peers = offers.ids
+        table = torch.stack([keys[i] for i in peers])
         for leader in self.state.keyed or offers.ids:
-            peers = [i for i in offers.ids if i != leader]
-            if not peers:
-                self.state.keyed = sorted({*self.state.keyed, leader})
-                return
-            table = torch.stack([keys[i] for i in peers])
             sealed = self._key("key_seal", [leader], Peers(Shared(torch.as_tensor(peers)), Shared(table)))
             if sealed.reply is not None:
                 box = Box(leader, Shared(sealed.reply.key.values[0]), Rows(sealed.reply.boxes.values[0]))
                 opened = self._key("key_open", peers, box)
-                self.state.keyed = sorted({*self.state.keyed, leader, *opened.ids})
+                self.state.keyed = sorted({*self.state.keyed, *opened.ids})
                 return
 
     def _key(self, name: str, to: Sequence[int], query: Any) -> Answer:
@@ -209,3 +207,5 @@ def _check_finite(call: Call, answer: Answer) -> None:
                 raise UpdateError(
                     f"round {call.round}: {name} of client(s) {', '.join(map(str, bad[:5]))} is not finite: lower the learning rate (--lr)"
                 )
+        elif isinstance(value, Shared) and value.value.is_floating_point() and not bool(torch.isfinite(value.value).all()):
+            raise UpdateError(f"round {call.round}: {name} of the clients' replies is not finite: lower the learning rate (--lr)")

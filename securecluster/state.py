@@ -44,7 +44,7 @@ def unpack(data: bytes, kind: type[S]) -> S:
         converter.register_structure_hook_func(lambda t: t is Any, lambda tree, _: _settle(tree, tensors))
         length = int.from_bytes(data[:8], "little")
         return converter.structure(json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["state"]), kind)
-    except (SafetensorError, ValueError, KeyError, TypeError, cattrs.BaseValidationError) as error:
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, cattrs.BaseValidationError) as error:
         raise RunFolderError(f"a saved {kind.__name__} does not parse ({type(error).__name__}): start the run anew") from None
 
 

@@ -139,6 +139,7 @@ class Transcript:
         """Back to a checkpoint: calls recorded after it are forgotten (the resumed run makes them again)."""
         self.count = count
         self._totals = defaultdict(Counter, {name: Counter(c) for name, c in totals.items()})
+        self.entries, self._kept = self.entries[:count], self._kept[:count]
         if self.mode == "none" or self._folder is None:
             return
         self.entries = load_entries(self._folder)[:count]
@@ -155,8 +156,10 @@ def load_entries(folder: Path) -> list[Entry]:
     """The entries written in a folder; a last line cut short by a kill is left out."""
     path = folder / "index.jsonl"
     lines = files.read(path).decode().splitlines(keepends=True) if path.exists() else []
-    raw = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [Entry(**_fields(e)) for e in raw]
+    try:
+        return [Entry(**_fields(json.loads(line))) for line in lines if line.endswith("\n")]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"{path} does not parse ({type(error).__name__}): start the run anew") from None
 
 
 def _plain(message: Any) -> dict[str, Any]:

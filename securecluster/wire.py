@@ -107,9 +107,13 @@ def _read(data: bytes) -> tuple[str, dict[str, torch.Tensor]]:
         text = json.loads(data[8 : 8 + length])["__metadata__"]["frame"]
         if not isinstance(text, str):
             raise ValueError("its metadata is not a string")
-        return text, load(data)
-    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-        raise FrameError(f"a frame does not parse ({error}): it was damaged or forged, ask for it again") from None
+        tensors = load(data)
+        if any(t.dtype not in _dtypes() for t in tensors.values()):
+            raise ValueError("a tensor has a type that no message has")
+        return text, tensors
+    except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FrameError(f"a frame does not parse ({reason}): it was damaged or forged, ask for it again") from None
 
 
 def peek(data: bytes) -> Header:
@@ -124,6 +128,8 @@ def _header(text: str) -> tuple[Header, Any]:
         fields = dataclasses.fields(Header)
         if len(values) != len(fields) or any(type(v).__name__ != f.type for v, f in zip(values, fields, strict=True)):
             raise ValueError("its fields are not those of a header")
+        if any(type(v) is int and not 0 <= v < 1 << 63 for v in values):
+            raise ValueError("a count is out of range")
         return Header(*values), scalars
     except (ValueError, TypeError, RecursionError) as error:
         raise FrameError(f"a frame's header does not parse ({error}): it was damaged or forged, ask for it again") from None

@@ -23,7 +23,8 @@ def test_a_key_is_32_bytes_of_its_seed_and_path(seed: int, one: tuple[Part, ...]
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [(("a", "b"), ("ab",)), (("a,b",), ("a", "b")), ((1,), ("1",)), ((1, 2), (12,)), ((), ("",)), (('a","b',), ("a", "b"))]
+    ("one", "other"),
+    [(("a", "b"), ("ab",)), (("a,b",), ("a", "b")), ((1,), ("1",)), ((1, 2), (12,)), ((), ("",)), (('a","b',), ("a", "b"))],
 )
 def test_paths_are_told_apart_however_they_are_cut(one: tuple[Part, ...], other: tuple[Part, ...]) -> None:
     assert Randomness(0).key(*one) != Randomness(0).key(*other)

@@ -207,7 +207,9 @@ def test_the_forger_of_these_tests_can_write_a_good_frame() -> None:
     assert decode(framed(said({"number": 1})), Narrow)[0] == HEADER
 
 
-@pytest.mark.parametrize("scalars", [{}, {"number": None}, {"number": 1, "more": 1}, {"number": 1, "rows": 1}, {"rows": 1}, [1], 1, "x", None])
+@pytest.mark.parametrize(
+    "scalars", [{}, {"number": None}, {"number": 1, "more": 1}, {"number": 1, "rows": 1}, {"rows": 1}, [1], 1, "x", None]
+)
 def test_missing_and_unknown_scalars_are_refused(scalars: Any) -> None:
     refused(framed(said(scalars)))
 
@@ -217,7 +219,9 @@ def test_scalars_of_another_type_are_refused(value: Any) -> None:
     refused(framed(said({"number": value})))
 
 
-@pytest.mark.parametrize("rows", [{}, {"rows": torch.zeros(1), "number": torch.zeros(1)}, {"rows": torch.zeros(1), "extra": torch.zeros(1)}])
+@pytest.mark.parametrize(
+    "rows", [{}, {"rows": torch.zeros(1), "number": torch.zeros(1)}, {"rows": torch.zeros(1), "extra": torch.zeros(1)}]
+)
 def test_missing_and_unknown_tensors_are_refused(rows: dict[str, torch.Tensor]) -> None:
     refused(framed(said({"number": 1}), rows))
 

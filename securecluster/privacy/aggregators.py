@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from securecluster.backend import torch
+from securecluster.errors import FrameError
 from securecluster.messages import Answer, Call, Rows
 
 CHUNK_BYTES = 1 << 28
@@ -66,7 +68,10 @@ def _add(total: Any, reply: Any, place: list[int], groups: int) -> Any:
     fields = {name: value.values for name, value in vars(reply).items() if isinstance(value, Rows)}
     if total is None:
         empty = {n: Rows(torch.zeros(groups, *v.shape[1:], dtype=v.dtype, device=v.device)) for n, v in fields.items()}
-        total = type(reply)(**empty)
+        total = dataclasses.replace(reply, **empty)
     for name, value in fields.items():
+        held = getattr(total, name).table
+        if (held.shape[1:], held.dtype) != (value.shape[1:], value.dtype):
+            raise FrameError(f"{name}: the replies differ in shape or type: {tuple(held.shape[1:])} and {tuple(value.shape[1:])}")
         getattr(total, name).table.index_add_(0, torch.as_tensor(place, device=value.device), value)
     return total

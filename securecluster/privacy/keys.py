@@ -66,9 +66,10 @@ class Done:
 
 @dataclass
 class Secrets:
-    """What a client keeps between rounds: its private key, and the shared seed once it has it. Never printed."""
+    """What a client keeps between rounds: its private key, a seed it drew as leader, and the shared seed once it has it. Never printed."""
 
     private: dict[int, bytes] = field(default_factory=dict, repr=False)
+    drawn: dict[int, bytes] = field(default_factory=dict, repr=False)
     seed: dict[int, bytes] = field(default_factory=dict, repr=False)
 
 
@@ -109,12 +110,14 @@ class KeyRing:
         return PublicKey(Rows(torch.stack([_tensor(_public(self._private(i))) for i in clients])))
 
     def seal(self, leader: int, peers: Peers) -> Boxes:
-        """The leader's seed, sealed to each peer."""
-        if leader not in self.secrets.seed:
-            self._take(leader, self._bytes(leader, "mask"))
+        """The leader's seed, sealed to each peer; it takes a seed it drew itself only out of its own box, like everyone else."""
+        ids, keys = peers.ids.value, peers.keys.value
+        if ids.ndim != 1 or keys.shape != (len(ids), 32) or keys.dtype != torch.uint8:
+            raise FrameError("the peers of a key agreement need one 32-byte key each: ask for the frame again")
+        seed = self.secrets.seed.get(leader) or self.secrets.drawn.setdefault(leader, self._bytes(leader, "mask"))
         mine, own = self._private(leader), _public(self._private(leader))
         boxes = [
-            _aead(mine, _bytes(key), self._context(leader, int(i), own, _bytes(key))).encrypt(bytes(12), self.secrets.seed[leader], None)
+            _aead(mine, _bytes(key), self._context(leader, int(i), own, _bytes(key))).encrypt(bytes(12), seed, None)
             for i, key in zip(peers.ids.value, peers.keys.value, strict=True)
         ]
         return Boxes(Rows(_tensor(own)[None]), Rows(torch.stack([_tensor(b) for b in boxes])[None]))

@@ -85,19 +85,20 @@ def ring(client: int, seed: int, got: list[bytes]) -> KeyRing:
     return KeyRing("config", Randomness(seed), got.append)
 
 
-def agreement() -> tuple[list[bytes], list[bytes], KeyRing, Any, Any]:
+def agreement() -> tuple[list[bytes], list[bytes], KeyRing, KeyRing, Any]:
     leader_got: list[bytes] = []
     peer_got: list[bytes] = []
     leader, peer = ring(0, 1, leader_got), ring(1, 1, peer_got)
-    leader.offer((0,))
-    offer = peer.offer((1,))
-    boxes = leader.seal(0, Peers(Shared(torch.tensor([1])), Shared(offer.key.values)))
-    return leader_got, peer_got, peer, offer, boxes
+    keys = torch.cat([leader.offer((0,)).key.values, peer.offer((1,)).key.values])
+    boxes = leader.seal(0, Peers(Shared(torch.tensor([0, 1])), Shared(keys)))
+    return leader_got, peer_got, leader, peer, boxes
 
 
 def test_both_ends_get_the_same_seed() -> None:
-    leader_got, peer_got, peer, _, boxes = agreement()
-    peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0])))
+    leader_got, peer_got, leader, peer, boxes = agreement()
+    assert not leader_got
+    peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][1:])))
+    leader.open((0,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][:1])))
     assert leader_got == peer_got
     assert len(peer_got[0]) == 32
 
@@ -111,8 +112,8 @@ def test_deployed_nodes_take_their_keys_from_the_operating_system(small: Federat
 
 @pytest.mark.parametrize("what", ["box", "key", "leader", "low order"])
 def test_a_tampered_agreement_is_refused(what: str) -> None:
-    _, got, peer, _, boxes = agreement()
-    key, sealed = boxes.key.values[0].clone(), boxes.boxes.values[0].clone()
+    _, got, _, peer, boxes = agreement()
+    key, sealed = boxes.key.values[0].clone(), boxes.boxes.values[0][1:].clone()
     if what == "box":
         sealed[0, 5] ^= 1
     if what == "key":
@@ -125,10 +126,10 @@ def test_a_tampered_agreement_is_refused(what: str) -> None:
 
 
 def test_another_seed_for_one_client_is_refused() -> None:
-    _, _, peer, _, boxes = agreement()
+    _, _, _, peer, boxes = agreement()
     peer.secrets.seed[5] = bytes(32)
     with pytest.raises(FrameError, match="another mask seed"):
-        peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0])))
+        peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][1:])))
 
 
 def test_no_frame_of_a_masked_run_carries_a_secret(small: Federation) -> None:
@@ -137,7 +138,7 @@ def test_no_frame_of_a_masked_run_carries_a_secret(small: Federation) -> None:
     secrets = method.build_client(small, Settings()).keys
     secrets.offer(tuple(range(6)))
     secrets.seal(0, Peers(Shared(torch.tensor([1])), Shared(secrets.offer((1,)).key.values)))
-    hidden = [*secrets.secrets.private.values(), *secrets.secrets.seed.values()]
+    hidden = [*secrets.secrets.private.values(), *secrets.secrets.drawn.values()]
     assert len(hidden) == 7
     for position in range(len(fitted.transcript_.entries)):
         call, answer = fitted.transcript_.content(position)

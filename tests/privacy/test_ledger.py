@@ -1,0 +1,25 @@
+"""What was released, and that nothing without noise counts as private."""
+
+from __future__ import annotations
+
+import math
+
+from securecluster.privacy.ledger import Event, Ledger
+from securecluster.state import pack, unpack
+
+
+def test_epsilon_is_zero_before_and_infinite_after_any_exact_release() -> None:
+    ledger = Ledger()
+    assert (ledger.epsilon, ledger.reported()) == (0.0, 0.0)
+    ledger.add(Event("train", "sum", ("delta",), 1, 9))
+    assert ledger.epsilon == math.inf
+    assert ledger.reported() is None
+
+
+def test_ledgers_are_apart_keep_order_and_survive_a_checkpoint() -> None:
+    one, other = Ledger(), Ledger()
+    events = [Event("b", "sum", ("x", "y"), 2, 3), Event("a", "gather", (), 1, 1, 0.5), Event("b", "sum", ("x", "y"), 2, 3)]
+    for event in events:
+        one.add(event)
+    assert (one.events, other.events) == (events, [])
+    assert unpack(pack(one), Ledger) == one
