@@ -147,7 +147,7 @@ class Cohort:
             if not mine:
                 continue
             with torch.no_grad():
-                logits = torch.func.functional_call(self.model.module, self.model.views(flat), (torch.cat([t[0] for _, t in mine]),))
+                logits = self.model.call(self.model.views(flat), torch.cat([t[0] for _, t in mine]))
             hit = (logits.argmax(-1) == torch.cat([t[1] for _, t in mine])).cpu().numpy()
             for (k, _), own in zip(mine, np.split(hit, np.cumsum([len(t[1]) for _, t in mine])[:-1]), strict=True):
                 found[k] = own.mean()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -57,18 +57,34 @@ class FlatModel:
         views = self.views(flat)
         if self._dense:
             return self._stacked_dense(views, x)
-        outputs: torch.Tensor = torch.func.vmap(lambda p, b: torch.func.functional_call(self.module, p, (b,)))(views, x)
+        outputs: torch.Tensor = torch.func.vmap(self.call)(views, x)
         return outputs
+
+    def call(self, views: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """The module's output on x (n, …) with these parameters."""
+        named = {name: views[first] for name, first in self._places.items()}
+        # torch's own tie_weights leaves a module that is used twice with a stranger's tensor
+        outputs: torch.Tensor = torch.func.functional_call(self.module, named, (x,), tie_weights=False)
+        return outputs
+
+    @cached_property
+    def _places(self) -> dict[str, str]:
+        """Every place that holds a parameter -> the parameter's first name (another one where weights are tied)."""
+        first = {id(p): name for name, p in self.module.named_parameters()}
+        modules = self.module.named_modules()
+        return {f"{m}.{n}".lstrip("."): first[id(p)] for m, module in modules for n, p in module._parameters.items() if p is not None}
 
     @property
     def _dense(self) -> bool:
-        return isinstance(self.module, nn.Sequential) and all(
-            type(layer) in (nn.Flatten, nn.Linear, nn.ReLU) and (not isinstance(layer, nn.Linear) or layer.bias is not None)
-            for layer in self.module
+        if not isinstance(self.module, nn.Sequential) or not len(self.module) or type(self.module[0]) is not nn.Flatten:
+            return False
+        first, *rest = self.module
+        return (first.start_dim, first.end_dim) == (1, -1) and all(
+            type(layer) is nn.ReLU or (type(layer) is nn.Linear and layer.bias is not None and rest.count(layer) == 1) for layer in rest
         )
 
     def _stacked_dense(self, views: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        for name, layer in self.module.named_children():
+        for name, layer in self.module._modules.items():
             if isinstance(layer, nn.Flatten):
                 x = x.flatten(2)
             elif isinstance(layer, nn.ReLU):
@@ -93,7 +109,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, randomness: Randomnes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.integer("model"))
         module = MODELS[name](shape, classes)
-    if list(module.buffers()):
+    if list(module.buffers()) or any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
         raise UsageError(f"model {name!r} keeps running statistics, which clients cannot average: use group norm instead of batch norm")
     named = dict(module.named_parameters())
     return FlatModel(module, tuple(named), tuple(p.shape for p in named.values()))

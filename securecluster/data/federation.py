@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,9 +106,9 @@ class Federation:
         for what, given in (("test", test), ("truth", truth)):
             if given is not None and set(given) != set(clients):
                 raise UsageError(f"{what} must have an entry for every client and no other: check {sorted(set(given) ^ set(clients))[:3]}")
-        shards = [_own(name, *pair, None if test is None else test[name], Randomness(seed)) for name, pair in clients.items()]
+        shards = [_own(name, pair, None if test is None else test[name], Randomness(seed)) for name, pair in clients.items()]
         classes = 1 + max(int(y.max(initial=0)) for s in shards for y in (s.y, s.y_test))
-        known = None if truth is None else tuple(int(truth[name]) for name in clients)
+        known = None if truth is None else tuple(_cluster(name, truth[name]) for name in clients)
         return cls(tuple(str(n) for n in clients), tuple(shards), classes, seed, known)
 
     def digest(self) -> str:
@@ -150,23 +151,38 @@ def _shares(data: str, pool: int, clients: int, samples: int | None) -> tuple[in
     return train, test
 
 
-def _own(name: str, x: Any, y: Any, held: tuple[Any, Any] | None, randomness: Randomness) -> Shard:
+def _cluster(name: str, cluster: Any) -> int:
     try:
-        features, labels = np.asarray(x, dtype=np.float32), np.asarray(y)
-        more = None if held is None else (np.asarray(held[0], dtype=np.float32), np.asarray(held[1]))
+        return operator.index(cluster)
+    except TypeError:
+        raise UsageError(f"truth of client {name!r} is the number of its cluster, not {cluster!r}") from None
+
+
+def _own(name: str, pair: Any, held: Any, randomness: Randomness) -> Shard:
+    features, labels = _labelled(name, pair)
+    if held is not None:
+        return Shard(features, labels, *_labelled(name, held, features.shape[1:]))
+    order = randomness.generator("split", name).permutation(len(labels))
+    train = len(labels) - len(labels) // 5
+    keep, out = order[:train], order[train:]
+    return Shard(features[keep], labels[keep], features[out], labels[out])
+
+
+def _labelled(name: str, pair: Any, shape: tuple[int, ...] | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """A user's (X, y) as arrays; held-out samples (`shape` given) may be none at all."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise UsageError(f"client {name!r}: its samples are a pair (X, y)")
+    try:
+        features, labels = np.asarray(pair[0], dtype=np.float32), np.asarray(pair[1])
     except (ValueError, TypeError):
         raise UsageError(f"client {name!r}: its samples are not a rectangular array of numbers") from None
-    for part in [labels] if more is None else [labels, more[1]]:
-        if part.size and not np.issubdtype(part.dtype, np.integer):
-            raise UsageError(f"client {name!r}: labels are class numbers (integers from 0), not {part.dtype}")
-    if features.ndim < 2 or labels.shape != features.shape[:1]:
+    if shape is not None and not features.size and not labels.size:
+        return np.empty((0, *shape), np.float32), np.empty(0, np.int64)
+    if labels.size and not np.issubdtype(labels.dtype, np.integer):
+        raise UsageError(f"client {name!r}: labels are class numbers (integers from 0), not {labels.dtype}")
+    if features.ndim < 2 or not features.shape[1] or labels.shape != features.shape[:1]:
         raise UsageError(f"client {name!r}: X {features.shape} and y {labels.shape} must have one label per sample of at least one feature")
-    if more is None:
-        order = randomness.generator("split", name).permutation(len(labels))
-        train = len(labels) - len(labels) // 5
-        keep, out = order[:train], order[train:]
-        more, features, labels = (features[out], labels[out]), features[keep], labels[keep]
-    return Shard(features, labels.astype(np.int64), more[0], more[1].astype(np.int64))
+    return features, labels.astype(np.int64)
 
 
 def _check(names: Sequence[str], shards: Sequence[Shard], classes: int) -> None:

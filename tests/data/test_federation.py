@@ -1,157 +1,246 @@
-"""Data sets, scenarios, users' own arrays, and the scores."""
+"""Federations, dealt from a data set or made of users' own arrays."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+from sklearn.datasets import load_digits
 
 from securecluster import Federation, Iid, LabelSwap
+from securecluster.data import Shard
+from securecluster.data.federation import fingerprint
 from securecluster.data.sources import digits
 from securecluster.errors import UsageError
-from securecluster.metrics import agreement, mean, separation_gap
-from securecluster.randomness import Randomness
-from securecluster.similarity import cosine, gram, gram_norms, mean_norm
+
+POOL = 1797
+BUNCH = load_digits()
+ORIGINAL = {(image / 16).astype(np.float32).tobytes(): int(label) for image, label in zip(BUNCH.images, BUNCH.target, strict=True)}
 
 
-def originals() -> dict[bytes, set[int]]:
+def refused(sentence: str, make: Callable[[], object]) -> None:
+    """Refused in one sentence that matches."""
+    with pytest.raises(UsageError, match=sentence) as caught:
+        make()
+    text = str(caught.value)
+    assert "\n" not in text and "Traceback" not in text and len(text) < 250
+
+
+def test_the_digits_are_scikit_learns() -> None:
     source = digits()
-    found: dict[bytes, set[int]] = {}
-    for x, y in zip(source.x, source.y, strict=True):
-        found.setdefault(x.tobytes(), set()).add(int(y))
-    return found
+    assert len(ORIGINAL) == POOL  # no image twice, so that an image names its label
+    assert source.x.shape == (POOL, 1, 8, 8) and source.x.dtype == np.float32 and source.classes == 10
+    assert source.x.min() == 0 and source.x.max() == 1
+    assert [ORIGINAL[x.tobytes()] for x in source.x] == source.y.tolist()
 
 
-def test_each_cluster_swaps_its_own_pair_in_training_and_test_alike() -> None:
-    federation, known = Federation.simulate("digits", seed=3), originals()
+@pytest.mark.parametrize(("clusters", "seed"), [(4, 3), (5, 0), (1, 1)])
+def test_each_cluster_swaps_its_own_pair_in_training_and_test_alike(clusters: int, seed: int) -> None:
+    federation = Federation.simulate("digits", scenario=LabelSwap(clusters=clusters), seed=seed)
     assert federation.truth is not None
-    pairs: dict[int, set[tuple[int, int]]] = {}
+    pairs: dict[tuple[int, str], set[tuple[int, int]]] = {}
+    kept: dict[int, set[int]] = {c: set() for c in range(clusters)}
     for shard, cluster in zip(federation.shards, federation.truth, strict=True):
-        for x, y in ((shard.x, shard.y), (shard.x_test, shard.y_test)):
-            changed = {(next(iter(known[a.tobytes()])), int(b)) for a, b in zip(x, y, strict=True) if int(b) not in known[a.tobytes()]}
-            pairs.setdefault(cluster, set()).update(changed)
-    assert all(len(p) == 2 and {(b, a) for a, b in p} == p for p in pairs.values())
-    labels = [a for p in pairs.values() for a, _ in p]
-    assert len(set(labels)) == len(labels) == 8
+        for part, x, y in (("train", shard.x, shard.y), ("test", shard.x_test, shard.y_test)):
+            seen = {(ORIGINAL[a.tobytes()], int(b)) for a, b in zip(x, y, strict=True)}
+            pairs.setdefault((cluster, part), set()).update((a, b) for a, b in seen if a != b)
+            kept[cluster] |= {a for a, b in seen if a == b}
+    swapped: list[int] = []
+    for cluster in range(clusters):
+        mine = pairs[cluster, "train"]
+        assert mine == pairs[cluster, "test"]
+        assert len(mine) == 2 and {(b, a) for a, b in mine} == mine
+        own = {a for a, _ in mine}
+        assert kept[cluster] == set(range(10)) - own
+        swapped += own
+    assert len(swapped) == len(set(swapped)) == 2 * clusters
 
 
-def test_nobody_holds_a_sample_twice_and_clusters_are_even_and_shuffled() -> None:
-    federation = Federation.simulate("digits", scenario=Iid(), clients=7, seed=0)
+@pytest.mark.parametrize(("clients", "samples"), [(7, None), (20, None), (7, 40), (1, 1)])
+def test_no_sample_is_dealt_twice_nor_held_for_training_and_test(clients: int, samples: int | None) -> None:
+    federation = Federation.simulate("digits", scenario=Iid(), clients=clients, samples=samples, seed=0)
     dealt = [x.tobytes() for s in federation.shards for x in (*s.x, *s.x_test)]
-    assert len(dealt) == len(set(dealt)) == 7 * (1797 // 7)
-    truth = Federation.simulate("digits", clients=18, seed=0).truth
+    assert len(dealt) == len(set(dealt)) and set(dealt) <= set(ORIGINAL)
+    if samples is None:
+        assert len(dealt) == clients * (POOL // clients)
+        assert {len(s.y_test) for s in federation.shards} == {round(POOL // clients / 5)}
+    else:
+        assert {(len(s.y), len(s.y_test)) for s in federation.shards} == {(samples, max(1, round(samples / 4)))}
+
+
+def test_the_true_clusters_are_even_and_in_random_order() -> None:
+    truth = Federation.simulate("digits", clients=18, samples=10, seed=0).truth
     assert truth is not None
     assert sorted(np.bincount(truth)) == [4, 4, 5, 5]
-    assert list(truth) != sorted(truth)
-    assert Federation.simulate("digits", seed=1).digest() == Federation.simulate("digits", seed=1).digest()
-    assert Federation.simulate("digits", seed=1).digest() != Federation.simulate("digits", seed=2).digest()
+    assert list(truth) != sorted(truth) and list(truth) != [k % 4 for k in range(18)]
 
 
-def test_samples_are_training_samples_with_a_quarter_more_for_testing() -> None:
-    federation = Federation.simulate("digits", clients=5, samples=40, scenario=LabelSwap(clusters=2), seed=0)
-    assert {(len(s.y), len(s.y_test)) for s in federation.shards} == {(40, 10)}
+def test_the_same_seed_makes_the_same_federation() -> None:
+    one, two, other = (Federation.simulate("digits", clients=8, samples=20, seed=seed) for seed in (1, 1, 2))
+    assert one.digest() == two.digest() != other.digest()
+    assert one.truth == two.truth and one.truth != other.truth
+    for a, b in zip(one.shards, two.shards, strict=True):
+        assert np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y) and np.array_equal(a.x_test, b.x_test)
+    assert len(one) == 8 and one.shape == (1, 8, 8) and one.classes == 10
+    assert (one.data, one.scenario, one.seed) == ("digits", "label-swap", 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"data": "digit"}, "did you mean 'digits'"),
+        ({"data": "mnist"}, "choose one of digits"),
+        ({"clients": 0}, "0 clients"),
+        ({"clients": -3}, "-3 clients"),
+        ({"clients": 1000, "samples": 5}, "at most 0 each, not 5"),
+        ({"clients": 1798}, "use fewer clients"),
+        ({"clients": 10, "samples": 1000}, "at most 143 each, not 1000"),
+        ({"samples": 0}, "not 0"),
+        ({"samples": -4}, "not -4"),
+        ({"scenario": LabelSwap(clusters=6)}, "at most 5 clusters"),
+        ({"scenario": LabelSwap(clusters=4), "clients": 3}, "at most 3 clusters"),
+        ({"scenario": LabelSwap(clusters=0)}, "at least one"),
+        ({"scenario": Iid(clusters=3)}, "one cluster"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused_in_one_sentence(asked: dict[str, Any], sentence: str) -> None:
+    refused(sentence, lambda: Federation.simulate(**{"data": "digits", "seed": 0, **asked}))
+
+
+@pytest.mark.parametrize("clients", [1, 3, 7, 20, 133, 450, 898])
+def test_as_many_samples_as_a_refusal_names_can_be_dealt(clients: int) -> None:
+    with pytest.raises(UsageError) as caught:
+        Federation.simulate("digits", scenario=Iid(), clients=clients, samples=POOL, seed=0)
+    most = int(str(caught.value).split("at most ")[1].split()[0])
+    federation = Federation.simulate("digits", scenario=Iid(), clients=clients, samples=most, seed=0)
+    assert {len(s.y) for s in federation.shards} == {most} and min(len(s.y_test) for s in federation.shards) >= 1
 
 
 X, Y = np.random.default_rng(0).random((10, 3)), np.arange(10) % 2
+NAN = np.where(np.arange(12).reshape(4, 3) == 5, np.nan, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("bob", "sentence"),
+    [
+        ((X[:0], Y[:0]), "no training samples"),
+        (([], []), "one label per sample"),
+        ((NAN, Y[:4]), "a feature is NaN"),
+        ((NAN / 0.5 + np.inf, Y[:4]), "NaN or infinite"),
+        ((X, Y[:9]), r"X \(10, 3\) and y \(9,\)"),
+        ((X, Y[:, None]), "one label per sample"),
+        ((X, 3), "one label per sample"),
+        ((Y, Y), "at least one feature"),
+        ((X[:, :0], Y), "at least one feature"),
+        ((X, Y / 2), "class numbers.*float64"),
+        ((X, Y.astype(str)), "class numbers"),
+        ((X, Y == 1), "class numbers"),
+        ((X, None), "class numbers"),
+        ((X, Y - 1), "outside 0"),
+        ((X[:, :2], Y), r"shape \(2,\), those of 'ann' have \(3,\)"),
+        ((X[:, :, None], Y), r"shape \(3, 1\)"),
+        (([[1, 2], [3]], [0, 1]), "rectangular"),
+        ((X[:2], [[0], [1, 2]]), "rectangular"),
+        (([["a", "b"]], [0]), "rectangular"),
+        (X, "client 'bob'"),
+        ((X,), "client 'bob'"),
+    ],
+)
+def test_a_client_that_cannot_take_part_is_refused_by_name(bob: Any, sentence: str) -> None:
+    def make() -> object:
+        return Federation.from_arrays({"ann": (X, Y), "bob": bob}, seed=0)
+
+    refused(sentence, make)
+    refused("client 'bob'", make)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        (NAN, Y[:4]),
+        (X, Y[:9]),
+        (X, Y[:, None]),
+        (X, Y / 2),
+        (X, Y - 1),
+        (X[:, :2], Y),
+        ([[1, 2], [3]], [0, 1]),
+        (X,),
+    ],
+    ids=["nan", "fewer labels", "labels in a column", "float labels", "negative labels", "another shape", "ragged", "no pair"],
+)
+def test_held_out_samples_that_cannot_be_used_are_refused_by_name(held: Any) -> None:
+    refused("client 'bob'", lambda: Federation.from_arrays({"ann": (X, Y), "bob": (X, Y)}, test={"ann": (X, Y), "bob": held}, seed=0))
 
 
 @pytest.mark.parametrize(
     ("clients", "more", "sentence"),
     [
         ({}, {}, "needs clients"),
-        ({"ann": (X[:0], Y[:0]), "bob": (X, Y)}, {}, "'ann' has no training samples"),
-        ({"ann": (X, Y), "bob": (np.full((4, 3), np.nan), Y[:4])}, {}, "'bob': a feature is NaN"),
-        ({"ann": (X, Y), "bob": (np.full((4, 3), np.inf), Y[:4])}, {}, "'bob': a feature is NaN or infinite"),
-        ({"ann": (X, Y[:9])}, {}, "'ann': X"),
-        ({"ann": (X, Y / 2)}, {}, "class numbers"),
-        ({"ann": (X, Y - 1)}, {}, "outside 0"),
-        ({"ann": (X, Y), "bob": (X[:, :2], Y)}, {}, "'bob': its samples have shape"),
-        ({"ann": ([[1, 2], [3]], [0, 1])}, {}, "rectangular"),
-        ({"ann": ([["a", "b"]], [0])}, {}, "rectangular"),
-        ({"ann": (Y, Y)}, {}, "at least one feature"),
-        ({"ann": (X, Y)}, {"truth": {"bob": 1}}, "entry for every client"),
-        ({"ann": (X, Y)}, {"test": {}}, "entry for every client"),
+        ({"ann": (X, Y)}, {"truth": {"bob": 1}}, "truth must have an entry for every client.*'ann', 'bob'"),
+        ({"ann": (X, Y)}, {"truth": {"ann": 0, "bob": 1}}, "truth must.*'bob'"),
+        ({"ann": (X, Y)}, {"test": {}}, "test must.*'ann'"),
+        ({"ann": (X, Y), "bob": (X, Y)}, {"test": {"ann": (X, Y)}}, "test must.*'bob'"),
+        ({"ann": (X, Y)}, {"truth": {"ann": "north"}}, "'ann'"),
     ],
 )
-def test_arrays_that_cannot_work_are_refused_by_name(clients: dict[str, Any], more: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence) as caught:
-        Federation.from_arrays(clients, seed=0, **more)
-    assert "\n" not in str(caught.value)
+def test_mappings_that_do_not_fit_together_are_refused(clients: dict[str, Any], more: dict[str, Any], sentence: str) -> None:
+    refused(sentence, lambda: Federation.from_arrays(clients, seed=0, **more))
 
 
-def test_own_arrays_keep_their_samples_and_hold_out_a_fifth() -> None:
-    federation = Federation.from_arrays({"ann": (X, Y), "bob": (X + 1, Y)}, truth={"ann": 1, "bob": 0}, seed=0)
+def test_own_arrays_keep_their_samples_and_hold_out_a_fifth_at_random() -> None:
+    federation = Federation.from_arrays({"ann": (X, Y), "bob": (X + 1, Y)}, truth={"bob": 0, "ann": 1}, seed=0)
     ann = federation.shards[0]
-    assert (len(ann.y), len(ann.y_test), federation.truth, federation.classes) == (8, 2, (1, 0), 2)
-    assert sorted(map(tuple, np.concatenate([ann.x, ann.x_test]))) == sorted(map(tuple, X.astype(np.float32)))
-    held = Federation.from_arrays({"ann": (X, Y)}, test={"ann": (X[:3], Y[:3])}, seed=0).shards[0]
-    assert (len(held.y), len(held.y_test)) == (10, 3)
+    assert (len(ann.y), len(ann.y_test), federation.truth, federation.classes, federation.names) == (8, 2, (1, 0), 2, ("ann", "bob"))
+    given = sorted((tuple(x), int(y)) for x, y in zip(X.astype(np.float32), Y, strict=True))
+    assert sorted((tuple(x), int(y)) for x, y in zip((*ann.x, *ann.x_test), (*ann.y, *ann.y_test), strict=True)) == given
+    assert ann.x.dtype == np.float32 and ann.y.dtype == np.int64
+    splits = {Federation.from_arrays({"ann": (X, Y)}, seed=seed).shards[0].x_test.tobytes() for seed in range(10)}
+    assert len(splits) > 5
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_scores_are_scikit_learns_and_exact_means_the_same_partition(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    labels, truth = draw.integers(0, 3, 9), draw.integers(0, 3, 9)
-    found = agreement(labels, truth)
-    assert found["ari"] == pytest.approx(adjusted_rand_score(truth, labels))
-    assert found["nmi"] == pytest.approx(normalized_mutual_info_score(truth, labels))
-    same = np.equal.outer(labels, labels) == np.equal.outer(truth, truth)
-    assert found["exact"] == bool(same.all())
-    renamed = draw.permutation(3)[truth]
-    assert agreement(renamed, truth)["exact"]
-    assert agreement([0, 0, 1, 1, 1], [0, 0, 0, 1, 1])["purity"] == pytest.approx(0.8)
+def test_a_clients_split_does_not_depend_on_who_else_is_there() -> None:
+    alone = Federation.from_arrays({"bob": (X, Y)}, seed=4).shards[0]
+    beside = Federation.from_arrays({"ann": (X + 1, Y), "bob": (X, Y)}, seed=4).shards[1]
+    assert fingerprint(alone) == fingerprint(beside)
 
 
-def test_the_separation_gap_is_the_one_of_equation_28() -> None:
-    draw = np.random.default_rng(0)
-    alpha = draw.uniform(-1, 1, (6, 6))
-    alpha = (alpha + alpha.T) / 2
-    truth = [0, 1, 0, 1, 2, 2]
-    pairs = [(i, j) for i in range(6) for j in range(i)]
-    intra = min(alpha[i, j] for i, j in pairs if truth[i] == truth[j])
-    cross = max(alpha[i, j] for i, j in pairs if truth[i] != truth[j])
-    assert separation_gap(alpha, truth) == pytest.approx(intra - cross)
-    assert separation_gap(alpha, [0] * 6) is None
-    assert separation_gap(alpha, list(range(6))) is None
-    assert mean(np.array([np.nan, 0.5, 1.0])) == 0.75
-    assert mean(np.array([np.nan])) is None
+def test_held_out_samples_are_kept_and_may_be_none() -> None:
+    federation = Federation.from_arrays({"ann": (X, Y), "bob": (X, Y)}, test={"ann": (X[:3], Y[:3] + 4), "bob": ([], [])}, seed=0)
+    assert [(len(s.y), len(s.y_test)) for s in federation.shards] == [(10, 3), (10, 0)]
+    assert np.array_equal(federation.shards[0].x, X.astype(np.float32)) and federation.classes == 6
+    assert [len(s.y_test) for s in Federation.from_arrays({"ann": (X[:4], Y[:4])}, seed=0).shards] == [0]
 
 
-def test_similarities_are_numpys_in_float64_also_over_several_column_blocks() -> None:
-    rows = torch.randn(4, (1 << 16) + 77)
-    rows[2] = 0
-    exact = rows.double().numpy()
-    inner = gram(rows)
-    np.testing.assert_allclose(inner.numpy(), exact @ exact.T, rtol=1e-12, atol=1e-9)
-    np.testing.assert_allclose(gram_norms(inner).numpy(), np.linalg.norm(exact, axis=1), rtol=1e-12)
-    alpha = cosine(inner).numpy()
-    assert (alpha[2] == [0, 0, 1, 0]).all()
-    assert alpha[0, 1] == pytest.approx(exact[0] @ exact[1] / np.linalg.norm(exact[0]) / np.linalg.norm(exact[1]))
-    turn = torch.linalg.qr(torch.randn(50, 50, dtype=torch.float64))[0]
-    some = torch.randn(5, 50, dtype=torch.float64)
-    torch.testing.assert_close(cosine(gram(some @ turn)), cosine(gram(some)), rtol=1e-10, atol=1e-12)
+def test_lists_are_arrays_too() -> None:
+    lists = Federation.from_arrays({"ann": (X.tolist(), Y.tolist())}, seed=0)
+    assert lists.digest() == Federation.from_arrays({"ann": (X, Y)}, seed=0).digest()
 
 
-def test_the_norm_of_a_mean_is_unbiased_under_sampling_and_exact_for_everyone() -> None:
-    draw = torch.Generator().manual_seed(0)
-    rows = torch.randn(12, 40, generator=draw, dtype=torch.float64) + 0.3
-    exact = float(rows.mean(0).norm())
-    assert mean_norm(rows.mean(0), rows.norm(dim=1), 12) == pytest.approx(exact)
-    picks = [torch.randperm(12, generator=draw)[:4] for _ in range(3000)]
-    squares = [mean_norm(rows[p].mean(0), rows[p].norm(dim=1), 12) ** 2 for p in picks]
-    naive = np.mean([float(rows[p].mean(0).square().sum()) for p in picks])
-    assert np.mean(squares) == pytest.approx(exact**2, rel=0.05)
-    assert naive > 1.5 * exact**2
+def test_the_digest_changes_with_every_sample() -> None:
+    base = Federation.from_arrays({"ann": (X, Y), "bob": (X, Y)}, test={"ann": (X[:3], Y[:3]), "bob": (X[:3], Y[:3])}, seed=0)
+    seen = {base.digest()}
+
+    def changed(who: int, part: str, at: int) -> str:
+        array = getattr(base.shards[who], part).copy()
+        array[at] = 1 - array[at]
+        shards = list(base.shards)
+        shards[who] = replace(shards[who], **{part: array})
+        return replace(base, shards=tuple(shards)).digest()
+
+    variants = [(who, part, at) for who in (0, 1) for part, n in (("x", 10), ("y", 10), ("x_test", 3), ("y_test", 3)) for at in range(n)]
+    seen |= {changed(*v) for v in variants}
+    assert len(seen) == 1 + len(variants)
+    assert replace(base, shards=base.shards[:1], names=("ann",)).digest() not in seen
 
 
-def test_randomness_is_a_function_of_its_path() -> None:
-    one, two = Randomness(1), Randomness(1)
-    two.generator("anything").random()
-    assert one.generator("a", 1).random(3).tolist() == two.generator("a", 1).random(3).tolist()
-    draws = {one.key("a", 1), one.key("a", "1"), one.key("a1"), one.key("a", 1, 0), Randomness(2).key("a", 1)}
-    assert len(draws) == 5
-    assert all(len(key) == 32 for key in draws)
-    assert 0 <= one.integer("x") < 1 << 63
+def test_the_digest_tells_shapes_and_order_apart() -> None:
+    y = np.zeros(4, np.int64)
+    x = np.arange(16, dtype=np.float32)
+    flat, square = (Shard(x.reshape(shape), y, x[:0].reshape(0, *shape[1:]), y[:0]) for shape in ((4, 4), (4, 2, 2)))
+    moved = Shard(flat.x[:3], y[:3], flat.x[3:], y[3:])
+    assert len({fingerprint(flat), fingerprint(square), fingerprint(moved), fingerprint(replace(flat, x=flat.x[::-1]))}) == 4
+    both = [Federation(("a", "b"), shards, 1, 0).digest() for shards in ((flat, moved), (moved, flat))]
+    assert both[0] != both[1]

@@ -1,0 +1,222 @@
+"""Batched local training against plain PyTorch, client by client."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from securecluster import Federation, models
+from securecluster.cohort import Cohort, LocalTraining, check_training, choose_device, cpu_threads
+from securecluster.errors import UsageError
+from securecluster.messages import Rows
+from securecluster.models import FlatModel
+from securecluster.randomness import Randomness
+
+SIZES = (3, 10, 11, 25, 1, 20)  # below the batch of 10, equal to it, one more, not divisible, a single sample, divisible
+EVERYONE = range(len(SIZES))
+PLANS = {
+    "sgd": LocalTraining(0.3, 2, 10),
+    "momentum": LocalTraining(0.1, 3, 10, momentum=0.9),
+    "adam": LocalTraining(0.01, 3, 10, optimizer="adam"),
+    "steps": LocalTraining(0.1, 1, 10, momentum=0.5, steps=7),
+    "adam steps": LocalTraining(0.01, 1, 4, optimizer="adam", steps=5),
+}
+NETWORKS = ("mlp", "linear", "tanh", "cnn")
+
+
+@pytest.fixture(autouse=True)
+def more_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two networks that go through torch.func."""
+    monkeypatch.setitem(models.MODELS, "tanh", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.Tanh(), nn.Linear(7, c)))
+    monkeypatch.setitem(
+        models.MODELS, "cnn", lambda s, c: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, c))
+    )
+
+
+def federation() -> Federation:
+    rng = np.random.default_rng(0)
+    arrays = {f"c{k}": (rng.normal(size=(n, 1, 4, 4)), rng.integers(0, 3, n)) for k, n in enumerate(SIZES)}
+    held = {name: (rng.normal(size=(4 + k, 1, 4, 4)), rng.integers(0, 3, 4 + k)) for k, name in enumerate(arrays)}
+    held["c2"] = ([], [])
+    return Federation.from_arrays(arrays, test=held, seed=5)
+
+
+def cohort(model: str = "mlp", clients: list[int] | None = None) -> Cohort:
+    fed = federation()
+    return Cohort(fed, models.build(model, fed.shape, 3, Randomness(5)), Randomness(5), torch.device("cpu"), torch.float64, clients)
+
+
+def starts(batched: Cohort) -> torch.Tensor:
+    """Another model for each client."""
+    return batched.start + 0.01 * torch.arange(len(batched.ids), dtype=torch.float64)[:, None]
+
+
+def module_at(batched: Cohort, flat: torch.Tensor) -> nn.Module:
+    module = copy.deepcopy(batched.model.module).double()
+    nn.utils.vector_to_parameters(flat.clone(), module.parameters())
+    return module
+
+
+def plain_loop(batched: Cohort, client: int, start: torch.Tensor, plan: LocalTraining, steps: list[int]) -> torch.Tensor:
+    """Where torch.optim takes one client, with one optimizer over all `steps`."""
+    module = module_at(batched, start)
+    adam, sgd = torch.optim.Adam, torch.optim.SGD
+    own = module.parameters()
+    optimizer = adam(own, lr=plan.lr) if plan.optimizer == "adam" else sgd(own, lr=plan.lr, momentum=plan.momentum)
+    shard, offset = federation().shards[batched.ids[client]], batched._offsets[client]
+    x, y = torch.as_tensor(shard.x).double(), torch.as_tensor(shard.y)
+    for step in steps:
+        for batch in batched._batches(client, plan, step):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(x[batch - offset]), y[batch - offset]).backward()
+            optimizer.step()
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+@pytest.mark.parametrize("model", NETWORKS)
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_training_equals_a_plain_loop_per_client(model: str, plan: LocalTraining) -> None:
+    batched = cohort(model)
+    updates = batched.train(Rows(starts(batched)), EVERYONE, plan, 3)
+    for k, (start, update) in enumerate(zip(starts(batched), updates, strict=True)):
+        torch.testing.assert_close(start + update, plain_loop(batched, k, start, plan, [3]), rtol=0, atol=1e-10)
+        assert update.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_client_is_a_batch_of_one(model: str, plan: LocalTraining) -> None:
+    batched = cohort(model)
+    whole = batched.train(Rows(starts(batched)), EVERYONE, plan, 1)
+    for k in EVERYONE:
+        start = Rows(starts(batched)[k : k + 1])
+        torch.testing.assert_close(batched.train(start, [k], plan, 1)[0], whole[k], rtol=0, atol=1e-12)
+        torch.testing.assert_close(cohort(model, [k]).train(start, [0], plan, 1)[0], whole[k], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("who", [[4, 0, 3], [5, 4, 3, 2, 1, 0], [2]])
+def test_who_else_trains_and_in_which_order_does_not_matter(who: list[int]) -> None:
+    batched, plan = cohort(), PLANS["momentum"]
+    whole = batched.train(Rows(starts(batched)), EVERYONE, plan, 1)
+    torch.testing.assert_close(batched.train(Rows(starts(batched)[who]), who, plan, 1), whole[who], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_the_chunk_does_not_matter(plan: LocalTraining, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    batched, sizes = cohort(), []
+    table = torch.stack([batched.start, batched.start + 0.1])
+    start = Rows(table, (0, 1, 0, 0, 1, 1))
+    whole = batched.train(start, EVERYONE, plan, 1)
+    monkeypatch.setattr(FlatModel, "dimension", property(lambda self: (1 << 22) // chunk))
+    inner = batched._train
+    monkeypatch.setattr(batched, "_train", lambda theta, who, *rest: sizes.append(len(who)) or inner(theta, who, *rest))  # type: ignore[func-returns-value]
+    torch.testing.assert_close(batched.train(start, EVERYONE, plan, 1), whole, rtol=0, atol=1e-12)
+    assert max(sizes) == chunk and sum(sizes) == len(SIZES)
+
+
+@pytest.mark.parametrize("plan", [PLANS["momentum"], PLANS["adam"]], ids=["momentum", "adam"])
+def test_momentum_does_not_leak_between_rounds(plan: LocalTraining) -> None:
+    batched = cohort()
+    start = starts(batched)
+    first = start + batched.train(Rows(start), EVERYONE, plan, 1)
+    second = first + batched.train(Rows(first), EVERYONE, plan, 2)
+    for k in EVERYONE:
+        torch.testing.assert_close(second[k], plain_loop(batched, k, first[k], plan, [2]), rtol=0, atol=1e-10)
+        assert not torch.allclose(second[k], plain_loop(batched, k, start[k], plan, [1, 2]), rtol=0, atol=1e-6)
+
+
+def test_training_leaves_the_models_it_starts_from_alone() -> None:
+    batched = cohort()
+    table = batched.start[None].clone()
+    batched.train(Rows(table, (0,) * len(SIZES)), EVERYONE, PLANS["adam"], 1)
+    assert torch.equal(table[0], cohort().start)
+
+
+def test_an_epoch_visits_each_own_sample_once_in_an_order_of_its_own() -> None:
+    batched, plan = cohort(), LocalTraining(0.1, 2, 10)
+    for k, size in enumerate(SIZES):
+        batches = list(batched._batches(k, plan, 1))
+        own, first = np.concatenate(batches), sum(SIZES[:k])
+        assert [len(b) for b in batches] == 2 * ([10] * (size // 10) + [size % 10] * (size % 10 > 0))
+        assert sorted(own[:size]) == sorted(own[size:]) == list(range(first, first + size))
+    orders = [tuple(np.concatenate(list(batched._batches(3, LocalTraining(0.1, 1, 10), step)))) for step in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    twice = np.concatenate(list(batched._batches(3, plan, 1)))
+    assert list(twice[:25]) != list(twice[25:])
+
+
+def test_steps_cut_and_extend_epochs() -> None:
+    batched = cohort()
+    assert [sum(1 for _ in batched._batches(k, LocalTraining(0.1, 1, 10, steps=2), 1)) for k in EVERYONE] == [2] * len(SIZES)
+    epochs = np.concatenate(list(batched._batches(0, LocalTraining(0.1, 3, 10), 1)))
+    assert list(np.concatenate(list(batched._batches(0, LocalTraining(0.1, 1, 10, steps=3), 1)))) == list(epochs)
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("index", [None, (0, 1, 0, 0, 1, 2)])
+def test_accuracy_is_the_share_of_a_clients_own_test_samples(model: str, index: tuple[int, ...] | None) -> None:
+    batched = cohort(model)
+    noise = torch.randn(len(SIZES), batched.model.dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    table = noise if index is None else noise[:3]
+    found = batched.accuracy(Rows(table, index))
+    assert np.isnan(found[2]) and np.isnan(found).sum() == 1
+    for k, shard in enumerate(federation().shards):
+        if k != 2:
+            with torch.no_grad():
+                guess = module_at(batched, table[k if index is None else index[k]])(torch.as_tensor(shard.x_test).double()).argmax(1)
+            assert found[k] == sum(int(g) == int(y) for g, y in zip(guess, shard.y_test, strict=True)) / len(shard.y_test)
+    assert len(set(found[~np.isnan(found)])) > 1
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"lr": 0.0}, "lr"),
+        ({"lr": -1.0}, "lr"),
+        ({"lr": float("nan")}, "lr"),
+        ({"epochs": 0}, "epochs"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"momentum": -0.1}, "momentum"),
+        ({"steps": 0}, "steps"),
+        ({"optimizer": "adagrad"}, "adagrad"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum"),
+    ],
+)
+def test_plans_that_cannot_train_are_refused_in_one_sentence(change: dict[str, object], word: str) -> None:
+    good: dict[str, object] = {"lr": 0.1, "epochs": 1, "batch_size": 1}
+    check_training(LocalTraining(**good))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=word) as caught:
+        check_training(LocalTraining(**{**good, **change}))  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_plans_that_can_train_pass(plan: LocalTraining) -> None:
+    check_training(plan)
+
+
+def test_threads_are_given_back_also_after_an_error() -> None:
+    before = torch.get_num_threads()
+    with pytest.raises(ZeroDivisionError), cpu_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == before
+    with cpu_threads(0):
+        assert torch.get_num_threads() == before
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
+    for name in ("cuda", "tpu"):
+        with pytest.raises(UsageError, match="cpu"):
+            choose_device(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda")
+    assert choose_device("cpu") == torch.device("cpu")

@@ -1,0 +1,110 @@
+"""Geometry of rows against numpy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from securecluster.similarity import cosine, gram, gram_norms, mean_norm, norms
+
+
+def rows_of(seed: int, m: int, d: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(m, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 50), st.sampled_from([torch.float32, torch.float64]))
+def test_inner_products_norms_and_cosines_are_numpys(seed: int, m: int, d: int, dtype: torch.dtype) -> None:
+    rows = rows_of(seed, m, d, dtype)
+    exact = rows.numpy().astype(np.float64)
+    size = np.sqrt((exact**2).sum(1))
+    inner = gram(rows)
+    assert inner.dtype == torch.float64
+    np.testing.assert_allclose(inner.numpy(), exact @ exact.T, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(norms(rows).numpy(), size, rtol=1e-12)
+    np.testing.assert_allclose(gram_norms(inner).numpy(), size, rtol=1e-12)
+    np.testing.assert_allclose(cosine(inner).numpy(), exact @ exact.T / np.outer(size, size), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("d", [(1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 * (1 << 16) + 77])
+def test_rows_of_several_column_blocks(d: int) -> None:
+    rows = rows_of(1, 3, d)
+    rows[:, -1] = 1000.0  # a lost last column would show
+    exact = rows.numpy().astype(np.float64)
+    np.testing.assert_allclose(gram(rows).numpy(), exact @ exact.T, rtol=1e-11)
+    np.testing.assert_allclose(norms(rows).numpy(), np.linalg.norm(exact, axis=1), rtol=1e-12)
+
+
+def test_float32_rows_are_accumulated_in_float64() -> None:
+    rows = torch.full((2, 1 << 17), 0.1, dtype=torch.float32)
+    rows[1, 0] = 4096.0
+    exact = rows.numpy().astype(np.float64)
+    np.testing.assert_allclose(gram(rows).numpy(), exact @ exact.T, rtol=1e-11)
+
+
+def test_a_zero_row_is_like_nobody_but_itself() -> None:
+    rows = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    alpha = cosine(gram(rows))
+    half = np.sqrt(0.5)
+    np.testing.assert_allclose(alpha.numpy(), [[1, 0, half, 0], [0, 1, 0, 0], [half, 0, 1, 0], [0, 0, 0, 1]], atol=1e-15)
+    assert (cosine(gram(torch.zeros(3, 4))) == torch.eye(3)).all()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.integers(2, 6))
+def test_cosines_are_symmetric_bounded_and_blind_to_scale(seed: int, m: int) -> None:
+    rows = rows_of(seed, m, 4, torch.float64)
+    rows[1] = -3 * rows[0]
+    alpha = cosine(gram(rows))
+    torch.testing.assert_close(alpha, alpha.T, rtol=0, atol=1e-15)
+    assert alpha.abs().max() <= 1 and (alpha.diagonal() == 1).all()
+    assert alpha[0, 1] == pytest.approx(-1)
+    scale = torch.logspace(-30, 30, m, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(cosine(gram(rows * scale)), alpha, rtol=0, atol=1e-12)
+
+
+def test_the_gram_matrix_given_is_left_alone() -> None:
+    inner = gram(rows_of(0, 4, 9))
+    before = inner.clone()
+    cosine(inner)
+    gram_norms(inner)
+    assert torch.equal(inner, before)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.integers(2, 40))
+def test_orthonormal_maps_and_permutations_change_nothing(seed: int, d: int) -> None:
+    rows = rows_of(seed, 5, d, torch.float64)
+    turn = torch.as_tensor(np.linalg.qr(np.random.default_rng(seed).normal(size=(d, d)))[0])
+    shuffle = torch.as_tensor(np.random.default_rng(seed).permutation(d))
+    for masked in (rows @ turn, rows[:, shuffle], -rows):
+        torch.testing.assert_close(gram(masked), gram(rows), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(cosine(gram(masked)), cosine(gram(rows)), rtol=0, atol=1e-10)
+        torch.testing.assert_close(norms(masked), norms(rows), rtol=1e-10, atol=0)
+
+
+def test_clients_in_another_order_are_the_same_matrix_in_another_order() -> None:
+    rows, order = rows_of(3, 6, 20, torch.float64), [4, 0, 5, 1, 3, 2]
+    torch.testing.assert_close(cosine(gram(rows[order])), cosine(gram(rows))[order][:, order], rtol=0, atol=1e-14)
+
+
+def test_the_norm_of_a_mean_is_exact_for_everyone_and_for_one() -> None:
+    rows = rows_of(0, 12, 40, torch.float64) + 0.3
+    exact = float(np.linalg.norm(rows.numpy().mean(0)))
+    assert mean_norm(rows.mean(0), rows.norm(dim=1), 12) == pytest.approx(exact)
+    assert mean_norm(rows[0], rows[:1].norm(dim=1), 12) == pytest.approx(float(np.linalg.norm(rows[0].numpy())))
+    assert mean_norm(torch.zeros(3), torch.ones(4), 8) == 0.0
+
+
+def test_the_squared_norm_of_a_sampled_mean_is_unbiased() -> None:
+    rows = rows_of(0, 12, 40, torch.float64) + 0.3
+    exact = float(np.square(rows.numpy().mean(0)).sum())
+    draw = torch.Generator().manual_seed(0)
+    picks = [torch.randperm(12, generator=draw)[:4] for _ in range(3000)]
+    found = np.mean([mean_norm(rows[p].mean(0), rows[p].norm(dim=1), 12) ** 2 for p in picks])
+    naive = np.mean([float(rows[p].mean(0).square().sum()) for p in picks])
+    assert found == pytest.approx(exact, rel=0.05)
+    assert naive > 1.5 * exact
