@@ -58,8 +58,8 @@ class Protocol(ABC):
 
     rounds: int = 40
     """communication rounds in all"""
-    model: str = "mlp"
-    """network that clients train: mlp (one hidden layer of 64), mlp-200 or linear"""
+    model: Any = "mlp"
+    """network that clients train: mlp, mlp-32, mlp-200, linear, cnn-briggs, cnn-ali, cnn-cifar, resnet9; in Python also any nn.Module"""
     lr: float = 0.2
     """learning rate of the clients' optimizer"""
     epochs: int = 3
@@ -151,7 +151,9 @@ class Protocol(ABC):
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """What client and server must agree on; its hash is in every frame."""
         shape = {"shape": list(federation.shape), "classes": federation.classes, "clients": len(federation), "seed": federation.seed}
-        return {"schema": 1, "protocol": self.name, "dtype": dtype, **self.get_params(), **shape}
+        from securecluster.models import describe
+
+        return {"schema": 1, "protocol": self.name, "dtype": dtype, **self.get_params(), "model": describe(self.model), **shape}
 
     def pipeline(self) -> Pipeline:
         """The stages between a client's update and the wire."""

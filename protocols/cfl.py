@@ -24,7 +24,7 @@ from securecluster.errors import UsageError
 from securecluster.metrics import separation_gap
 from securecluster.network import Network
 from securecluster.run import Line, Run
-from securecluster.similarity import cosine, gram, gram_norms, mean_norm
+from securecluster.similarity import cosine, gram, gram_norms, mean_norm, mean_row
 
 
 @dataclass
@@ -77,10 +77,9 @@ class CFL(Protocol):
                 if not came:
                     means.append(None)
                     continue
-                delta = got.rows.delta.values[came]
-                weight = None if got.rows.size is None else got.rows.size.values[came]
-                means.append(mean_c := _mean(delta, weight))
-                looks.append(self._look(state, c, members, [got.ids[k] for k in came], delta, mean_c))
+                delta, size = got.rows.delta.values, got.rows.size
+                means.append(mean_c := mean_row(delta, came, None if size is None else size.values[came]))
+                looks.append(self._look(state, c, members, [got.ids[k] for k in came], gram(delta, came), mean_c))
             _post(state, got.step, means)
             splits = [look for look in looks if look.split]
             for look in splits:
@@ -89,9 +88,8 @@ class CFL(Protocol):
         deliver(net, run, state)
         return state
 
-    def _look(self, state: State, c: int, members: list[int], came: list[int], delta: torch.Tensor, mean_c: torch.Tensor) -> Look:
+    def _look(self, state: State, c: int, members: list[int], came: list[int], inner: torch.Tensor, mean_c: torch.Tensor) -> Look:
         """The split test of one cluster, lines 16–21: ε1, ε2, bipartition, γ_max. A cluster waits for a reply of every member."""
-        inner = gram(delta)
         norms, alpha = gram_norms(inner), cosine(inner)
         look = Look(c, members, mean_norm(mean_c, norms, len(members)), float(norms.max()), alpha)
         state.scale = state.scale or look.max_norm
@@ -188,13 +186,6 @@ class Look:
             "max_norm": self.max_norm,
             "gap": self.gap,
         }
-
-
-def _mean(delta: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    if weight is None:
-        return delta.mean(0)
-    share = (weight / weight.sum()).to(delta.device)
-    return (share[:, None] * delta).sum(0)
 
 
 def _post(state: State, step: int, means: Sequence[torch.Tensor | None]) -> None:

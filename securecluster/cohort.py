@@ -6,10 +6,12 @@ the batch (to float tolerance).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +20,15 @@ from securecluster.backend import torch
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
+from securecluster.optimizers import OPTIMIZERS, Optimizer
+from securecluster.optimizers import build as build_optimizer
 from securecluster.randomness import Randomness
 
 if TYPE_CHECKING:
     from securecluster.models import FlatModel
 
-OPTIMIZERS = ("sgd", "adam")
+CPU_CHUNK, GPU_CHUNK = 1 << 21, 1 << 28  # parameters of the clients that train together
+EVALUATED = 1000  # samples at a time
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,25 @@ class LocalTraining:
     steps: int | None = None
 
 
-@dataclass
-class _Plan:
-    """Batches of a chunk of clients, sorted by number of steps, so that the clients still training are always the first ones."""
+@dataclass(frozen=True)
+class _Task:
+    """What one call of `train` is about."""
+
+    start: Rows
+    who: Sequence[int]
+    plan: LocalTraining
+    step: int
+    out: torch.Tensor  # (len(who), d)
+    largest: int  # clients of a chunk
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Mini-batches of a few clients, sorted by number of steps, so that the clients still training are always the first ones."""
 
     index: torch.Tensor  # (S, b, B) rows of the cohort's data
     weight: torch.Tensor  # (S, b, B) 1 / (size of that batch), 0 for padding
+    keys: torch.Tensor | None  # (S, b) of dropout
     active: list[int]  # S counts
 
 
@@ -64,8 +82,9 @@ class Cohort:
         clients: Sequence[int] | None = None,
     ) -> None:
         self.ids = tuple(range(len(federation)) if clients is None else clients)
-        self.model, self.device, self.dtype = model, device, dtype or torch.float32
-        self.start = model.initial().to(device, self.dtype)
+        self.device, self.dtype = device, dtype or torch.float32
+        self.model = model.to(device, self.dtype)
+        self.start = self.model.initial()
         self._randomness = randomness
         shards = [federation.shards[i] for i in self.ids]
         self.sizes = [len(s.y) for s in shards]
@@ -80,54 +99,94 @@ class Cohort:
     def train(self, start: Rows, who: Sequence[int], plan: LocalTraining, step: int) -> torch.Tensor:
         """Updates SGD_n(θ_i, D_i) − θ_i of the clients `who`, (len(who), d) (Sattler et al. 2019, eq. 1).
 
-        All steps of a chunk of clients run before the next chunk starts, so that its weights stay in cache.
+        All steps of a chunk of clients run before the next chunk starts, so that its weights stay in cache. On a CPU each of torch's
+        threads takes whole chunks: the products are too small to share.
 
         Args:
             start: the model each of `who` starts from.
             who: positions in this cohort.
             step: names the draw of the batches, with the client and the epoch.
         """
-        chunk = max(1, (1 << 22) // self.model.dimension)
-        parts = []
-        for first in range(0, len(who), chunk):
-            part = range(first, min(first + chunk, len(who)))
-            parts.append(self._train(start.select(part).values, [who[k] for k in part], plan, step))
-        return torch.cat(parts)
+        order = sorted(range(len(who)), key=lambda k: -self._steps(who[k], plan))
+        threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        parts = _split(order, self._chunk_size(), threads)
+        out = torch.empty(len(who), self.model.dimension, dtype=self.dtype, device=self.device)
+        task = _Task(start, who, plan, step, out, max(map(len, parts), default=0))
+        workers = min(threads, len(parts))
+        jobs: deque[list[int] | None] = deque([*parts, *[None] * max(workers, 1)])
+        if workers <= 1:
+            self._work(self.model, task, jobs)
+        else:
+            _each_in_a_thread(lambda model: self._work(model, task, jobs), [self.model.copy() for _ in range(workers)], jobs)
+        return out
 
-    def _train(self, theta: torch.Tensor, who: list[int], plan: LocalTraining, step: int) -> torch.Tensor:
-        batches = [list(self._batches(i, plan, step)) for i in who]
-        order = sorted(range(len(who)), key=lambda k: -len(batches[k]))
-        schedule = self._schedule([batches[k] for k in order])
-        place = torch.as_tensor(order, device=self.device)
-        weights = theta[place].clone()
-        optimizer = Sgd(weights, plan) if plan.optimizer == "sgd" else Adam(weights, plan)
-        for index, weight, k in zip(schedule.index, schedule.weight, schedule.active, strict=True):
-            optimizer.step(self._gradient(weights[:k], index[:k], weight[:k]), k)
-        return torch.empty_like(weights).index_copy_(0, place, weights) - theta
+    def _work(self, model: FlatModel, task: _Task, jobs: deque[list[int] | None]) -> None:
+        """Train chunk after chunk, in the same memory, until a None."""
+        room = torch.empty(task.largest, model.dimension, dtype=self.dtype, device=self.device)
+        for part in iter(jobs.popleft, None):
+            origin = part if task.start.index is None else [task.start.index[k] for k in part]
+            weights = room[: len(part)]
+            torch.index_select(task.start.table, 0, torch.as_tensor(origin, device=self.device), out=weights)
+            self._train(model, weights, [task.who[k] for k in part], task)
+            for row, k, o in zip(weights, part, origin, strict=True):
+                torch.sub(row, task.start.table[o], out=task.out[k])
 
-    def _gradient(self, weights: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Each client's own mean-loss gradient, (k, d): one backward of the summed losses, since no parameter is shared."""
-        leaf = weights.detach().requires_grad_()
-        flat = index.flatten()
-        x = self._x[flat].view(*index.shape, *self._x.shape[1:])
-        logits = self.model.stacked(leaf, x)
-        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), self._y[flat], reduction="none").view(index.shape)
-        (gradient,) = torch.autograd.grad((losses * weight).sum(), leaf)
-        return gradient
+    def _train(self, model: FlatModel, weights: torch.Tensor, who: Sequence[int], task: _Task) -> None:
+        """All steps of a chunk, weights (b, d) in place."""
+        chunk, params = self._schedule(who, task.plan, task.step), model.views(weights)
+        optimizer = build_optimizer(task.plan.optimizer, params, task.plan.lr, task.plan.momentum)
+        for s, k in enumerate(chunk.active):
+            index = chunk.index[s, :k]
+            x = self._x.index_select(0, index.flatten()).view(*index.shape, *self._x.shape[1:])
+            own = {name: p[:k] for name, p in params.items()}
+            keys = None if chunk.keys is None else chunk.keys[s, :k]
+            self._step(model, own, x, self._y[index], chunk.weight[s, :k], keys, optimizer)
+
+    def _step(
+        self,
+        model: FlatModel,
+        params: dict[str, torch.Tensor],
+        x: torch.Tensor,
+        y: torch.Tensor,
+        weight: torch.Tensor,
+        keys: torch.Tensor | None,
+        optimizer: Optimizer,
+    ) -> None:
+        """One step of each client: by hand where the model is a stack, else one backward of the summed losses (no parameter is shared)."""
+        if model.stack is not None and (len(x) == 1 or not model.stack.convolves):
+            with torch.no_grad():
+                model.stack.step(params, x, y, weight, optimizer)
+            return
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        logits = model.stacked(leaves, x, keys)
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+        gradients = torch.autograd.grad((losses * weight).sum(), list(leaves.values()), materialize_grads=True)
+        optimizer.begin()
+        for name, gradient in zip(leaves, gradients, strict=True):
+            optimizer.value(name, gradient)
+
+    def _chunk_size(self) -> int:
+        """Clients trained together: on a CPU as many as keep their weights in cache, and one where the model has convolutions."""
+        on_cpu = self.device.type == "cpu"
+        if not self.model.together or (on_cpu and self.model.convolves):
+            return 1
+        return max(1, (CPU_CHUNK if on_cpu else GPU_CHUNK) // self.model.dimension)
+
+    def _steps(self, who: int, plan: LocalTraining) -> int:
+        return plan.steps if plan.steps is not None else plan.epochs * -(-self.sizes[who] // plan.batch_size)
 
     def _batches(self, who: int, plan: LocalTraining, step: int) -> Iterator[NDArray[np.int64]]:
         """Client `who`'s mini-batches in order: a fresh permutation an epoch, the last batch of an epoch may be smaller."""
-        size, done, epoch = self.sizes[who], 0, 0
-        while done < plan.steps if plan.steps is not None else epoch < plan.epochs:
+        size, left, epoch = self.sizes[who], self._steps(who, plan), 0
+        while left > 0:
             order = self._randomness.generator("client", self.ids[who], "batches", step, epoch).permutation(size) + self._offsets[who]
-            for first in range(0, size, plan.batch_size):
-                if plan.steps is not None and done == plan.steps:
-                    return
+            for first in range(0, min(size, left * plan.batch_size), plan.batch_size):
                 yield order[first : first + plan.batch_size]
-                done += 1
+                left -= 1
             epoch += 1
 
-    def _schedule(self, batches: list[list[NDArray[np.int64]]]) -> _Plan:
+    def _schedule(self, who: Sequence[int], plan: LocalTraining, step: int) -> _Chunk:
+        batches = [list(self._batches(i, plan, step)) for i in who]
         steps, width = len(batches[0]), max((len(b) for own in batches for b in own), default=0)
         index = np.zeros((steps, len(batches), width), dtype=np.int64)
         weight = np.zeros((steps, len(batches), width))
@@ -136,7 +195,11 @@ class Cohort:
                 index[s, k, : len(batch)] = batch
                 weight[s, k, : len(batch)] = 1 / len(batch)
         active = [sum(len(own) > s for own in batches) for s in range(steps)]
-        return _Plan(torch.as_tensor(index).to(self.device), torch.as_tensor(weight).to(self.device, self.dtype), active)
+        keys = None
+        if self.model.dropouts:
+            drawn = [self._randomness.generator("client", self.ids[i], "dropout", step).integers(1 << 62, size=steps) for i in who]
+            keys = torch.as_tensor(np.stack(drawn, 1)).to(self.device)
+        return _Chunk(torch.as_tensor(index).to(self.device), torch.as_tensor(weight).to(self.device, self.dtype), keys, active)
 
     def accuracy(self, models: Rows) -> NDArray[np.float64]:
         """Each client's accuracy on its own test data under its model, (m,); NaN for a client without test data."""
@@ -146,42 +209,33 @@ class Cohort:
             mine = [(k, t) for k, t in enumerate(self._tests) if index[k] == row and t is not None]
             if not mine:
                 continue
+            views, samples = self.model.views(flat), torch.cat([t[0] for _, t in mine])
             with torch.no_grad():
-                logits = self.model.call(self.model.views(flat), torch.cat([t[0] for _, t in mine]))
-            hit = (logits.argmax(-1) == torch.cat([t[1] for _, t in mine])).cpu().numpy()
+                guess = torch.cat([self.model.call(views, x).argmax(-1) for x in torch.split(samples, EVALUATED)])
+            hit = (guess == torch.cat([t[1] for _, t in mine])).cpu().numpy()
             for (k, _), own in zip(mine, np.split(hit, np.cumsum([len(t[1]) for _, t in mine])[:-1]), strict=True):
                 found[k] = own.mean()
         return found
 
 
-class Sgd:
-    """SGD with momentum on stacked rows, as `torch.optim.SGD`: v ← μv + g, θ ← θ − lr·v; the first k rows take part in a step."""
-
-    def __init__(self, weights: torch.Tensor, plan: LocalTraining) -> None:
-        self._weights, self._plan = weights, plan
-        self._velocity = torch.zeros_like(weights) if plan.momentum else None
-
-    def step(self, gradient: torch.Tensor, k: int) -> None:
-        """One step of the first k rows."""
-        if self._velocity is not None:
-            gradient = self._velocity[:k].mul_(self._plan.momentum).add_(gradient)
-        self._weights[:k].sub_(gradient, alpha=self._plan.lr)
+def _split(order: list[int], size: int, threads: int) -> list[list[int]]:
+    """Chunks of at most `size`, all about equal, and a multiple of `threads` where there are enough clients."""
+    number = -(-len(order) // size)
+    number = min(len(order), -(-number // threads) * threads)
+    return [[int(k) for k in part] for part in np.array_split(order, number)] if order else []
 
 
-class Adam:
-    """Adam on stacked rows, as `torch.optim.Adam` with its default betas and epsilon."""
-
-    def __init__(self, weights: torch.Tensor, plan: LocalTraining) -> None:
-        self._weights, self._lr, self._t = weights, plan.lr, 0
-        self._mean, self._square = torch.zeros_like(weights), torch.zeros_like(weights)
-
-    def step(self, gradient: torch.Tensor, k: int) -> None:
-        """One step of the first k rows; all of them have taken part in every step so far."""
-        self._t += 1
-        mean = self._mean[:k].mul_(0.9).add_(gradient, alpha=0.1)
-        square = self._square[:k].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        scale = (square / (1 - 0.999**self._t)).sqrt_().add_(1e-8)
-        self._weights[:k].addcdiv_(mean, scale, value=-self._lr / (1 - 0.9**self._t))
+def _each_in_a_thread(work: Callable[[FlatModel], None], models: list[FlatModel], jobs: deque[Any]) -> None:
+    """Work with each model in a thread of its own, in which torch uses one thread."""
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(len(models), initializer=lambda: torch.set_num_threads(1))
+    try:
+        for done in [pool.submit(work, model) for model in models]:
+            done.result()
+    finally:
+        jobs.clear()  # after an error or an interrupt the others end with the chunk they are at
+        pool.shutdown()
+        torch.set_num_threads(threads)  # the number is the process's, not the thread's, for threads that start later
 
 
 def check_training(plan: LocalTraining) -> None:

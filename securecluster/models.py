@@ -1,115 +1,191 @@
-"""The networks, and the flat-vector view of any `nn.Module`."""
+"""The flat-vector view of any `nn.Module`, alone and for many parameter vectors at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import hashlib
+import warnings
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
 
+from securecluster.dropout import SeededDropout, seeded, with_seeded_dropout
 from securecluster.errors import UsageError, unknown
+from securecluster.networks import NETWORKS, Shape
 from securecluster.randomness import Randomness
+from securecluster.stacks import Stack, compile_stack
 
-
-def mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Module:
-    """Input-`hidden`-`classes` with ReLU."""
-    width = int(torch.Size(shape).numel())
-    return nn.Sequential(nn.Flatten(), nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, classes))
-
-
-def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Multinomial logistic regression."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(int(torch.Size(shape).numel()), classes))
-
-
-MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
-    "mlp": mlp,
-    "mlp-200": partial(mlp, hidden=200),  # as in Vardhan et al. 2024
-    "linear": linear,
-}
+Params = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class FlatModel:
-    """A module as a function of one flat parameter vector, in the order of `module.named_parameters()`."""
+    """A module as a function of one flat parameter vector, in the order of `module.named_parameters()`.
+
+    Frozen parameters (`requires_grad` False) are no part of the vector: they stay as they are and are never sent.
+
+    Args:
+        together: whether `torch.vmap` takes it; if not, clients train one after the other.
+    """
 
     module: nn.Module
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
+    together: bool = True
 
-    @property
+    @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Name -> shape of the parameters that train."""
+        return {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
+
+    @cached_property
     def dimension(self) -> int:
         """d, the number of parameters."""
-        return sum(s.numel() for s in self.shapes)
+        return sum(s.numel() for s in self.shapes.values())
 
-    def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+    @cached_property
+    def stack(self) -> Stack | None:
+        """The same computation with gradients by hand, where the module is a common stack of layers."""
+        frozen = any(not p.requires_grad for p in self.module.parameters())
+        return None if frozen else compile_stack(self.module)
+
+    @cached_property
+    def convolves(self) -> bool:
+        """Whether it has convolutions: for many clients at once these become grouped ones, which CPUs are slow at."""
+        return any(isinstance(part, nn.modules.conv._ConvNd) for part in self.module.modules())
+
+    @cached_property
+    def dropouts(self) -> list[SeededDropout]:
+        """The layers that want a key in training."""
+        return [part for part in self.module.modules() if isinstance(part, SeededDropout)]
+
+    def views(self, flat: torch.Tensor) -> Params:
         """Parameters by name as views into flat rows (…, d) -> (…, *shape)."""
-        parts = torch.split(flat, [s.numel() for s in self.shapes], dim=-1)
-        return {n: p.view(*flat.shape[:-1], *s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
+        parts = torch.split(flat, [s.numel() for s in self.shapes.values()], dim=-1)
+        return {n: p.view(*flat.shape[:-1], *s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
 
-    def stacked(self, flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Outputs (b, n, …) of b models, rows of flat (b, d), each on its own samples x (b, n, …).
-
-        Any module goes through `torch.func`; stacks of Flatten, Linear and ReLU take the same steps as batched matrix products.
-        """
-        views = self.views(flat)
-        if self._dense:
-            return self._stacked_dense(views, x)
-        outputs: torch.Tensor = torch.func.vmap(self.call)(views, x)
+    def call(self, views: Params, x: torch.Tensor, key: torch.Tensor | None = None) -> torch.Tensor:
+        """The module's output on x (n, …) with these parameters; dropout is drawn from `key`, or off without one."""
+        named = {place: views[first] for place, first in self._places.items()}
+        with seeded(self.dropouts, key):
+            # torch's own tie_weights leaves a module that is used twice with a stranger's tensor
+            outputs: torch.Tensor = torch.func.functional_call(self.module, named, (x,), tie_weights=False)
         return outputs
 
-    def call(self, views: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """The module's output on x (n, …) with these parameters."""
-        named = {name: views[first] for name, first in self._places.items()}
-        # torch's own tie_weights leaves a module that is used twice with a stranger's tensor
-        outputs: torch.Tensor = torch.func.functional_call(self.module, named, (x,), tie_weights=False)
+    def stacked(self, views: Params, x: torch.Tensor, keys: torch.Tensor | None = None) -> torch.Tensor:
+        """Outputs (b, n, …) of b models, views (b, *shape), each on its own samples x (b, n, …), with its own key (b,)."""
+        if len(x) == 1:
+            return self.call({n: v[0] for n, v in views.items()}, x[0], None if keys is None else keys[0])[None]
+        arguments = (views, x) if keys is None else (views, x, keys)
+        outputs: torch.Tensor = torch.func.vmap(self.call)(*arguments)
         return outputs
 
     @cached_property
     def _places(self) -> dict[str, str]:
         """Every place that holds a parameter -> the parameter's first name (another one where weights are tied)."""
-        first = {id(p): name for name, p in self.module.named_parameters()}
-        modules = self.module.named_modules()
-        return {f"{m}.{n}".lstrip("."): first[id(p)] for m, module in modules for n, p in module._parameters.items() if p is not None}
-
-    @property
-    def _dense(self) -> bool:
-        if not isinstance(self.module, nn.Sequential) or not len(self.module) or type(self.module[0]) is not nn.Flatten:
-            return False
-        first, *rest = self.module
-        return (first.start_dim, first.end_dim) == (1, -1) and all(
-            type(layer) is nn.ReLU or (type(layer) is nn.Linear and layer.bias is not None and rest.count(layer) == 1) for layer in rest
-        )
-
-    def _stacked_dense(self, views: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        for name, layer in self.module._modules.items():
-            if isinstance(layer, nn.Flatten):
-                x = x.flatten(2)
-            elif isinstance(layer, nn.ReLU):
-                x = x.relu()
-            else:
-                x = torch.baddbmm(views[f"{name}.bias"][:, None], x, views[f"{name}.weight"].mT)
-        return x
+        first = {id(p): name for name, p in self.module.named_parameters() if p.requires_grad}
+        places = ((f"{m}.{n}".lstrip("."), p) for m, module in self.module.named_modules() for n, p in module._parameters.items())
+        return {place: first[id(p)] for place, p in places if p is not None and p.requires_grad}
 
     def initial(self) -> torch.Tensor:
         """The module's own parameters as one vector (d,)."""
-        return torch.cat([p.detach().flatten() for p in self.module.parameters()])
+        return torch.cat([p.detach().flatten() for p in self.module.parameters() if p.requires_grad])
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> FlatModel:
+        """A copy of its own, whose frozen parameters and constants lie where the data do."""
+        return FlatModel(copy.deepcopy(self.module).to(device, dtype), self.together)
+
+    def copy(self) -> FlatModel:
+        """One that another thread may call at the same time."""
+        return FlatModel(copy.deepcopy(self.module), self.together)
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, randomness: Randomness) -> FlatModel:
-    """The named network with its initial weights drawn from (seed, "model").
+def build(model: str | nn.Module, shape: Shape, classes: int, randomness: Randomness) -> FlatModel:
+    """The named network with its initial weights drawn from (seed, "model"), or a user's own module with the weights it has.
+
+    Args:
+        shape: of one sample.
 
     Raises:
-        UsageError: an unknown name, or a network with buffers (batch norm statistics), which has no meaning as one averaged vector.
+        UsageError: an unknown name, samples the network does not take, or a module that clients cannot train and average.
     """
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
+    if not isinstance(model, str):
+        return adopt(model, shape, classes)
+    if model not in NETWORKS:
+        raise unknown("model", model, NETWORKS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.integer("model"))
-        module = MODELS[name](shape, classes)
-    if list(module.buffers()) or any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
-        raise UsageError(f"model {name!r} keeps running statistics, which clients cannot average: use group norm instead of batch norm")
-    named = dict(module.named_parameters())
-    return FlatModel(module, tuple(named), tuple(p.shape for p in named.values()))
+        module = NETWORKS[model](shape, classes)
+    return adopt(module, shape, classes, f"the model {model!r}")
+
+
+def adopt(module: nn.Module, shape: Shape, classes: int, name: str = "") -> FlatModel:
+    """A user's own module, checked on three random samples: a copy with its weights, dropout drawn per client.
+
+    Raises:
+        UsageError: it does not take these samples or give an output a class; or keeps state, draws random numbers of its own, or mixes
+            samples of a batch, so that a client's model would not be the function of one averaged vector.
+    """
+    name = name or type(module).__name__
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"model is a name or an nn.Module, not {name}")
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
+        raise UsageError(f"{name} has lazy layers without weights yet: pass one sample through it first")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise UsageError(f"{name} has no parameter that trains: set requires_grad on those that should")
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase) and (part.track_running_stats or "Batch" in type(part).__name__):
+            raise UsageError(f"{name} has {type(part).__name__}, whose statistics clients cannot average: use nn.GroupNorm instead")
+    flat = FlatModel(with_seeded_dropout(module).float().cpu().train())
+    x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        _check_outputs(name, flat, x, classes)
+        return FlatModel(flat.module, _batches(flat, x))
+
+
+def _check_outputs(name: str, flat: FlatModel, x: torch.Tensor, classes: int) -> None:
+    views, buffers = flat.views(flat.initial()), copy.deepcopy(dict(flat.module.named_buffers()))
+    try:
+        out = flat.call(views, x)
+    except Exception as error:  # a user's own forward pass may raise anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"{name} does not take samples of shape {tuple(x.shape[1:])}: {reason}") from error
+    if not isinstance(out, torch.Tensor) or out.ndim != 2 or len(out) != len(x) or out.shape[1] < classes:
+        found = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
+        raise UsageError(f"{name} gives {found} for {len(x)} samples: it must give one row of {classes} logits for each")
+    for buffer, value in flat.module.named_buffers():
+        if not torch.equal(value, buffers[buffer]):
+            raise UsageError(f"{name} changes its buffer {buffer!r} in a forward pass, which clients cannot average: make it stateless")
+    if not torch.allclose(out, flat.call(views, x), equal_nan=True):
+        raise UsageError(
+            f"{name} gives two outputs for one input: keep no state between calls, and use nn.Dropout layers for dropout"
+            " (a dropout argument of nn.LSTM or nn.MultiheadAttention, or F.dropout, cannot be drawn per client)"
+        )
+    if not torch.allclose(out[:1], flat.call(views, x[:1]), rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise UsageError(f"{name}'s output for a sample depends on the others of its mini-batch: use nn.GroupNorm for batch statistics")
+
+
+def _batches(flat: FlatModel, x: torch.Tensor) -> bool:
+    """Whether torch.vmap takes it, and gives what the single models give."""
+    rows = torch.stack([flat.initial(), 0.9 * flat.initial()])
+    views, keys = flat.views(rows), torch.tensor([1, 2])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # vmap warns where it falls back to a loop
+            found = flat.stacked(views, torch.stack([x, x]), keys)
+        single = [flat.call({n: v[k] for n, v in views.items()}, x, keys[k]) for k in range(2)]
+        return torch.allclose(found, torch.stack(single), rtol=1e-3, atol=1e-4, equal_nan=True)
+    except Exception:  # whatever vmap cannot do: then the clients train one after the other
+        return False
+
+
+def describe(model: str | nn.Module) -> Any:
+    """What a configuration says of a model: its name, or a module's text, parameters and SHA-256 of its weights, for JSON."""
+    if isinstance(model, str):
+        return model
+    state = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        state.update(name.encode() + value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    shapes = {name: list(p.shape) for name, p in model.named_parameters()}
+    return {"module": repr(model), "parameters": shapes, "weights": state.hexdigest()}

@@ -201,7 +201,7 @@ class Network:
 def _check_finite(call: Call, answer: Answer) -> None:
     for name, value in vars(answer.reply).items():
         if isinstance(value, Rows) and value.table.is_floating_point():
-            good = torch.isfinite(value.table).reshape(len(value.table), -1).all(1)
+            good = _finite(value.table)
             if not bool(good.all()):
                 bad = [i for k, i in enumerate(answer.ids) if not good[k if value.index is None else value.index[k]]]
                 raise UpdateError(
@@ -209,3 +209,14 @@ def _check_finite(call: Call, answer: Answer) -> None:
                 )
         elif isinstance(value, Shared) and value.value.is_floating_point() and not bool(torch.isfinite(value.value).all()):
             raise UpdateError(f"round {call.round}: {name} of the clients' replies is not finite: lower the learning rate (--lr)")
+
+
+def _finite(table: torch.Tensor) -> torch.Tensor:
+    """Which rows of a table (r, …) are finite, (r,); no copy of the table is made.
+
+    A sum is not finite when a term is not; only rows whose sum is not finite (it may have overflowed) are looked at number by number.
+    """
+    good = torch.isfinite(table.flatten(1).sum(1) if table.ndim > 1 else table)
+    for row in (~good).nonzero().flatten().tolist():
+        good[row] = torch.isfinite(table[row]).all()
+    return good

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 from securecluster.backend import torch
 
+BLOCK = 1 << 24  # numbers of a column block
 
-def gram(rows: torch.Tensor) -> torch.Tensor:
-    """Inner products of rows (m, d) as (m, m) float64; accumulated over column blocks, so no second (m, d) copy is made."""
-    total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for block in torch.split(rows, 1 << 16, dim=1):
+
+def gram(rows: torch.Tensor, who: Sequence[int] | None = None) -> torch.Tensor:
+    """Inner products of rows (m, d), or of those of `who`, as (m, m) float64; by column blocks, so no second (m, d) is made."""
+    m = len(rows) if who is None else len(who)
+    total = torch.zeros(m, m, dtype=torch.float64, device=rows.device)
+    for block in blocks(rows, who):
         wide = block.double()
         total += wide @ wide.T
     return (total + total.T) / 2
+
+
+def mean_row(rows: torch.Tensor, who: Sequence[int] | None = None, weight: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean of rows (m, d), or of those of `who`, (d,), weighted by `weight` (one each); by column blocks too."""
+    if weight is None:
+        return torch.cat([block.mean(0) for block in blocks(rows, who)])
+    share = (weight / weight.sum()).to(rows.device, rows.dtype)
+    return torch.cat([share @ block for block in blocks(rows, who)])
+
+
+def blocks(rows: torch.Tensor, who: Sequence[int] | None = None) -> Iterator[torch.Tensor]:
+    """Column blocks (m, c) of rows (m, d), or of those of `who`, in order."""
+    pick = None if who is None or list(who) == list(range(len(rows))) else torch.as_tensor(who, dtype=torch.long, device=rows.device)
+    for block in torch.split(rows, max(1, BLOCK // max(len(rows), 1)), dim=1):
+        yield block if pick is None else block[pick]
 
 
 def norms(rows: torch.Tensor) -> torch.Tensor:

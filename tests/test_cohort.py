@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from securecluster import Federation, models
+from securecluster import Federation, models, networks
+from securecluster import cohort as cohorts
 from securecluster.cohort import Cohort, LocalTraining, check_training, choose_device, cpu_threads
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
-from securecluster.models import FlatModel
 from securecluster.randomness import Randomness
 
 SIZES = (3, 10, 11, 25, 1, 20)  # below the batch of 10, equal to it, one more, not divisible, a single sample, divisible
@@ -25,16 +25,29 @@ PLANS = {
     "steps": LocalTraining(0.1, 1, 10, momentum=0.5, steps=7),
     "adam steps": LocalTraining(0.01, 1, 4, optimizer="adam", steps=5),
 }
-NETWORKS = ("mlp", "linear", "tanh", "cnn")
+NETWORKS = ("mlp", "linear", "tanh", "cnn", "stack", "branch")
 
 
 @pytest.fixture(autouse=True)
 def more_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two networks that go through torch.func."""
-    monkeypatch.setitem(models.MODELS, "tanh", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.Tanh(), nn.Linear(7, c)))
+    """Two networks that go through torch.func, one with gradients by hand, and one that vmap refuses."""
+    monkeypatch.setitem(networks.NETWORKS, "tanh", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.Tanh(), nn.Linear(7, c)))
     monkeypatch.setitem(
-        models.MODELS, "cnn", lambda s, c: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, c))
+        networks.NETWORKS,
+        "cnn",
+        lambda s, c: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, c)),
     )
+    monkeypatch.setitem(
+        networks.NETWORKS,
+        "stack",
+        lambda s, c: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, c)),
+    )
+    monkeypatch.setitem(networks.NETWORKS, "branch", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 6), Branch(), nn.Linear(6, c)))
+
+
+class Branch(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() if float(x.detach().abs().max()) >= 0 else x
 
 
 def federation() -> Federation:
@@ -108,15 +121,64 @@ def test_who_else_trains_and_in_which_order_does_not_matter(who: list[int]) -> N
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("chunk", [1, 2, 4])
 def test_the_chunk_does_not_matter(plan: LocalTraining, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    batched, sizes = cohort(), []
+    batched, sizes = cohort(), list[int]()
     table = torch.stack([batched.start, batched.start + 0.1])
     start = Rows(table, (0, 1, 0, 0, 1, 1))
     whole = batched.train(start, EVERYONE, plan, 1)
-    monkeypatch.setattr(FlatModel, "dimension", property(lambda self: (1 << 22) // chunk))
+    monkeypatch.setattr(cohorts, "CPU_CHUNK", chunk * batched.model.dimension)
     inner = batched._train
-    monkeypatch.setattr(batched, "_train", lambda theta, who, *rest: sizes.append(len(who)) or inner(theta, who, *rest))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(batched, "_train", lambda m, w, who, *rest: sizes.append(len(who)) or inner(m, w, who, *rest))  # type: ignore[func-returns-value]
     torch.testing.assert_close(batched.train(start, EVERYONE, plan, 1), whole, rtol=0, atol=1e-12)
-    assert max(sizes) == chunk and sum(sizes) == len(SIZES)
+    assert max(sizes) <= chunk and sum(sizes) == len(SIZES)
+    assert len(sizes) >= len(SIZES) // chunk
+
+
+@pytest.mark.parametrize("model", NETWORKS)
+def test_the_number_of_threads_does_not_matter(model: str) -> None:
+    batched, found = cohort(model), []
+    for threads in (1, 2, 5):
+        with cpu_threads(threads):
+            found.append(batched.train(Rows(starts(batched)), EVERYONE, PLANS["momentum"], 1))
+            assert torch.get_num_threads() == threads
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[2], found[0], rtol=0, atol=1e-12)
+
+
+def test_two_threads_repeat_themselves_to_the_bit() -> None:
+    batched = cohort("tanh")
+    with cpu_threads(2):
+        one, two = (batched.train(Rows(starts(batched)), EVERYONE, PLANS["adam"], 1) for _ in range(2))
+    assert torch.equal(one, two)
+
+
+def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    batched = cohort()
+    monkeypatch.setattr(batched, "_step", lambda *rest: 1 / 0)
+    with cpu_threads(2), pytest.raises(ZeroDivisionError):
+        batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
+
+
+def dropping(seed: int, clients: list[int] | None = None) -> tuple[Cohort, nn.Module]:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.Dropout(0.5), nn.Linear(32, 3))
+    fed = federation()
+    flat = models.build(module, fed.shape, 3, Randomness(seed))
+    return Cohort(fed, flat, Randomness(seed), torch.device("cpu"), torch.float64, clients), module
+
+
+def test_dropout_follows_the_seed_the_client_and_the_step_alone() -> None:
+    with torch.random.fork_rng():
+        whole = (batched := dropping(5)[0]).train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
+        again = dropping(5)[0].train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
+        alone = dropping(5, [3])[0].train(Rows(starts(batched)[3:4]), [0], PLANS["sgd"], 1)
+        off, module = dropping(5)
+    torch.testing.assert_close(again, whole, rtol=0, atol=0)
+    torch.testing.assert_close(alone[0], whole[3], rtol=0, atol=1e-12)
+    off.model.dropouts[0].p = 0.0
+    assert not torch.allclose(off.train(Rows(starts(off)), EVERYONE, PLANS["sgd"], 1), whole, atol=1e-3)
+    x, y = off._tests[0] or (torch.zeros(0), torch.zeros(0))
+    expected = (module.double().eval()(x).argmax(1) == y).double().mean()
+    assert off.accuracy(Rows(off.start[None].expand(len(SIZES), -1)))[0] == expected
 
 
 @pytest.mark.parametrize("plan", [PLANS["momentum"], PLANS["adam"]], ids=["momentum", "adam"])

@@ -12,8 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "backend", "randomness", "parties"},
-    {"files", "messages", "state", "similarity", "clustering", "metrics"},
-    {"wire", "models", "data"},
+    {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout"},
+    {"wire", "stacks", "data"},
+    {"models"},
     {"cohort", "transcript"},
     {"transport", "privacy", "settings"},
     {"endpoint", "run"},

@@ -116,11 +116,11 @@ def _check_names(options: Any) -> None:
 
 
 def _check_settings(plan: Any, federation: Any) -> None:
-    from securecluster.models import MODELS
+    from securecluster.networks import NETWORKS
     from securecluster.settings import check_settings
 
-    if plan.protocol.model not in MODELS:
-        raise unknown("model", plan.protocol.model, MODELS)
+    if plan.protocol.model not in NETWORKS:
+        raise unknown("model", plan.protocol.model, NETWORKS)
     check_settings(plan.settings, federation)
 
 
@@ -128,11 +128,9 @@ def _transcript_mode(options: Any, federation: Any) -> str:
     """`auto` is full where all frames together stay below AUTO_FULL bytes."""
     if options.settings.transcript != "auto":
         return str(options.settings.transcript)
-    from securecluster.models import MODELS, build
+    from securecluster.models import build
     from securecluster.randomness import Randomness
 
-    if options.protocol.model not in MODELS:
-        raise unknown("model", options.protocol.model, MODELS)
     d = build(options.protocol.model, federation.shape, federation.classes, Randomness(0)).dimension
     width = 8 if options.settings.dtype == "float64" else 4
     return "full" if 2 * d * width * len(federation) * options.protocol.rounds < AUTO_FULL else "sizes"
@@ -215,10 +213,10 @@ def _list(argv: list[str]) -> int:
     if argv:
         raise UsageError("list takes no arguments")
     from securecluster.data import SCENARIOS, SOURCES
-    from securecluster.models import MODELS
+    from securecluster.networks import NETWORKS
     from securecluster.privacy.masks import MASKS
 
-    rows: dict[str, Iterable[str]] = {"protocols": PROTOCOLS, "data": SOURCES, "scenarios": SCENARIOS, "models": MODELS, "masks": MASKS}
+    rows: dict[str, Iterable[str]] = {"protocols": PROTOCOLS, "data": SOURCES, "scenarios": SCENARIOS, "models": NETWORKS, "masks": MASKS}
     for what, names in rows.items():
         print(f"{what:<10} {', '.join(names)}")
     return 0

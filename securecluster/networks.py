@@ -1,0 +1,116 @@
+"""The networks by name, from the papers this toolkit implements. No batch norm anywhere: its statistics cannot be averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from securecluster.errors import UsageError
+
+Shape = tuple[int, ...]
+
+
+def mlp(shape: Shape, classes: int, hidden: int = 64) -> nn.Module:
+    """Input-`hidden`-`classes` with ReLU."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(_features(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def linear(shape: Shape, classes: int) -> nn.Module:
+    """Multinomial logistic regression."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(_features(shape), classes))
+
+
+def cnn_briggs(shape: Shape, classes: int) -> nn.Module:
+    """Two 5×5 convolutions of 32 and 64 channels that keep the size, each with 2×2 max-pooling, and a dense layer of 512.
+
+    As McMahan et al. 2017 and Briggs et al. 2020, IV-A: 1,663,370 parameters on 28×28 images and 10 classes.
+    """
+    channels, height, width = _image("cnn-briggs", shape, 4)
+    convolutions = [*_block(channels, 32, padding=2), *_block(32, 64, padding=2)]
+    return nn.Sequential(*convolutions, nn.Flatten(), *_dense(64 * (height // 4) * (width // 4), 512), nn.Linear(512, classes))
+
+
+def cnn_ali(shape: Shape, classes: int) -> nn.Module:
+    """Two 5×5 convolutions of 6 and 16 channels with 2×2 max-pooling, and dense layers of 120 and 84 (Ali & Arafa 2024, IV).
+
+    The paper gives kernels, pools and dense layers; the channels are those of LeNet-5, whose dense layers these are.
+    """
+    channels, height, width = _image("cnn-ali", shape, 16)
+    size = ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2)
+    convolutions = [*_block(channels, 6), *_block(6, 16)]
+    return nn.Sequential(*convolutions, nn.Flatten(), *_dense(16 * size, 120), *_dense(120, 84), nn.Linear(84, classes))
+
+
+def cnn_cifar(shape: Shape, classes: int) -> nn.Module:
+    """Five layers for CIFAR: 5×5 convolutions of 32 and 64 channels with 2×2 max-pooling, dense layers of 384 and 192, the classes.
+
+    Sattler et al. 2019, VI-D, train "a 5-layer CNN" without printing its widths: these are ours.
+    """
+    channels, height, width = _image("cnn-cifar", shape, 4)
+    convolutions = [*_block(channels, 32, padding=2), *_block(32, 64, padding=2)]
+    dense = [*_dense(64 * (height // 4) * (width // 4), 384), *_dense(384, 192)]
+    return nn.Sequential(*convolutions, nn.Flatten(), *dense, nn.Linear(192, classes))
+
+
+class Residual(nn.Module):
+    """x + f(x)."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (n, channels, height, width)."""
+        out: torch.Tensor = x + self.inner(x)
+        return out
+
+
+def resnet9(shape: Shape, classes: int) -> nn.Module:
+    """ResNet-9 (Vardhan et al. 2024 train it on CIFAR-10), with group norm of 8 groups in place of batch norm."""
+    channels, _, _ = _image("resnet9", shape, 8)
+
+    def block(before: int, after: int, pool: bool = False) -> nn.Sequential:
+        layers = [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.GroupNorm(8, after), nn.ReLU()]
+        return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []))
+
+    def residual(width: int) -> nn.Module:
+        return Residual(nn.Sequential(block(width, width), block(width, width)))
+
+    body = [block(channels, 64), block(64, 128, pool=True), residual(128), block(128, 256, pool=True), block(256, 512, pool=True)]
+    return nn.Sequential(*body, residual(512), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+
+
+NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "mlp": mlp,
+    "mlp-32": partial(mlp, hidden=32),
+    "mlp-200": partial(mlp, hidden=200),  # as in Vardhan et al. 2024
+    "linear": linear,
+    "cnn-briggs": cnn_briggs,
+    "cnn-ali": cnn_ali,
+    "cnn-cifar": cnn_cifar,
+    "resnet9": resnet9,
+}
+
+
+def _features(shape: Shape) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _block(before: int, after: int, padding: int = 0) -> list[nn.Module]:
+    return [nn.Conv2d(before, after, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+
+
+def _dense(before: int, after: int) -> list[nn.Module]:
+    return [nn.Linear(before, after), nn.ReLU()]
+
+
+def _image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise UsageError(
+            f"the model {name} takes images of at least {least}×{least} pixels, not samples of shape {'×'.join(map(str, shape))}: try mlp"
+        )
+    channels, height, width = shape
+    return channels, height, width
