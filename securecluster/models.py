@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -94,11 +94,11 @@ class FlatModel:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FlatModel:
         """A copy of its own, whose frozen parameters and constants lie where the data do."""
-        return FlatModel(copy.deepcopy(self.module).to(device, dtype), self.together)
+        return replace(self, module=copy.deepcopy(self.module).to(device, dtype))
 
     def copy(self) -> FlatModel:
         """One that another thread may call at the same time."""
-        return FlatModel(copy.deepcopy(self.module), self.together)
+        return replace(self, module=copy.deepcopy(self.module))
 
 
 def build(model: str | nn.Module, shape: Shape, classes: int, randomness: Randomness) -> FlatModel:

@@ -97,7 +97,8 @@ class Run:
             line = {"loop": name, "round": number, **self._notes, **self._observe(state)}
             self._notes = {}
             self._clock.rounds[name] = number
-            self._parts[part] = pack(state)
+            if self._folder is not None:
+                self._parts[part] = pack(state)
             self._write(line)
             self._checkpoint()
             self._report(line)

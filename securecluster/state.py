@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any, TypeVar
 
 from securecluster.backend import torch
@@ -13,7 +14,6 @@ S = TypeVar("S")
 
 def pack(tree: Any) -> bytes:
     """A dataclass tree as one safetensors file: tensors beside the JSON of everything else."""
-    import cattrs
     from safetensors.torch import save
 
     tensors: dict[str, torch.Tensor] = {}
@@ -23,10 +23,7 @@ def pack(tree: Any) -> bytes:
         tensors[name] = tensor.detach().cpu().contiguous().clone()
         return {"tensor": name}
 
-    converter = cattrs.Converter()
-    converter.register_unstructure_hook(torch.Tensor, lift)
-    converter.register_unstructure_hook(bytes, bytes.hex)
-    text = json.dumps(converter.unstructure(tree), separators=(",", ":"))
+    text = json.dumps(_converter().unstructure(tree), separators=(",", ":"), default=lift)
     return bytes(save(tensors, {"state": text}))
 
 
@@ -36,22 +33,31 @@ def unpack(data: bytes, kind: type[S]) -> S:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    converter = cattrs.Converter(forbid_extra_keys=True)
-    converter.register_structure_hook(bytes, lambda text, _: bytes.fromhex(text))
     try:
         tensors = load(data)
-        converter.register_structure_hook(torch.Tensor, lambda ref, _: tensors[ref["tensor"]])
-        converter.register_structure_hook_func(lambda t: t is Any, lambda tree, _: _settle(tree, tensors))
         length = int.from_bytes(data[:8], "little")
-        return converter.structure(json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["state"]), kind)
+        text = json.loads(data[8 : 8 + length])["__metadata__"]["state"]
+        tree = json.loads(text, object_hook=lambda found: tensors[found["tensor"]] if set(found) == {"tensor"} else found)
+        found: S = _converter().structure(tree, kind)
+        return found
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, cattrs.BaseValidationError) as error:
         raise RunFolderError(f"a saved {kind.__name__} does not parse ({type(error).__name__}): start the run anew") from None
 
 
-def _settle(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """An untyped tree with its tensors put back."""
-    if isinstance(tree, dict):
-        if set(tree) == {"tensor"}:
-            return tensors[tree["tensor"]]
-        return {k: _settle(v, tensors) for k, v in tree.items()}
-    return [_settle(v, tensors) for v in tree] if isinstance(tree, list) else tree
+@cache
+def _converter() -> Any:
+    """Dataclass trees to plain ones and back; their tensors pass unchanged."""
+    import cattrs
+
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    converter.register_unstructure_hook(torch.Tensor, lambda tensor: tensor)
+    converter.register_unstructure_hook(bytes, bytes.hex)
+    converter.register_structure_hook(torch.Tensor, _tensor)
+    converter.register_structure_hook(bytes, lambda text, _: bytes.fromhex(text))
+    return converter
+
+
+def _tensor(value: Any, _: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError("a tensor is missing")
+    return value
