@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securecluster.errors import UsageError
-from securecluster.privacy.masks import INFO, MASKS, Permutation, _words, build
+from securecluster.privacy.masks import INFO, MASKS, Permutation, build
 from securecluster.privacy.stages import Kind, Pipeline
+from securecluster.privacy.stream import words
 
 
 def mask(seed: bytes = bytes(range(32))) -> Permutation:
@@ -67,7 +68,7 @@ def test_many_steps_later_the_order_is_still_the_steps_own() -> None:
     first = [stage.forward(values, step) for step in range(12)]
     for step in (3, 0, 11, 3):
         assert torch.equal(stage.forward(values, step), first[step])
-    assert len(stage._orders) <= stage._CACHED
+    assert len(stage._drawn) <= stage._CACHED
 
 
 def test_a_new_seed_takes_effect_on_steps_that_were_already_drawn() -> None:
@@ -93,8 +94,8 @@ def test_the_words_are_the_rfc_8439_keystream_of_key_zero_counter_and_step() -> 
     zero = (
         "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
     )
-    assert _words(bytes(32), 0, 8).tobytes().hex() == zero  # appendix A.1, test vector 1
-    second = _words(bytes(32), 0, 16)[8:].tobytes().hex()  # the same key and nonce with counter 1: test vector 2
+    assert words(bytes(32), 0, 8).tobytes().hex() == zero  # appendix A.1, test vector 1
+    second = words(bytes(32), 0, 16)[8:].tobytes().hex()  # the same key and nonce with counter 1: test vector 2
     assert second.startswith("9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed")
 
 
@@ -102,12 +103,12 @@ def test_the_nonce_is_the_step_in_96_bits_after_a_32_bit_counter() -> None:
     """RFC 8439 2.3.2 has nonce 00 00 00 09 00 00 00 4a 00 00 00 00 and counter 1: block 1 of that step's stream."""
     key = bytes(range(32))
     step = int.from_bytes(bytes.fromhex("000000090000004a00000000"), "little")
-    block = _words(key, step, 16)[8:].tobytes()
+    block = words(key, step, 16)[8:].tobytes()
     assert block.hex().startswith("10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e")
     for number in (0, 1, 2**32, 2**95):
         nonce = bytes(4) + number.to_bytes(12, "little")
         stream = Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(800))
-        assert _words(key, number, 100).tobytes() == stream
+        assert words(key, number, 100).tobytes() == stream
         assert np.array_equal(mask(key).forward(torch.arange(100), number).numpy(), np.argsort(np.frombuffer(stream, "<u8")))
 
 
