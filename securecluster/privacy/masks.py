@@ -55,7 +55,7 @@ INFO = {
 }
 
 
-class Permutation(Keyed[torch.Tensor]):
+class Permutation(Keyed["torch.Tensor"]):
     """Coordinates in an order drawn from PRF(seed, step), fresh for every call (Sattler et al. 2019, V-B; fresh maps are ours).
 
     The order is the argsort of 64-bit words of a ChaCha20 stream with the shared seed as key and the step as nonce.
@@ -82,7 +82,7 @@ class Permutation(Keyed[torch.Tensor]):
         return torch.from_numpy(order(seed, step, d))
 
 
-class SignedPermutation(Keyed[tuple[torch.Tensor, torch.Tensor]]):
+class SignedPermutation(Keyed["tuple[torch.Tensor, torch.Tensor]"]):
     """A fresh permutation whose coordinates also take a secret sign each: y_j = s_j·x_π(j). All it needs is exact (ours).
 
     Besides what any orthonormal map keeps it keeps L1 and every other norm of coordinates; of a zero the server may see its sign bit,

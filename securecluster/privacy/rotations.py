@@ -14,7 +14,7 @@ DENSEST = 2048  # d² float64 numbers: 34 MB and a QR of about a second
 HADAMARD_LAYERS = 2  # one layer with a public H shows |x_i| in place
 
 
-class Rotation(Keyed[tuple[torch.Tensor, ...]]):
+class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
     """y = D_2·H·D_1·H·D_0·(x, 0): secret fresh signs D around public orthonormal Hadamard matrices H of order n ≥ d, in O(d log d).
 
     Layers of signs and Hadamard matrices are those of fast random rotations (Ailon, Chazelle 2009; Yu et al. 2016); Kronecker products of
@@ -72,18 +72,19 @@ class Rotation(Keyed[tuple[torch.Tensor, ...]]):
         return rows
 
     def _on(self, rows: torch.Tensor, step: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The layers of signs, and the orthonormal factors of H, where and in what type the rows are."""
+        """D_0, D_1/√n, D_2/√n and the factors of √n·H, where and in what type the rows are."""
         n = rows.shape[-1]
-        around = [flips.to(rows.device, rows.dtype) for flips in self._of(n, step)]
-        parts = [torch.from_numpy(hadamard.matrix(k)).to(rows.device, rows.dtype) / math.sqrt(k) for k in hadamard.factors(n)]
-        return around, parts
+        first, *others = (flips.to(rows.device, rows.dtype) for flips in self._of(n, step))
+        # scaled once a layer: factors of ±1 are exact in float32, while 1/√k rounded in each would add up
+        around = [first, *(flips / math.sqrt(n) for flips in others)]
+        return around, [torch.from_numpy(hadamard.matrix(k)).to(rows.device, rows.dtype) for k in hadamard.factors(n)]
 
     def _draw(self, seed: bytes, d: int, step: int) -> tuple[torch.Tensor, ...]:
         layers = 1 + HADAMARD_LAYERS
         return torch.from_numpy(signs(seed, step, layers * d, LAYERS)).view(layers, d).unbind()
 
 
-class Haar(Keyed[torch.Tensor]):
+class Haar(Keyed["torch.Tensor"]):
     """An orthonormal matrix drawn uniformly from O(d): the Q of a Gaussian's QR, with R's signs in it (Mezzadri 2007).
 
     The rows go through it in float64. Machines whose linear algebra rounds differently hold the same Q to about 1e-12.
@@ -112,7 +113,8 @@ class Haar(Keyed[torch.Tensor]):
 
     def _draw(self, seed: bytes, d: int, step: int) -> torch.Tensor:
         q, r = torch.linalg.qr(torch.from_numpy(gaussians(seed, step, d * d)).view(d, d))
-        return q * torch.where(r.diagonal() < 0, -1.0, 1.0).double()
+        signed: torch.Tensor = q * torch.where(r.diagonal() < 0, -1.0, 1.0).double()
+        return signed
 
 
 def padded(d: int) -> int:

@@ -92,4 +92,4 @@ class Keyed(ABC, Generic[D]):
 
 def blocks(rows: torch.Tensor, numbers: int = 1 << 18) -> Sequence[torch.Tensor]:
     """Rows (…, d) as views of whole rows, about `numbers` numbers each: what works on them needs no second matrix."""
-    return rows.view(-1, rows.shape[-1]).split(max(1, numbers // rows.shape[-1]))
+    return torch.split(rows.view(-1, rows.shape[-1]), max(1, numbers // rows.shape[-1]))
