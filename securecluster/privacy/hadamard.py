@@ -24,7 +24,7 @@ LARGEST = 128  # a constant bound on the factors keeps a product O(d log d)
 def factors(d: int) -> tuple[int, ...]:
     """Orders of Hadamard matrices, ascending, whose product is the smallest size ≥ d that the fewest factors or one more reach.
 
-    Measured: at most 0.53 % above d, 0.14 % on average, over thirty d drawn from 1,000 to 3,000,000.
+    Counted over all d: at most 4.4 % above d from d = 1,000, 2.1 % from 14,000, 0.7 % from 1,000,000.
     """
     fewest = next(k for k in itertools.count(1) if LARGEST**k >= d)
     found = (
@@ -41,10 +41,11 @@ def matrix(order: int) -> NDArray[np.int8]:
     """
     if order == 1:
         return np.ones((1, 1), dtype=np.int8)
-    if _is_prime(order - 1) and order % 4 == 0:
-        return _paley(order - 1)
-    if order % 4 == 0 and _is_prime(order // 2 - 1) and (order // 2 - 1) % 4 == 1:
-        return _paley(order // 2 - 1)
+    if order & (order - 1):  # no power of two: those are Sylvester's
+        if order % 4 == 0 and _is_prime(order - 1):
+            return _paley(order - 1)
+        if order % 4 == 0 and order % 8 and _is_prime(order // 2 - 1):
+            return _paley(order // 2 - 1)
     if order % 2:
         raise ValueError(f"no Hadamard matrix of order {order} is known here")
     return np.kron(np.array([[1, 1], [1, -1]], dtype=np.int8), matrix(order // 2))

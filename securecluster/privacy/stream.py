@@ -35,11 +35,21 @@ def words(seed: bytes, step: int, count: int, purpose: int = ORDER) -> NDArray[n
 
 
 def order(seed: bytes, step: int, count: int) -> NDArray[np.int64]:
-    """A uniform order of `count` things: the stable argsort of as many words."""
+    """A uniform order of `count` things: the stable argsort of as many words, on every machine.
+
+    Sorting numbers is much faster than sorting places by number, so the places are sorted in the words' lower bits; where words agree in
+    their upper bits, which is rare, their order is settled afterwards.
+    """
     keys = words(seed, step, count, ORDER)
-    found = np.argsort(keys)  # the vectorised sort: three times as fast as the stable one, and equal to it where no two words are equal
-    ranked = keys[found]
-    return np.argsort(keys, kind="stable") if (ranked[1:] == ranked[:-1]).any() else found
+    low = np.uint64((1 << max(0, count - 1).bit_length()) - 1)
+    packed = (keys & ~low) | np.arange(count, dtype=np.uint64)
+    packed.sort()
+    found = (packed & low).view(np.int64)
+    agreed = np.flatnonzero((packed[1:] ^ packed[:-1]) <= low)
+    for run in np.split(agreed, np.flatnonzero(np.diff(agreed) > 1) + 1) if len(agreed) else []:
+        members = found[run[0] : run[-1] + 2].copy()  # ascending places
+        found[run[0] : run[-1] + 2] = members[np.argsort(keys[members], kind="stable")]
+    return found
 
 
 def signs(seed: bytes, step: int, count: int, purpose: int) -> NDArray[np.float32]:
@@ -49,11 +59,11 @@ def signs(seed: bytes, step: int, count: int, purpose: int) -> NDArray[np.float3
 
 
 def gaussians(seed: bytes, step: int, count: int) -> NDArray[np.float64]:
-    """`count` standard Gaussians: Φ⁻¹ of the upper 53 bits of a word each, centred in their cell, so that 0 and 1 do not occur."""
+    """`count` standard Gaussians: Φ⁻¹ of the upper 52 bits of a word each, in the middle of their cell: 53 bits, so none rounds to 1."""
     from scipy.special import ndtri
 
-    upper = words(seed, step, count, GAUSSIANS) >> np.uint64(11)
-    return np.asarray(ndtri((upper.astype(np.float64) + 0.5) * 2.0**-53))
+    upper = words(seed, step, count, GAUSSIANS) >> np.uint64(12)
+    return np.asarray(ndtri((upper.astype(np.float64) + 0.5) * 2.0**-52))
 
 
 class Keyed(ABC, Generic[D]):

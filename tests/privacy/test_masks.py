@@ -1,4 +1,4 @@
-"""The permutation: exact, fresh, uniform, and drawn from ChaCha20 as it says."""
+"""The permutations: exact, fresh, uniform, and drawn from ChaCha20 as they say; and masks by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securecluster.errors import UsageError
-from securecluster.privacy.masks import INFO, MASKS, Permutation, build
+from securecluster.privacy import stream
+from securecluster.privacy.masks import INFO, MASKS, Permutation, SignedPermutation, build, describe
 from securecluster.privacy.stages import Kind, Pipeline
 from securecluster.privacy.stream import words
 
@@ -125,10 +126,103 @@ def test_the_seed_is_in_no_text() -> None:
     assert "no mask seed yet" in str(caught.value)
 
 
+def signed(seed: bytes = bytes(range(32))) -> SignedPermutation:
+    stage = SignedPermutation()
+    stage.unlock(seed)
+    return stage
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 300), st.integers(0, 4), st.integers(0, 2**62), st.sampled_from([torch.float32, torch.float64, torch.int64]))
+def test_a_signed_permutation_is_undone_bit_for_bit_and_keeps_magnitudes(d: int, b: int, step: int, dtype: torch.dtype) -> None:
+    rows = (torch.arange(b * d).view(b, d) - d // 2).to(dtype)
+    kept = rows.clone()
+    there = signed().forward(rows, step)
+    assert torch.equal(there.abs().sort(-1).values, rows.abs().sort(-1).values)
+    assert torch.equal(signed().inverse(there, step), rows)
+    assert torch.equal(rows, kept)
+    assert there.dtype == dtype
+    if b:
+        assert torch.equal(signed().inverse(there[0], step), rows[0])
+
+
+def test_a_signed_permutation_is_the_permutation_with_a_streams_signs() -> None:
+    d, step, rows = 1000, 5, torch.arange(1.0, 1001.0)
+    nonce = bytes(4) + step.to_bytes(8, "little") + (1).to_bytes(4, "little")
+    data = Cipher(ChaCha20(bytes(range(32)), nonce), mode=None).encryptor().update(bytes(d))
+    flips = torch.tensor([1.0 - 2 * ((data[k // 8] >> (k % 8)) & 1) for k in range(d)])
+    assert torch.equal(signed().forward(rows, step), mask().forward(rows, step) * flips)
+
+
+def test_every_signed_order_of_three_is_about_as_likely() -> None:
+    stage, trials = signed(), 4800
+    counts: dict[tuple[float, ...], int] = {}
+    for step in range(trials):
+        found = tuple(stage.forward(torch.arange(1.0, 4.0), step).tolist())
+        counts[found] = counts.get(found, 0) + 1
+    assert len(counts) == 48
+    assert sum((n - 100) ** 2 / 100 for n in counts.values()) < 91  # chi-square, 47 degrees of freedom: p < 1e-4 above
+
+
+@pytest.mark.parametrize("distinct", [1, 7, 500, 2**62])
+@pytest.mark.parametrize("shift", [0, 40])
+@pytest.mark.parametrize("count", [0, 1, 2, 5000])
+def test_words_that_agree_are_ordered_alike_on_every_machine(
+    distinct: int, shift: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the whole word and then by place: the stable order."""
+    keys = np.random.default_rng(0).integers(0, distinct, count).astype(np.uint64) << np.uint64(shift)
+    monkeypatch.setattr(stream, "words", lambda *_: keys)
+    assert stream.order(bytes(32), 0, count).tolist() == sorted(range(count), key=lambda k: int(keys[k]))
+
+
+def test_the_order_of_a_large_model_is_the_stable_argsort_of_its_words() -> None:
+    for step in range(3):  # words agree in their upper 43 bits in about every sixth
+        expected = np.argsort(words(bytes(32), step, 1_663_370), kind="stable")
+        assert np.array_equal(stream.order(bytes(32), step, 1_663_370), expected)
+
+
+@pytest.mark.parametrize("name", ["permutation", "signed-permutation", "rotation", "haar"])
+@pytest.mark.parametrize(("b", "d"), [(7, 64), (3, 500), (900, 300)])
+def test_rows_that_nobody_else_keeps_are_overwritten(name: str, b: int, d: int) -> None:
+    """The same numbers in the same memory; without leave, the rows stay as they were."""
+    (stage,) = build(name, d)
+    stage.unlock(bytes(32))  # type: ignore[attr-defined]
+    rows = torch.randn(b, d, generator=torch.Generator().manual_seed(0))
+    kept, pipeline = rows.clone(), Pipeline([stage])
+    expected = pipeline.forward(rows, 2)
+    assert torch.equal(rows, kept)
+    n = expected.shape[1]
+    buffer = torch.zeros(b, n)
+    buffer[:, :d] = rows
+    there = pipeline.forward(buffer, 2, own=True)
+    assert there.data_ptr() == buffer.data_ptr()
+    torch.testing.assert_close(there, expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(pipeline.forward(kept[0].clone() if n == d else kept[0], 2, own=True), expected[0], rtol=0, atol=2e-6)
+
+
+def test_no_seed_is_in_any_repr() -> None:
+    for name in MASKS[1:]:
+        (stage,) = build(name, 8)
+        stage.unlock(bytes(range(65, 97)))  # type: ignore[attr-defined]
+        assert "seed hidden" in repr(stage)
+        assert "ABC" not in repr(stage) + str(Pipeline([stage]).stages)
+
+
+def test_padding_is_stated_in_bytes_and_no_mask_is_called_encryption() -> None:
+    assert describe("rotation", 159_010, 4).padding_bytes == 4 * (159_744 - 159_010)
+    assert [describe(name, 159_010, 8).padding_bytes for name in ("none", "permutation", "signed-permutation")] == [0, 0, 0]
+    assert "Gram" not in INFO["rotation"].shows
+    for name in MASKS[1:]:
+        assert "obfuscation" in INFO[name].not_covered
+        assert "encrypt" not in INFO[name].not_covered + INFO[name].shows
+
+
 def test_masks_are_known_by_name_and_each_is_explained() -> None:
     assert build("none") == ()
-    (stage,) = build("permutation")
-    assert (stage.kind, stage.name) == (Kind.MASK, "permutation")
+    for name in MASKS[1:]:
+        (stage,) = build(name, 8)
+        assert (stage.kind, stage.name) == (Kind.MASK, name)
     assert set(INFO) == set(MASKS)
     with pytest.raises(UsageError, match="did you mean 'permutation'"):
         build("permutations")
