@@ -33,6 +33,7 @@ def factors(d: int) -> tuple[int, ...]:
     return min(found, key=lambda choice: (math.prod(choice), sum(choice), choice))
 
 
+@cache
 def matrix(order: int) -> NDArray[np.int8]:
     """A Hadamard matrix H (n, n) of ±1 with H·Hᵀ = n·I (Paley 1933; Sylvester 1867).
 

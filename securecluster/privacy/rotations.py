@@ -19,7 +19,7 @@ class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
 
     Layers of signs and Hadamard matrices are those of fast random rotations (Ailon, Chazelle 2009; Yu et al. 2016); Kronecker products of
     small Hadamard matrices instead of powers of two, to pad little, are ours. The n − d added numbers travel with every masked row.
-    Undone to about 1e-6 of the norm in float32, 1e-14 in float64.
+    Undone to 1e-6 of the norm in float32, 1e-13 in float64; machines that round differently get averages that differ by as much.
 
     Args:
         dimension: d; needed to undo.

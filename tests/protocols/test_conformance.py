@@ -17,7 +17,7 @@ from securecluster.errors import UsageError
 from securecluster.messages import Call, reply_header
 from securecluster.run import Run
 from securecluster.transcript import Transcript, load_entries
-from securecluster.transport import InProcess, Recorded
+from securecluster.transport import Framed, InProcess, Recorded
 
 MASKS = ("permutation", "signed-permutation", "rotation", "haar")
 MASKED = [(protocol, mask) for protocol in (CFL, FedAvg) for mask in ("none", *MASKS)]
@@ -62,6 +62,18 @@ def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], mask: str
     masked, plain = made.fit(small).client_models_.values, made.set_params(mask="none").fit(small).client_models_.values
     start = made.build_client(small, Settings()).client.cohort.start
     assert torch.linalg.norm(masked - plain) <= 1e-6 * torch.linalg.norm(plain - start)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_nodes_with_one_client_each_mask_alike_behind_real_frames(mask: str, small: Federation) -> None:
+    made, settings = method(CFL, mask, rounds=3), Settings(dtype="float64")
+    nodes = [made.build_client(small, settings, [i]) for i in range(6)]
+    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
+    net = made.build_network(Framed(doors, lambda name: message_types(made.client, name)[1]), made.config(small, "float64"))
+    made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    together = made.fit(small, settings).client_models_.values
+    apart = torch.cat([node.client.models.values for node in nodes])
+    torch.testing.assert_close(apart, together, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("model", "rounds", "masks"), [("mlp", 25, MASKS[:3]), ("linear", 30, MASKS[3:])])
