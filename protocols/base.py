@@ -192,7 +192,9 @@ class Protocol(ABC):
 
     def build_network(self, transport: Transport, config: dict[str, Any]) -> Network:
         """The server's side: ids and verbs, from the configuration alone."""
-        return Network(config["clients"], transport, config_hash(config), self.pipeline(config["dimension"]), Randomness(config["seed"]))
+        return Network(
+            config["clients"], transport, config_hash(config), self.pipeline(config.get("dimension")), Randomness(config["seed"])
+        )
 
     def replay(self, transcript: Transcript, config: dict[str, Any]) -> bytes:
         """Run the server alone against a recorded transcript; its final state, packed, must equal the recorded one.
