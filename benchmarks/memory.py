@@ -1,8 +1,8 @@
 """Peak memory of one round of a thousand clients of the 1.66-million-parameter CNN: sums, and a gather of every update.
 
-python -m securecluster.benchmarks.memory [--clients 1000] [--model cnn-briggs] [--protocols fedavg cfl]
+python -m securecluster.benchmarks.memory [--clients 1000] [--model cnn-briggs] [--cases …]
 
-Each protocol runs in a process of its own: one round of one mini-batch of 10 samples per client, so that memory is all it measures.
+Each case runs in a process of its own: one round of one mini-batch of 10 samples per client, so that memory is all it measures.
 """
 
 from __future__ import annotations
@@ -17,16 +17,24 @@ import time
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from securecluster.benchmarks.table import write
+from securecluster.protocols import CFL, FedAvg, Protocol
 
 from securecluster import Federation
-from securecluster.app.options import protocol_class
 from securecluster.settings import Settings
 
 GIB = 1 << 30
+CASES: dict[str, Callable[..., Protocol]] = {
+    "fedavg": partial(FedAvg),
+    "cfl": partial(CFL, mask="none"),
+    "cfl-permutation": partial(CFL, mask="permutation"),
+    "cfl-rotation": partial(CFL, mask="rotation"),
+}
 
 
 def peak() -> float:
@@ -34,16 +42,16 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
 
 
-def one(protocol: str, model: str, clients: int) -> dict[str, Any]:
+def one(case: str, model: str, clients: int) -> dict[str, Any]:
     """One round in this process."""
     rng = np.random.default_rng(0)
     arrays = {f"c{k}": (rng.random((10, 1, 28, 28), dtype=np.float32), rng.integers(0, 10, 10)) for k in range(clients)}
     federation = Federation.from_arrays(arrays, test={name: (x[:2], y[:2]) for name, (x, y) in arrays.items()}, seed=0)
     before, began = peak(), time.perf_counter()
-    fitted = protocol_class(protocol)(model=model, rounds=1, epochs=1, batch_size=10).fit(federation, Settings(transcript="none"))
+    fitted = CASES[case](model=model, rounds=1, epochs=1, batch_size=10).fit(federation, Settings(transcript="none"))
     d = sum(value.numel() for value in fitted.models_[0].values())
     return {
-        "protocol": protocol,
+        "protocol": fitted.name,
         "mask": fitted.mask,
         "model": model,
         "clients": clients,
@@ -60,15 +68,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--model", default="cnn-briggs")
-    parser.add_argument("--protocols", nargs="+", default=["fedavg", "cfl"])
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(one(options.one, options.model, options.clients)))
         return
     rows = []
-    for protocol in options.protocols:
-        command = [sys.executable, "-m", "securecluster.benchmarks.memory", "--one", protocol]
+    for case in options.cases:
+        command = [sys.executable, "-m", "securecluster.benchmarks.memory", "--one", case]
         command += ["--model", options.model, "--clients", str(options.clients)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         rows.append(json.loads(done.stdout.splitlines()[-1]))

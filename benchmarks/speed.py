@@ -119,9 +119,9 @@ def profile(model: str, clients: int) -> list[dict[str, Any]]:
 
     with cpu_threads(1):
         once()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
-            with torch.profiler.record_function("whole"):
-                once()
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities) as found, torch.profiler.record_function("whole"):
+            once()
     events = {event.key: event.self_cpu_time_total for event in found.key_averages()}
     whole = sum(events.values())
     top = sorted(((t, name) for name, t in events.items()), reverse=True)[:12]

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from securecluster.messages import Rows
 from securecluster.metrics import Agreement, agreement, mean
 from securecluster.network import Network, NetworkState
 from securecluster.privacy.keys import KeyRing
-from securecluster.privacy.masks import INFO, build
+from securecluster.privacy.masks import MaskInfo, build, describe
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
 from securecluster.run import Kept, Line, Run
@@ -30,6 +30,9 @@ from securecluster.settings import Settings, check_settings
 from securecluster.state import pack
 from securecluster.transcript import Transcript
 from securecluster.transport import InProcess, Recorded, Replay, Transport, random_dropouts
+
+if TYPE_CHECKING:
+    from securecluster.models import FlatModel
 
 
 @dataclass
@@ -73,7 +76,7 @@ class Protocol(ABC):
     participation: float = 1.0
     """share of clients asked in a round, in (0, 1]"""
     mask: str = "none"
-    """map of updates that the server does not know: none or permutation (a fresh one each round)"""
+    """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
 
     name: ClassVar[str]
     client: ClassVar[type[Trainee]] = Trainee
@@ -150,14 +153,23 @@ class Protocol(ABC):
 
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """What client and server must agree on; its hash is in every frame."""
+        from securecluster.models import describe as describe_model
+
+        dimension = self._model(federation).dimension
+        self.pipeline(dimension)  # a mask that cannot work on this model is refused before anything is written
         shape = {"shape": list(federation.shape), "classes": federation.classes, "clients": len(federation), "seed": federation.seed}
-        from securecluster.models import describe
+        params = {**self.get_params(), "model": describe_model(self.model)}
+        return {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **params, **shape}
 
-        return {"schema": 1, "protocol": self.name, "dtype": dtype, **self.get_params(), "model": describe(self.model), **shape}
+    def pipeline(self, dimension: int | None = None) -> Pipeline:
+        """The stages between a client's update of `dimension` numbers and the wire."""
+        return Pipeline(build(self.mask, dimension))
 
-    def pipeline(self) -> Pipeline:
-        """The stages between a client's update and the wire."""
-        return Pipeline(build(self.mask))
+    def _model(self, federation: Federation) -> FlatModel:
+        """The network with its initial weights θ_0."""
+        from securecluster.models import build as build_model
+
+        return build_model(self.model, federation.shape, federation.classes, Randomness(federation.seed))
 
     def build_client(
         self, federation: Federation, settings: Settings, clients: Sequence[int] | None = None, simulated: bool = True
@@ -167,10 +179,8 @@ class Protocol(ABC):
         Args:
             simulated: derive keys from the federation's seed; a deployed node says False and takes them from the operating system.
         """
-        from securecluster.models import build as build_model
-
-        randomness, pipeline = Randomness(federation.seed), self.pipeline()
-        flat = build_model(self.model, federation.shape, federation.classes, randomness)
+        randomness, flat = Randomness(federation.seed), self._model(federation)
+        pipeline = self.pipeline(flat.dimension)
         dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
         cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients)
         fingerprint_of_config = config_hash(self.config(federation, settings.dtype))
@@ -185,7 +195,9 @@ class Protocol(ABC):
 
     def build_network(self, transport: Transport, config: dict[str, Any]) -> Network:
         """The server's side: ids and verbs, from the configuration alone."""
-        return Network(config["clients"], transport, config_hash(config), self.pipeline(), Randomness(config["seed"]))
+        return Network(
+            config["clients"], transport, config_hash(config), self.pipeline(config.get("dimension")), Randomness(config["seed"])
+        )
 
     def replay(self, transcript: Transcript, config: dict[str, Any]) -> bytes:
         """Run the server alone against a recorded transcript; its final state, packed, must equal the recorded one.
@@ -246,9 +258,9 @@ class Protocol(ABC):
     def _training(self) -> LocalTraining:
         return LocalTraining(self.lr, self.epochs, self.batch_size, self.optimizer, self.momentum)
 
-    def mask_info(self) -> Any:
+    def mask_info(self) -> MaskInfo:
         """What the result says of this run's mask."""
-        return INFO[self.mask]
+        return describe(self.mask, self._flat.dimension, self.client_models_.table.element_size())
 
 
 @dataclass

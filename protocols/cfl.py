@@ -44,7 +44,7 @@ class CFL(Protocol):
     """Recursive bipartition of the clients once federated learning has become stationary."""
 
     mask: str = "permutation"
-    """map of updates that the server does not know: none or permutation (a fresh one each round)"""
+    """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
     criterion: str = "relative"
     """split test: relative (scale-free: eps1 as a share of max ‖Δ‖, and evidence) or absolute (eps1 and eps2 are norms)"""
     eps1: float = 0.3

@@ -96,7 +96,7 @@ class Cohort:
             for s in shards
         ]
 
-    def train(self, start: Rows, who: Sequence[int], plan: LocalTraining, step: int) -> torch.Tensor:
+    def train(self, start: Rows, who: Sequence[int], plan: LocalTraining, step: int, room: int = 0) -> torch.Tensor:
         """Updates SGD_n(θ_i, D_i) − θ_i of the clients `who`, (len(who), d) (Sattler et al. 2019, eq. 1).
 
         All steps of a chunk of clients run before the next chunk starts, so that its weights stay in cache. On a CPU each of torch's
@@ -106,12 +106,15 @@ class Cohort:
             start: the model each of `who` starts from.
             who: positions in this cohort.
             step: names the draw of the batches, with the client and the epoch.
+            room: numbers in a row of the result, d or more; those after the first d are 0.
         """
         order = sorted(range(len(who)), key=lambda k: -self._steps(who[k], plan))
         threads = torch.get_num_threads() if self.device.type == "cpu" else 1
         parts = _split(order, self._chunk_size(), threads)
-        out = torch.empty(len(who), self.model.dimension, dtype=self.dtype, device=self.device)
-        task = _Task(start, who, plan, step, out, max(map(len, parts), default=0))
+        d = self.model.dimension
+        out = torch.empty(len(who), max(room, d), dtype=self.dtype, device=self.device)
+        out[:, d:] = 0
+        task = _Task(start, who, plan, step, out[:, :d], max(map(len, parts), default=0))
         workers = min(threads, len(parts))
         jobs: deque[list[int] | None] = deque([*parts, *[None] * max(workers, 1)])
         if workers <= 1:

@@ -54,11 +54,12 @@ class Trainee:
         self.cohort, self.training, self._pipeline, self._weighted = cohort, training, pipeline, weighted
         self.models = Rows(cohort.start[None].clone(), (0,) * len(cohort.ids))
 
-    @answers(GATHER, SUM, through=("delta",))
+    @answers(GATHER, SUM, through=("delta",), fresh=True)
     def train(self, turn: Turn, query: Means) -> Update:
         """θ_i ← θ_i + P⁻¹Δ_c(i); reply P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the way out."""
         self.models = self.advanced(turn.at, query)
-        delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step)
+        room = self._pipeline.room(self.cohort.model.dimension)
+        delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step, room)
         return Update(Rows(delta), self._sizes(turn) if self._weighted else None)
 
     @answers(GATHER, private=False)

@@ -34,18 +34,20 @@ class Release:
         via: the verbs it may be read through.
         through: the fields of the answer that go through the client's pipeline.
         private: whether the answer depends on the client's data (then the ledger hears of it).
+        fresh: whether the client keeps none of the tensors in `through`, so that they are masked where they lie.
     """
 
     via: tuple[str, ...]
     through: tuple[str, ...] = ()
     private: bool = True
+    fresh: bool = False
 
 
-def answers(*via: str, through: tuple[str, ...] = (), private: bool = True) -> Callable[[F], F]:
+def answers(*via: str, through: tuple[str, ...] = (), private: bool = True, fresh: bool = False) -> Callable[[F], F]:
     """Declare a client method callable by the server, and how its answer may leave."""
 
     def mark(method: F) -> F:
-        method.__release__ = Release(via, through, private)  # type: ignore[attr-defined]
+        method.__release__ = Release(via, through, private, fresh)  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -134,8 +136,8 @@ class Endpoint(Generic[C]):
             )
         turn = Turn(call.to, tuple(self._place[i] for i in call.to), call.round, call.step)
         reply = method(turn, call.query)
-        masked = {name: Rows(self._pipeline.forward(getattr(reply, name).values, call.step)) for name in release.through}
-        return dataclasses.replace(reply, **masked)
+        through = {name: getattr(reply, name).values for name in release.through}
+        return dataclasses.replace(reply, **{n: Rows(self._pipeline.forward(v, call.step, release.fresh)) for n, v in through.items()})
 
     def answer_frame(self, data: bytes) -> bytes:
         """Answer one real frame, as a node with one client does."""

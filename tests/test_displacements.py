@@ -126,7 +126,7 @@ def trained(method: CFL | FedAvg, federation: Federation, missing: set[int]) -> 
     return endpoint.client.models.values, endpoint, net
 
 
-@pytest.mark.parametrize("mask", ["none", "permutation"])
+@pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
 @pytest.mark.parametrize("protocol", [CFL, FedAvg])
 @pytest.mark.parametrize("missing", [{2, 3}, {1}, {4, 5}, {1, 2, 3, 4, 5}])
 def test_a_client_that_misses_rounds_ends_with_the_others_weights_bit_for_bit(

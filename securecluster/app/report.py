@@ -66,7 +66,7 @@ def _privacy(fitted: Protocol) -> dict[str, Any]:
     sees = [f"{field} of every client in every {method} call: {info.shows}" for method, field in released]
     finite = bool(not events)
     return {
-        "masks": [] if fitted.mask == "none" else [{"kind": fitted.mask, "fresh": "each call", "is": "obfuscation"}],
+        "masks": _masks(fitted.mask, info.padding_bytes),
         "sees": sees + fitted.sees(),
         "reproducible_keys": True,
         "epsilon": fitted.ledger_.reported(),
@@ -75,6 +75,11 @@ def _privacy(fitted: Protocol) -> dict[str, Any]:
         "placement": "nothing is released" if finite else "no noise",
         "not_covered": ([info.not_covered] if info.not_covered else []) + NOT_COVERED,
     }
+
+
+def _masks(name: str, padding_bytes: int) -> list[dict[str, Any]]:
+    """`padding_bytes`: what the mask adds to every update and every average."""
+    return [] if name == "none" else [{"kind": name, "fresh": "each call", "is": "obfuscation", "padding_bytes": padding_bytes}]
 
 
 def write(folder: Path, content: dict[str, Any], fitted: Protocol) -> None:
@@ -155,6 +160,9 @@ def _show_privacy(console: Any, content: dict[str, Any]) -> None:
     for text in privacy["sees"]:
         table.add_row("saw", text)
     table.add_row("did not see", _unseen(privacy))
+    for mask in privacy["masks"]:
+        if mask.get("padding_bytes"):
+            table.add_row("padding", f"the {mask['kind']} adds {mask['padding_bytes']:,} bytes to every update and every average")
     table.add_row("ε", f"{epsilon} ({privacy['placement']}; {privacy['neighbouring']})")
     for text in privacy["not_covered"]:
         table.add_row("not covered", text)

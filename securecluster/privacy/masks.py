@@ -1,95 +1,149 @@
 """Masks: orthonormal maps that all clients of a run share and the server does not know.
 
-A mask is obfuscation, not encryption: it hides which coordinate is which, it protects against the server only, and one client that
-tells the server the shared seed undoes it.
+A mask is obfuscation, not encryption: it protects against the server only, one client that tells the server the shared seed undoes
+it, and every orthonormal map leaves norms and inner products as they were, by which clients can also be linked from call to call.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from securecluster.backend import torch
-from securecluster.errors import UsageError, unknown
-from securecluster.privacy.stages import Kind, Stage
+from securecluster.errors import unknown
+from securecluster.privacy.rotations import Haar, Rotation, check_dense, padded
+from securecluster.privacy.stages import Stage
+from securecluster.privacy.stream import SIGNS, Keyed, blocks, order, signs
 
-MASKS = ("none", "permutation")
+MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
+_SEED = "falls when one client tells the server the shared seed; clients can be linked from call to call by their inner products"
 
 
 @dataclass(frozen=True)
 class MaskInfo:
-    """What the result says of a mask: what stays visible to the server, and what is assumed."""
+    """What the result says of a mask: what stays visible to the server, what is assumed, and what it adds to every masked row."""
 
     shows: str
     not_covered: str
+    padding_bytes: int = 0
 
 
 INFO = {
     "none": MaskInfo("the values themselves", ""),
     "permutation": MaskInfo(
-        "its sorted values, exact zeros, sum, norm and inner products with the others of that call",
-        "the permutation is obfuscation: it hides nothing from a client, and falls when one client tells the server the shared seed",
+        "its sorted values, exact zeros, sum, norm and inner products with the others of that call, "
+        "and which values of different clients belong to one coordinate",
+        f"the permutation is obfuscation: it hides nothing from a client, and {_SEED}",
+    ),
+    "signed-permutation": MaskInfo(
+        "its sorted magnitudes, exact zeros, norm and inner products with the others of that call, "
+        "and which values of different clients belong to one coordinate, up to that coordinate's sign",
+        f"the signed permutation is obfuscation: it hides nothing from a client, and {_SEED}",
+    ),
+    "rotation": MaskInfo(
+        "its norm and inner products with the others of that call, and its coordinates mixed by a structured rotation",
+        "the rotation is obfuscation: it is made of public Hadamard matrices and secret signs, and that it shows no more than inner "
+        f"products is not proved; it hides nothing from a client, and {_SEED}",
+    ),
+    "haar": MaskInfo(
+        "its norm and inner products with the others of that call (the Gram matrix), and in exact arithmetic nothing else",
+        "the Haar rotation is obfuscation: that it shows the Gram matrix alone holds for a rotation that is used for one call only, "
+        f"up to rounding, and as far as ChaCha20 passes for random; it hides nothing from a client, and {_SEED}",
     ),
 }
 
 
-class Permutation:
+class Permutation(Keyed["torch.Tensor"]):
     """Coordinates in an order drawn from PRF(seed, step), fresh for every call (Sattler et al. 2019, V-B; fresh maps are ours).
 
     The order is the argsort of 64-bit words of a ChaCha20 stream with the shared seed as key and the step as nonce.
     """
 
-    kind: ClassVar[Kind] = Kind.MASK
     name: ClassVar[str] = "permutation"
-    _CACHED = 4
-
-    def __init__(self) -> None:
-        self._seed: bytes | None = None
-        self._orders: OrderedDict[tuple[int, int], torch.Tensor] = OrderedDict()
-
-    def __repr__(self) -> str:
-        return "Permutation(seed hidden)"
-
-    def unlock(self, seed: bytes) -> None:
-        """Hand in the 32-byte seed that the clients agreed on."""
-        if seed != self._seed:
-            self._orders.clear()
-        self._seed = seed
 
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """P_step applied to rows (b, d)."""
-        return rows[..., self._order(rows.shape[-1], step).to(rows.device)]
+        return rows.index_select(-1, self._of(rows.shape[-1], step).to(rows.device))
+
+    def overwrite(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """The same, written over `rows`; beside it there is one block of rows."""
+        places = self._of(rows.shape[-1], step).to(rows.device)
+        for block in blocks(rows):
+            block.copy_(block.index_select(-1, places))
+        return rows
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """P_step⁻¹ applied to rows (b, d); exact."""
-        out = torch.empty_like(rows)
-        out[..., self._order(rows.shape[-1], step).to(rows.device)] = rows
-        return out
+        return torch.empty_like(rows).index_copy_(-1, self._of(rows.shape[-1], step).to(rows.device), rows)
 
-    def _order(self, d: int, step: int) -> torch.Tensor:
-        if self._seed is None:
-            raise UsageError("this client has no mask seed yet: it must take part in the key agreement before it can mask")
-        if (d, step) not in self._orders:
-            self._orders[d, step] = torch.from_numpy(np.argsort(_words(self._seed, step, d), kind="stable"))
-            while len(self._orders) > self._CACHED:
-                self._orders.popitem(last=False)
-        return self._orders[d, step]
+    def _draw(self, seed: bytes, d: int, step: int) -> torch.Tensor:
+        return torch.from_numpy(order(seed, step, d))
 
 
-def _words(seed: bytes, step: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    from cryptography.hazmat.primitives.ciphers import Cipher
-    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+class SignedPermutation(Keyed["tuple[torch.Tensor, torch.Tensor]"]):
+    """A fresh permutation whose coordinates also take a secret sign each: y_j = s_j·x_π(j). All it needs is exact (ours).
 
-    # 32-bit block counter (zero), then 96 bits of nonce as in RFC 8439: the step
-    stream = Cipher(ChaCha20(seed, bytes(4) + step.to_bytes(12, "little")), mode=None).encryptor()
-    return np.frombuffer(stream.update(bytes(8 * count)), dtype="<u8")
+    Besides what any orthonormal map keeps it keeps L1 and every other norm of coordinates; of a zero the server may see its sign bit,
+    which is the mask's and tells nothing of the client.
+    """
+
+    name: ClassVar[str] = "signed-permutation"
+
+    def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """P_step applied to rows (b, d)."""
+        places, flips = self._on(rows, step)
+        return rows.index_select(-1, places).mul_(flips)
+
+    def overwrite(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """The same, written over `rows`; beside it there is one block of rows."""
+        places, flips = self._on(rows, step)
+        for block in blocks(rows):
+            torch.mul(block.index_select(-1, places), flips, out=block)
+        return rows
+
+    def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """P_step⁻¹ applied to rows (b, d); exact."""
+        places, flips = self._on(rows, step)
+        return torch.empty_like(rows).index_copy_(-1, places, rows * flips)
+
+    def _on(self, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        places, flips = self._of(rows.shape[-1], step)
+        return places.to(rows.device), flips.to(rows.device, rows.dtype)
+
+    def _draw(self, seed: bytes, d: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.from_numpy(order(seed, step, d)), torch.from_numpy(np.asarray(signs(seed, step, d, SIGNS)))
 
 
-def build(name: str) -> tuple[Stage, ...]:
-    """The stages of a mask name."""
+def build(name: str, dimension: int | None = None) -> tuple[Stage, ...]:
+    """The stages of a mask name.
+
+    Args:
+        dimension: d of the rows; a client needs it to undo a rotation. None builds what the server needs: the kinds of stages.
+
+    Raises:
+        UsageError: an unknown name, or a dense rotation of more than `rotations.DENSEST` numbers.
+    """
     if name not in MASKS:
         raise unknown("mask", name, MASKS)
-    return () if name == "none" else (Permutation(),)
+    if name == "haar":
+        check_dense(dimension)
+    stages: dict[str, tuple[Stage, ...]] = {
+        "none": (),
+        "permutation": (Permutation(),),
+        "signed-permutation": (SignedPermutation(),),
+        "rotation": (Rotation(dimension),),
+        "haar": (Haar(),),
+    }
+    return stages[name]
+
+
+def width(name: str, dimension: int) -> int:
+    """The numbers in a masked row of d."""
+    return padded(dimension) if name == "rotation" else dimension
+
+
+def describe(name: str, dimension: int, itemsize: int) -> MaskInfo:
+    """What the result says of a mask on rows of d numbers of `itemsize` bytes."""
+    return replace(INFO[name], padding_bytes=(width(name, dimension) - dimension) * itemsize)

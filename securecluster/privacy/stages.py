@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from securecluster.backend import torch
 from securecluster.errors import UsageError
@@ -43,6 +43,19 @@ class Stage(Protocol):
         ...
 
 
+@runtime_checkable
+class Overwriting(Protocol):
+    """A stage that can work in the memory of its rows, so that a cohort's updates need no second matrix."""
+
+    def overwrite(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """What `forward` gives; `rows` is the buffer, and what is left in it is undefined unless it is what is returned."""
+        ...
+
+    def width(self, d: int) -> int:
+        """Numbers in what `forward` makes of a row of d."""
+        ...
+
+
 class Pipeline:
     """Stages in order; an order that would void a guarantee cannot be constructed."""
 
@@ -57,11 +70,19 @@ class Pipeline:
             raise UsageError("noise without a clip bounds nothing: add a clip norm")
         self.stages = tuple(stages)
 
-    def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Apply every stage."""
+    def forward(self, rows: torch.Tensor, step: int, own: bool = False) -> torch.Tensor:
+        """Apply every stage.
+
+        Args:
+            own: nobody else keeps `rows`, so stages that can may overwrite them.
+        """
         for stage in self.stages:
-            rows = stage.forward(rows, step)
+            rows = stage.overwrite(rows, step) if own and isinstance(stage, Overwriting) else stage.forward(rows, step)
         return rows
+
+    def room(self, d: int) -> int:
+        """The width of rows, zero after the first d numbers, that `forward` can overwrite with what leaves the client."""
+        return self.stages[0].width(d) if len(self.stages) == 1 and isinstance(self.stages[0], Overwriting) else d
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """Undo what can be undone, in reverse."""

@@ -16,8 +16,9 @@ from securecluster import Federation, wire
 from securecluster.errors import FrameError, UsageError
 from securecluster.messages import Rows, Shared, reply_header
 from securecluster.privacy.keys import Box, KeyRing, Peers, _public
-from securecluster.privacy.masks import Permutation, _words, build
+from securecluster.privacy.masks import Permutation, build
 from securecluster.privacy.stages import Kind, Pipeline
+from securecluster.privacy.stream import words
 from securecluster.randomness import Randomness
 
 
@@ -55,10 +56,10 @@ def test_every_place_is_about_as_likely() -> None:
 
 def test_the_stream_is_chacha20_with_the_step_as_nonce() -> None:
     zero = bytes.fromhex("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")  # RFC 8439, A.1, test vector 1
-    assert _words(bytes(32), 0, 4).tobytes() == zero
+    assert words(bytes(32), 0, 4).tobytes() == zero
     key = bytes(range(32))
     nonce = bytes(4) + (9).to_bytes(12, "little")
-    assert _words(key, 9, 8).tobytes() == Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(64))
+    assert words(key, 9, 8).tobytes() == Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(64))
 
 
 def test_the_seed_is_in_no_repr_and_a_mask_without_one_refuses() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,20 +12,27 @@ from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
 
 from securecluster import Federation, Iid, LabelSwap, wire
 from securecluster.cohort import Cohort
-from securecluster.endpoint import message_types
+from securecluster.endpoint import config_hash, message_types
+from securecluster.errors import UsageError
 from securecluster.messages import Call, reply_header
 from securecluster.run import Run
 from securecluster.transcript import Transcript, load_entries
-from securecluster.transport import InProcess, Recorded
+from securecluster.transport import Framed, InProcess, Recorded
 
-MASKED = [(protocol, mask) for protocol in (CFL, FedAvg) for mask in ("none", "permutation")]
+MASKS = ("permutation", "signed-permutation", "rotation", "haar")
+MASKED = [(protocol, mask) for protocol in (CFL, FedAvg) for mask in ("none", *MASKS)]
 EVERY = [*MASKED, (Local, "none")]
 FULL = Settings(transcript="full")
 
 
+def method(protocol: type[Protocol], mask: str, **params: Any) -> Any:
+    """A protocol with a mask, and a model small enough for it."""
+    return protocol(mask=mask, model="linear" if mask == "haar" else "mlp", **params)
+
+
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
 def test_bytes_equal_the_encoded_length_of_every_frame(protocol: type[Protocol], mask: str, small: Federation) -> None:
-    fitted = protocol(rounds=3, mask=mask).fit(small, FULL)
+    fitted = method(protocol, mask, rounds=3).fit(small, FULL)
     total = {"up": 0, "down": 0}
     for position, entry in enumerate(fitted.transcript_.entries):
         call, answer = fitted.transcript_.content(position)
@@ -43,27 +50,44 @@ def test_bytes_equal_the_encoded_length_of_every_frame(protocol: type[Protocol],
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
 def test_the_server_replays_bit_for_bit(protocol: type[Protocol], mask: str, small: Federation) -> None:
-    method = protocol(rounds=4, mask=mask)
-    fitted = method.fit(small, Settings(transcript="full", dropout=0.2))
-    assert method.replay(fitted.transcript_, method.config(small, "float32")) == fitted.server_state_
+    made = method(protocol, mask, rounds=4)
+    fitted = made.fit(small, Settings(transcript="full", dropout=0.2))
+    assert made.replay(fitted.transcript_, made.config(small, "float32")) == fitted.server_state_
 
 
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("protocol", [CFL, FedAvg])
-def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], small: Federation) -> None:
-    plain, masked = (protocol(rounds=1, mask=mask).fit(small).client_models_.values for mask in ("none", "permutation"))
-    start = CFL().build_client(small, Settings()).client.cohort.start
+def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], mask: str, small: Federation) -> None:
+    made = method(protocol, mask, rounds=1)
+    masked, plain = made.fit(small).client_models_.values, made.set_params(mask="none").fit(small).client_models_.values
+    start = made.build_client(small, Settings()).client.cohort.start
     assert torch.linalg.norm(masked - plain) <= 1e-6 * torch.linalg.norm(plain - start)
 
 
+@pytest.mark.parametrize("mask", MASKS)
+def test_nodes_with_one_client_each_mask_alike_behind_real_frames(mask: str, small: Federation) -> None:
+    made, settings = method(CFL, mask, rounds=3), Settings(dtype="float64")
+    nodes = [made.build_client(small, settings, [i]) for i in range(6)]
+    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
+    net = made.build_network(Framed(doors, lambda name: message_types(made.client, name)[1]), made.config(small, "float64"))
+    made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    together = made.fit(small, settings).client_models_.values
+    apart = torch.cat([node.client.models.values for node in nodes])
+    torch.testing.assert_close(apart, together, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("model", "rounds", "masks"), [("mlp", 25, MASKS[:3]), ("linear", 30, MASKS[3:])])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_whole_masked_run_equals_a_plain_one(dtype: str) -> None:
+def test_a_whole_masked_run_equals_a_plain_one(dtype: str, model: str, rounds: int, masks: tuple[str, ...]) -> None:
     federation = Federation.simulate("digits", seed=1)
-    plain, masked = (CFL(mask=mask, rounds=25).fit(federation, Settings(dtype=dtype)) for mask in ("none", "permutation"))
-    assert len(set(plain.labels_)) == 4
-    assert list(plain.labels_) == list(masked.labels_)
-    if dtype == "float64":
-        torch.testing.assert_close(masked.client_models_.values, plain.client_models_.values, rtol=0, atol=1e-9)
-    assert abs(np.mean(plain.accuracy_) - np.mean(masked.accuracy_)) <= 0.01
+    plain, *masked = (CFL(mask=mask, model=model, rounds=rounds).fit(federation, Settings(dtype=dtype)) for mask in ("none", *masks))
+    assert plain.agreement_ is not None
+    assert plain.agreement_["exact"]
+    for one in masked:
+        assert list(plain.labels_) == list(one.labels_)
+        if dtype == "float64":
+            torch.testing.assert_close(one.client_models_.values, plain.client_models_.values, rtol=0, atol=1e-9)
+        assert abs(np.mean(plain.accuracy_) - np.mean(one.accuracy_)) <= 0.01
 
 
 def test_masked_updates_are_not_the_updates_and_change_their_order_each_round(small: Federation) -> None:
@@ -87,7 +111,7 @@ def _update(fitted: Protocol, number: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
 def test_the_same_seed_gives_the_same_result(protocol: type[Protocol], mask: str, small: Federation) -> None:
-    one, two = (protocol(rounds=3, mask=mask).fit(small) for _ in range(2))
+    one, two = (method(protocol, mask, rounds=3).fit(small) for _ in range(2))
     assert torch.equal(one.client_models_.values, two.client_models_.values)
     assert one.history_ == two.history_
 
@@ -97,7 +121,7 @@ def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
     protocol: type[Protocol], mask: str, small: Federation, tmp_path: Path
 ) -> None:
     settings = Settings(transcript="full", dropout=0.1)
-    whole = protocol(rounds=4, mask=mask).fit(small, settings)
+    whole = method(protocol, mask, rounds=4).fit(small, settings)
     for stop in (1, 3):
         folder = tmp_path / str(stop)
 
@@ -106,14 +130,14 @@ def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            protocol(rounds=4, mask=mask).fit(small, settings, folder=folder, report=interrupt)
-        resumed = protocol(rounds=4, mask=mask).fit(small, settings, folder=folder)
+            method(protocol, mask, rounds=4).fit(small, settings, folder=folder, report=interrupt)
+        resumed = method(protocol, mask, rounds=4).fit(small, settings, folder=folder)
         assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
         assert resumed.history_ == whole.history_
         assert resumed.bytes_ == whole.bytes_
         assert resumed.server_state_ == whole.server_state_
         assert resumed.transcript_.entries == whole.transcript_.entries
-        again = protocol(rounds=4, mask=mask).fit(small, settings, folder=folder)  # as after a kill just before the end
+        again = method(protocol, mask, rounds=4).fit(small, settings, folder=folder)  # as after a kill just before the end
         assert again.server_state_ == whole.server_state_
         assert torch.equal(again.client_models_.values, whole.client_models_.values)
         assert again.bytes_ == whole.bytes_
@@ -137,15 +161,15 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_over_cleanly(
 
 @pytest.mark.parametrize(("protocol", "mask"), MASKED)
 def test_a_client_that_misses_rounds_is_named_and_catches_up(protocol: type[Protocol], mask: str, small: Federation) -> None:
-    method = protocol(rounds=5, mask=mask)
-    endpoint = method.build_client(small, Settings())
+    made = method(protocol, mask, rounds=5)
+    endpoint = made.build_client(small, Settings())
 
     def lost(call: Call) -> set[int]:
         return {2} if call.round in (2, 3) else set()
 
     transcript = Transcript("sizes")
-    net = method.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), method.config(small, "float32"))
-    state = method.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    net = made.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), made.config(small, "float32"))
+    state = made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
     assert net.state.lost == {2: [2, 3]}
     assert not state.outbox.late()
     same = [i for i in range(6) if state.labels[i] == state.labels[2]]
@@ -154,7 +178,7 @@ def test_a_client_that_misses_rounds_is_named_and_catches_up(protocol: type[Prot
     assert all(torch.equal(models[2], models[i]) for i in same)
     late = next(e for e in transcript.entries if e.method == "train" and e.round == 4)
     behind, current = late.down[2], late.down[0]
-    assert behind > 2 * current if mask == "permutation" else behind == current
+    assert behind > 2 * current if mask != "none" else behind == current
 
 
 def test_dropouts_do_not_keep_cfl_from_the_clusters() -> None:
@@ -176,6 +200,29 @@ def test_partial_participation_waits_for_complete_rounds_and_recovers_the_cluste
 
 
 def test_labels_of_every_protocol_are_numbered_from_zero(small: Federation) -> None:
-    for protocol, mask in itertools.islice(EVERY, 5):
-        labels = protocol(rounds=2, mask=mask).fit(small).labels_
+    for protocol, mask in EVERY:
+        labels = method(protocol, mask, rounds=2).fit(small).labels_
         assert set(labels) == set(range(max(labels) + 1))
+
+
+def test_padding_is_on_the_wire_and_in_the_result(small: Federation) -> None:
+    plain, masked = (CFL(rounds=1, mask=mask).fit(small, FULL) for mask in ("permutation", "rotation"))
+    train = [next(e for e in fitted.transcript_.entries if e.method == "train") for fitted in (plain, masked)]
+    assert _update(masked, 0).shape == (6, 4864)  # 64·64 + 64 + 64·10 + 10 = 4810, then 8·8·76
+    assert train[1].up[0] - train[0].up[0] == 4 * 54
+    assert (plain.mask_info().padding_bytes, masked.mask_info().padding_bytes) == (0, 4 * 54)
+
+
+@pytest.mark.parametrize("protocol", [CFL, FedAvg])
+def test_a_dense_rotation_of_a_large_model_is_refused_before_anything_runs(protocol: type[Protocol], small: Federation) -> None:
+    made = protocol(mask="haar")
+    for start in (lambda: made.config(small, "float32"), lambda: made.build_client(small, Settings()), lambda: made.fit(small)):
+        with pytest.raises(UsageError, match=r"4,810 numbers .* use the mask 'rotation'"):
+            start()
+
+
+def test_client_and_server_agree_on_the_dimension(small: Federation) -> None:
+    made = CFL(mask="rotation")
+    config = made.config(small, "float32")
+    assert config["dimension"] == made.build_client(small, Settings()).client.cohort.model.dimension
+    assert config_hash({**config, "dimension": 4811}) != made.build_client(small, Settings())._config
