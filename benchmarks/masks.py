@@ -2,8 +2,9 @@
 
 python -m securecluster.benchmarks.masks [repetitions, 7]
 
-Training is a plain torch loop on random images of MNIST's shape, batch 10: ten steps are measured, and the round of Briggs et al. 2020
-(600 samples, 3 epochs: 180 steps) is eighteen times that. Masks and training alternate in one process; medians, with quartiles.
+Training is on random images, batch 10: ten steps are measured, and the round of Briggs et al. 2020 (600 samples, 3 epochs: 180 steps)
+is eighteen times that. A deployed client trains in a plain loop and makes its own map; in a cohort of 8 clients, trained as one batch,
+one map serves all. Masks and training alternate in one process; medians, with quartiles.
 """
 
 from __future__ import annotations
@@ -19,36 +20,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from securecluster.benchmarks.speed import PLAN, cohort
 from securecluster.benchmarks.table import write
 from torch import nn
 
 from securecluster.errors import UsageError
+from securecluster.messages import Rows
+from securecluster.models import build as build_model
 from securecluster.privacy.masks import MASKS, build, width
+from securecluster.randomness import Randomness
 
-ROUND, SHORT, BATCH = 180, 10, 10
-
-
-def mlp() -> nn.Module:
-    """784-200-10: d = 159,010."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
+ROUND, SHORT, BATCH, COHORT = 180, 10, 10, 8
+MODELS = {"linear": (1, 14, 14), "mlp-200": (1, 28, 28), "cnn-briggs": (1, 28, 28)}
 
 
-def cnn() -> nn.Module:
-    """Briggs, Fan, Andras 2020: two 5×5 convolutions with 32 and 64 channels and pools, dense 512: d = 1,663,370."""
-    first = [nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
-    second = [nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10))
-
-
-def linear() -> nn.Module:
-    """Logistic regression on 14×14 pixels: d = 1,970, small enough for a dense rotation."""
-    return nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(196, 10))
-
-
-def trainer(module: nn.Module) -> Callable[[], None]:
-    """Ten SGD steps."""
+def trainer(module: nn.Module, shape: tuple[int, ...]) -> Callable[[], None]:
+    """Ten SGD steps of one client."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    x, y = torch.rand(SHORT, BATCH, 1, 28, 28), torch.randint(0, 10, (SHORT, BATCH))
+    x, y = torch.rand(SHORT, BATCH, *shape), torch.randint(0, 10, (SHORT, BATCH))
 
     def train() -> None:
         for inputs, labels in zip(x, y, strict=True):
@@ -57,6 +46,12 @@ def trainer(module: nn.Module) -> Callable[[], None]:
             optimizer.step()
 
     return train
+
+
+def batched(model: str, shape: tuple[int, ...]) -> Callable[[], object]:
+    """Ten SGD steps of each client of a cohort."""
+    clients = cohort(model, COHORT, shape=shape)
+    return lambda: clients.train(Rows(clients.start[None], (0,) * COHORT), range(COHORT), PLAN, 1)
 
 
 def stages_of(name: str, d: int) -> dict[str, Callable[[], object]]:
@@ -90,10 +85,14 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
     return round(float(middle), 3), round(float(low), 3), round(float(high), 3)
 
 
-def measure(model: str, module: nn.Module, repetitions: int) -> list[dict[str, Any]]:
+def measure(model: str, shape: tuple[int, ...], repetitions: int) -> list[dict[str, Any]]:
     """The rows of one model: training and every mask in turn, `repetitions` times after one that is not counted."""
-    d = sum(p.numel() for p in module.parameters())
-    work: dict[tuple[str, str], Callable[[], object]] = {("training", "steps"): trainer(module)}
+    flat = build_model(model, shape, 10, Randomness(0))
+    d = flat.dimension
+    work: dict[tuple[str, str], Callable[[], object]] = {
+        ("training", "steps"): trainer(flat.module, shape),
+        ("training", "batched"): batched(model, shape),
+    }
     for name in MASKS[1:]:
         try:
             work |= {(name, what): do for what, do in stages_of(name, d).items()}
@@ -110,9 +109,10 @@ def measure(model: str, module: nn.Module, repetitions: int) -> list[dict[str, A
 
 def row(model: str, d: int, name: str, found: dict[tuple[str, str], list[float]]) -> dict[str, Any]:
     """One mask on one model, beside the training of the same run."""
-    steps = quartiles(found["training", "steps"])
+    steps, together = quartiles(found["training", "steps"]), quartiles(found["training", "batched"])
     parts = {what: quartiles(found[name, what]) for what in ("make", "mask", "undo")}
     whole = sum(median for median, _, _ in parts.values())
+    shared = COHORT * parts["mask"][0] + parts["make"][0] + parts["undo"][0]
     spread = {f"{what}_ms{end}": value for what, three in parts.items() for end, value in zip(("", "_q1", "_q3"), three, strict=True)}
     return {
         "model": model,
@@ -122,8 +122,13 @@ def row(model: str, d: int, name: str, found: dict[tuple[str, str], list[float]]
         "train_10_steps_ms": steps[0],
         "train_10_steps_ms_q1": steps[1],
         "train_10_steps_ms_q3": steps[2],
+        "cohort_10_steps_ms": together[0],
+        "cohort_10_steps_ms_q1": together[1],
+        "cohort_10_steps_ms_q3": together[2],
         "percent_of_180_steps": round(100 * whole / (steps[0] * ROUND / SHORT), 3),
         "percent_of_10_steps": round(100 * whole / steps[0], 2),
+        "cohort_percent_of_180_steps": round(100 * shared / (together[0] * ROUND / SHORT), 3),
+        "cohort_percent_of_10_steps": round(100 * shared / together[0], 2),
         "extra_bytes_per_update": 4 * (width(name, d) - d),
     }
 
@@ -132,8 +137,8 @@ def main(repetitions: int = 7) -> None:
     """Print and write the table."""
     torch.manual_seed(0)
     rows = []
-    for model, module in (("linear-14x14", linear()), ("784-200-10", mlp()), ("cnn-briggs", cnn())):
-        for line in measure(model, module, repetitions):
+    for model, shape in MODELS.items():
+        for line in measure(model, shape, repetitions):
             rows.append(line)
             print(line, flush=True)
     print(write("masks", rows))

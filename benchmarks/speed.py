@@ -37,10 +37,12 @@ class General(FlatModel):
     stack = None
 
 
-def cohort(model: str, clients: int, general: bool = False, dtype: torch.dtype = torch.float32) -> Cohort:
+def cohort(
+    model: str, clients: int, general: bool = False, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (1, 28, 28)
+) -> Cohort:
     """Clients with 100 random images each."""
     rng = np.random.default_rng(0)
-    arrays = {f"c{k}": (rng.random((100, 1, 28, 28), dtype=np.float32), rng.integers(0, 10, 100)) for k in range(clients)}
+    arrays = {f"c{k}": (rng.random((100, *shape), dtype=np.float32), rng.integers(0, 10, 100)) for k in range(clients)}
     federation = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=0)
     flat = build(model, federation.shape, 10, Randomness(0))
     batched = Cohort(federation, flat, Randomness(0), torch.device("cpu"), dtype)

@@ -12,8 +12,9 @@ from securecluster.protocols import CFL, FedAvg, Settings
 from securecluster import Federation, LabelSwap
 from securecluster.displacements import Means, Outbox, Trainee, deliver, invite
 from securecluster.endpoint import Endpoint, Turn
-from securecluster.messages import Answer, Call, Picks
+from securecluster.messages import Answer, Call, Picks, Rows
 from securecluster.network import Network
+from securecluster.privacy import masks
 from securecluster.privacy.keys import Secrets
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
@@ -124,6 +125,27 @@ def trained(method: CFL | FedAvg, federation: Federation, missing: set[int]) -> 
     net = method.build_network(InProcess(endpoint.answer, lost), method.config(federation, "float32"))
     method.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
     return endpoint.client.models.values, endpoint, net
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation", "signed-permutation", "rotation"])
+def test_updates_are_masked_where_training_wrote_them(mask: str, tiny: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = CFL(rounds=1, mask=mask)
+    endpoint = method.build_client(tiny, Settings())
+    cohort, written = endpoint.client.cohort, list[torch.Tensor]()
+    inner = cohort.train
+    monkeypatch.setattr(cohort, "train", lambda *rest: written.append(inner(*rest)) or written[-1])  # type: ignore[func-returns-value]
+    sent = list[torch.Tensor]()
+
+    def answer(call: Call) -> Answer:
+        reply = endpoint.answer(call)
+        sent.extend([reply.reply.delta.table] if call.method == "train" else [])
+        return reply
+
+    net = method.build_network(InProcess(answer), method.config(tiny, "float32"))
+    method.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    assert [t.data_ptr() for t in sent] == [t.data_ptr() for t in written] and len(sent) == 1
+    assert sent[0].shape == (4, masks.width(mask, cohort.model.dimension))
+    assert torch.equal(sent[0], inner(Rows(cohort.start[None], (0,) * 4), range(4), endpoint.client.training, 1)) == (mask == "none")
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
