@@ -98,7 +98,7 @@ class ParquetPool(_Images):
                 own = rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)] - start
                 if len(own):
                     with reading(path):
-                        cells = file.read_row_group(group, columns=[self.image]).column(0).take(own)
+                        cells = file.read_row_group(group, columns=[self.image]).column(self.image).take(own)
                     yield from ((f"image {r} of {path}", b) for r, b in zip(own + start, encoded(cells, path), strict=True))
                 start = stop
 
@@ -169,6 +169,8 @@ def open_parquet(path: Path, columns: Iterable[str]) -> Any:
     with reading(path):
         file = parquet.ParquetFile(path)
     names = list(file.schema_arrow.names)
+    if len(set(names)) < len(names):
+        raise UsageError(f"{path} has two columns of the same name: rename one")
     for name in columns:
         if name not in names:
             raise unknown(f"column of {path.name}", name, names)
@@ -179,7 +181,7 @@ def column(path: Path, name: str) -> Any:
     """One column (pyarrow) of a file, which has no empty cell."""
     file = open_parquet(path, (name,))
     with reading(path):
-        cells = file.read(columns=[name]).column(0)
+        cells = file.read(columns=[name]).column(name)  # by name: columns=["a"] also reads "a.b"
     if cells.null_count:
         raise UsageError(f"column {name!r} of {path} has {cells.null_count} empty cells (null): fill or drop these rows")
     return cells

@@ -225,7 +225,8 @@ def within(source: Source, labels: tuple[int, ...]) -> Shares:
     chosen[list(labels)] = counts[list(labels)]
     if not chosen.sum():
         raise UsageError(f"{source.name} here has no sample with a label among {sorted(labels)}: use the whole data set")
-    return chosen / chosen.sum()
+    share: Shares = chosen / chosen.sum()
+    return share
 
 
 def apportion(clients: int, weights: list[float]) -> Labels:

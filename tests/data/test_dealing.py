@@ -33,7 +33,16 @@ TEST_ROWS = 100_000
 LOW_HIGH = (Task("low", (0, 1, 2, 3, 4)), Task("high", (5, 6, 7, 8, 9)))
 UNEVEN = (Task("one", (0, 1, 2, 3, 4, 6), 5, 12), Task("two", (5, 7, 9), 3, 10), Task("three", (8,), 2, 5))
 SEEDS = st.integers(0, 10**6)
-DEALINGS = [Iid(), Pathological(), Pathological(clusters=2), Dirichlet(1.0), Dirichlet(1.0, clusters=2), LabelSplit(), Tasks(), LabelSwap(2)]
+DEALINGS = [
+    Iid(),
+    Pathological(),
+    Pathological(clusters=2),
+    Dirichlet(1.0),
+    Dirichlet(1.0, clusters=2),
+    LabelSplit(),
+    Tasks(),
+    LabelSwap(2),
+]
 
 
 def rows(x: np.ndarray) -> list[int]:
@@ -78,7 +87,10 @@ def test_the_true_clusters_match_the_labels(toy: Toy, kind: Scenario, test: int 
         assert same == [[a == b for b in held] for a in held]
         assert kind.clusters is None or all(a == b or not a & b for a in held for b in held)
     elif isinstance(kind, LabelSplit):
-        assert same == [[a == b for b in held] for a in held] and {frozenset(h) for h in held} == {frozenset(range(7)), frozenset(range(3, 10))}
+        assert same == [[a == b for b in held] for a in held] and {frozenset(h) for h in held} == {
+            frozenset(range(7)),
+            frozenset(range(3, 10)),
+        }
     elif isinstance(kind, Tasks):
         low = [bool((s.y < 5).mean() > 0.5) for s in federation.shards]
         assert same == [[a == b for b in low] for a in low]
@@ -200,7 +212,9 @@ def test_label_windows_are_spread_evenly(kind: Scenario, windows: list[range], t
     assert [held[t] for t in sorted(held)] == [set(w) for w in windows]
 
 
-@pytest.mark.parametrize("kind", [Iid(overlap=True), LabelSplit(overlap=True), Dirichlet(5.0, overlap=True), Iid(overlap=True) + Inversion()])
+@pytest.mark.parametrize(
+    "kind", [Iid(overlap=True), LabelSplit(overlap=True), Dirichlet(5.0, overlap=True), Iid(overlap=True) + Inversion()]
+)
 @pytest.mark.parametrize("test", [None, 200])
 def test_overlapping_clients_share_samples_but_never_train_on_what_is_held_out(kind: Scenario, test: int | None, toy: Toy) -> None:
     federation = Federation.simulate(toy(1000, test=test), scenario=kind, clients=16, samples=120, seed=0)
@@ -238,7 +252,9 @@ def test_natural_clients_hold_their_own_samples_and_a_fifth_is_held_out(toy: Toy
         own = np.flatnonzero(owner == name).tolist()
         assert sorted(train + held) == own and len(held) == len(own) // 5
     assert len({Federation.simulate(toy(360, owners=owner), clients=5, seed=s).names for s in range(8)}) > 3
-    for name, (train, held) in zip(federation.names, hands(Federation.simulate(toy(360, owners=owner), clients=5, samples=30, seed=3)), strict=True):
+    for name, (train, held) in zip(
+        federation.names, hands(Federation.simulate(toy(360, owners=owner), clients=5, samples=30, seed=3)), strict=True
+    ):
         size = int((owner == name).sum())
         assert (len(train), len(held)) == ((30, 8) if size > 40 else (size - size // 5, size // 5)) or size in (38, 40)
     with pytest.raises(UsageError, match="has 8 clients of its own, not 9"):
