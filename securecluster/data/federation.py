@@ -184,7 +184,8 @@ def _labelled(name: str, pair: Any, shape: tuple[int, ...] | None = None) -> tup
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise UsageError(f"client {name!r}: its samples are a pair (X, y)")
     try:
-        features, labels = np.asarray(pair[0], dtype=np.float32), np.asarray(pair[1])
+        with np.errstate(over="ignore"):  # what becomes infinite is refused by name below
+            features, labels = np.asarray(pair[0], dtype=np.float32), np.asarray(pair[1])
     except (ValueError, TypeError):
         raise UsageError(f"client {name!r}: its samples are not a rectangular array of numbers") from None
     if shape is not None and not features.size and not labels.size:

@@ -125,14 +125,20 @@ def _rows(file: Path, name: str) -> Features:
         raise UsageError(f"column {name!r} of {file} has lists of different lengths: make them equally long") from None
     if rows.dtype.kind not in "biuf":
         raise UsageError(f"column {name!r} of {file} has lists with empty cells or of other things than numbers: use numbers")
-    return rows.astype(np.float32)
+    return _single(rows)
 
 
 def _numbers(file: Path, name: str) -> Features:
     values = np.asarray(column(file, name).to_numpy(zero_copy_only=False))
     if values.dtype.kind not in "biuf":
         raise UsageError(f"column {name!r} of {file} holds {_kind(file, name)}, not numbers: drop it, or encode it as numbers")
-    return values.astype(np.float32)
+    return _single(values)
+
+
+def _single(values: NDArray[Any]) -> Features:
+    """As float32; what is too large becomes infinite and is refused with its client's name later."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
 
 
 def _kind(file: Path, name: str) -> str:

@@ -199,7 +199,7 @@ def encoded(cells: Any, path: Path) -> list[bytes | None]:
     if arrow.types.is_struct(cells.type) and cells.type.get_field_index("bytes") >= 0:
         cells = importlib.import_module("pyarrow.compute").struct_field(cells, "bytes")
     if not (arrow.types.is_binary(cells.type) or arrow.types.is_large_binary(cells.type)):
-        raise UsageError(f"{path} has no images where they should be, but {cells.type}: this is not the layout of the hub")
+        raise UsageError(f"{path} has no images where they should be, but {cells.type}: images are bytes, or structs with a field bytes")
     return list(cells.to_pylist())
 
 

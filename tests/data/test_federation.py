@@ -131,6 +131,7 @@ NAN = np.where(np.arange(12).reshape(4, 3) == 5, np.nan, 0.0)
         (([], []), "one label per sample"),
         ((NAN, Y[:4]), "a feature is NaN"),
         ((NAN / 0.5 + np.inf, Y[:4]), "NaN or infinite"),
+        ((X * 1e300, Y), "NaN or infinite"),
         ((X, Y[:9]), r"X \(10, 3\) and y \(9,\)"),
         ((X, Y[:, None]), "one label per sample"),
         ((X, 3), "one label per sample"),

@@ -80,6 +80,14 @@ def test_truth_is_a_column_too(tmp_path: Path) -> None:
     assert federation.truth == (0, 1, 0) and federation.shape == (4,)
 
 
+def test_names_with_dots_and_dictionaries_are_read_as_they_are(tmp_path: Path) -> None:
+    plain = load(write(tmp_path / "x.parquet", PLAIN)).digest()
+    columns = {"f0.1": X[:, 0], "f0": X[:, 1], "f2": X[:, 2], "f3": X[:, 3], "site": SITE, "label": PLAIN["label"]}
+    assert load(write(tmp_path / "d.parquet", columns)).digest() == plain
+    coded = {**PLAIN, "site": pa.array(SITE).dictionary_encode(), "label": pa.array(PLAIN["label"]).dictionary_encode()}
+    assert load(write(tmp_path / "c.parquet", coded)).digest() == plain
+
+
 def test_client_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
     assert load(write(tmp_path / "x.parquet", {**PLAIN, "site": np.array([10, 9, 2])[np.arange(N) % 3]})).names == ("2", "9", "10")
 
@@ -131,6 +139,8 @@ def spoiled(**columns: Any) -> dict[str, Any]:
         (spoiled(label=pa.array([1, 2, None] * (N // 3))), {}, "'label' of .* has 10 empty cells"),
         (spoiled(f1=pa.array([1.0, None] * (N // 2))), {}, "'f1' of .* has 15 empty cells"),
         (spoiled(f1=np.where(np.arange(N) == 4, np.nan, 0)), {}, "a feature is NaN"),
+        (spoiled(f1=np.where(np.arange(N) == 4, 1e300, 0)), {}, "NaN or infinite"),
+        (spoiled(city=pa.array(["here"] * N).dictionary_encode()), {}, "'city' of .* not numbers"),
         (spoiled(label=np.where(np.arange(N) == 4, np.nan, 0.0)), {}, r"'label' of .* empty cells \(NaN\)"),
         (spoiled(city=["here"] * N), {}, "'city' of .* holds .*string, not numbers"),
         (spoiled(day=np.array(["2024-01-01"] * N, "datetime64[D]")), {}, "'day' of .* not numbers"),
@@ -167,6 +177,10 @@ def test_paths_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=words):
             load(tmp_path / name)
+    twice = pa.Table.from_arrays([pa.array(SITE), pa.array(X[:, 0]), pa.array(X[:, 0])], names=["site", "label", "label"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(UsageError, match="two columns of the same name"):
+        load(tmp_path / "twice.parquet")
     folder = tmp_path / "parts"
     folder.mkdir()
     write(folder / "a.parquet", PLAIN)
