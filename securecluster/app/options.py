@@ -39,7 +39,7 @@ class Simulation:
     truth_column: str | None = None
     """your own file: the column with each client's true cluster, where it is known"""
     scenario: str | None = None
-    """how clients differ: names from `list`, a dealing and changes joined by +; None is label-swap (femnist: natural)"""
+    """how clients differ: a name from `securecluster list`, or some (rotation+dirichlet); None is label-swap, for femnist natural"""
     clients: int | None = None
     """number of clients; None is 20, or all clients of your own file"""
     clusters: int | None = None

@@ -136,7 +136,7 @@ class Federation:
         """
         table = read_clients(Path(path), client_column, label_column, truth_column)
         made = cls.from_arrays(table.clients, truth=table.truth, seed=seed)
-        return replace(made, data=Path(path).resolve().stem, classes=table.classes)
+        return replace(made, data=Path(path).resolve().stem)
 
     def digest(self) -> str:
         """A fingerprint of all samples, in hex: a resumed run refuses other data."""

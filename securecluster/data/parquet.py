@@ -16,10 +16,9 @@ from securecluster.errors import UsageError
 
 @dataclass(frozen=True)
 class Clients:
-    """Samples by client, the number of classes, and each client's true cluster where it is known."""
+    """Samples by client, and each client's true cluster where it is known."""
 
     clients: dict[str, tuple[Features, Labels]]
-    classes: int
     truth: dict[str, int] | None
 
 
@@ -44,7 +43,7 @@ def read_clients(path: Path, client: str, label: str, truth: str | None) -> Clie
     known = None if truth is None else _truth(names, owner, *_values(files, truth), truth)
     x = _features(files, set(named))
     order = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
-    return Clients({str(name): (x[rows], y[rows]) for name, rows in zip(names, order, strict=True)}, len(classes), known)
+    return Clients({str(name): (x[rows], y[rows]) for name, rows in zip(names, order, strict=True)}, known)
 
 
 def _files(path: Path) -> list[Path]:

@@ -181,7 +181,7 @@ def column(path: Path, name: str) -> Any:
     """One column (pyarrow) of a file, which has no empty cell."""
     file = open_parquet(path, (name,))
     with reading(path):
-        cells = file.read(columns=[name]).column(name)  # by name: columns=["a"] also reads "a.b"
+        cells = file.read(columns=[name]).column(name)
     if cells.null_count:
         raise UsageError(f"column {name!r} of {path} has {cells.null_count} empty cells (null): fill or drop these rows")
     return cells

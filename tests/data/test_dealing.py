@@ -138,7 +138,7 @@ def test_shards_are_cut_from_sorted_labels_as_printed(toy: Toy) -> None:
     federation = Federation.simulate(toy(600, test=100), scenario=Pathological(), clients=10, seed=0)
     assert {len(s.y) for s in federation.shards} == {60}
     kinds = [len(set(s.y.tolist())) for s in federation.shards]
-    assert set(kinds) <= {1, 2}  # 60 samples of a label are exactly two shards of 30
+    assert set(kinds) <= {1, 2} and np.mean(kinds) > 1.4  # 60 samples of a label are exactly two shards of 30, dealt at random
     assert sum(np.bincount(s.y, minlength=10) for s in federation.shards).tolist() == [60] * 10
     assert all(c % 30 == 0 for s in federation.shards for c in np.bincount(s.y))
     with pytest.raises(UsageError, match="2 shards of equal size, which 41 samples do not make: use 40"):
@@ -221,7 +221,7 @@ def test_overlapping_clients_share_samples_but_never_train_on_what_is_held_out(k
     parts = list(hands(replaced(federation)))
     assert all(len(set(hand)) == len(hand) for pair in parts for hand in pair)
     train, held = ({row for pair in parts for row in pair[k]} for k in (0, 1))
-    assert not train & held and len(train) < 16 * 120
+    assert not train & held and 500 < len(train) < 16 * 120  # each client draws anew from what there is
     assert {len(t) for t, _ in parts} == {120}
     with pytest.raises(UsageError, match="say how many"):
         Federation.simulate(toy(1000, test=test), scenario=kind, clients=4, seed=0)

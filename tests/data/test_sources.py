@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -90,9 +91,10 @@ def test_colour_and_grey_images_in_any_encoding_become_the_sets_own(tmp_path: Pa
     pixels = RNG.integers(0, 256, (12, 32, 32, 3), dtype=np.uint8)
     for split in ("train", "test"):
         write(tmp_path / "cifar10" / f"{split}-00000-of-00001.parquet", pixels, "img", "WEBP", label=np.arange(12) % 10)
-        write(tmp_path / "cifar100" / f"{split}.parquet", pixels[..., 0], "img", fine_label=np.arange(12), coarse_label=np.arange(12))
+        write(tmp_path / "cifar100" / f"{split}.parquet", pixels[..., 0], "img", fine_label=np.arange(12) + 60, coarse_label=np.arange(12))
     colour = source("cifar10").train.read(np.array([3, 1]))
     assert np.array_equal(np.round(colour * 255).astype(np.uint8), pixels[[3, 1]].transpose(0, 3, 1, 2))
+    assert source("cifar100").train.y.tolist() == list(range(60, 72))
     grey = source("cifar100").train.read(np.array([5]))
     assert grey.shape == (1, 3, 32, 32) and all(np.array_equal(np.round(plane * 255), pixels[5, :, :, 0]) for plane in grey[0])
 
@@ -218,12 +220,8 @@ def test_the_hub_is_read_through_datasets(mnist: dict[str, np.ndarray], tmp_path
         pytest.skip("the package datasets is not installed")
     hub_copy(tmp_path)
     from_files = Federation.simulate("mnist", scenario=Iid(), clients=3, seed=0).digest()
-    environment = {
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-        "PATH": "/usr/bin:/bin",
-    }
+    environment = {k: v for k, v in os.environ.items() if k != FOLDER and not k.startswith("HF_")}
+    environment |= {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     done = subprocess.run([sys.executable, "-c", HUB, str(tmp_path)], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
