@@ -6,7 +6,19 @@ from securecluster.protocols import CFL
 
 from importlib.metadata import PackageNotFoundError, version
 
-from securecluster.data import Federation, Iid, LabelSwap
+from securecluster.data import (
+    Dirichlet,
+    Federation,
+    Iid,
+    Inversion,
+    LabelPermutation,
+    LabelSplit,
+    LabelSwap,
+    Natural,
+    Pathological,
+    Rotation,
+    Tasks,
+)
 from securecluster.errors import SecureClusterError
 
 try:
@@ -14,4 +26,18 @@ try:
 except PackageNotFoundError:  # a checkout that was never installed
     __version__ = "0+unknown"
 
-__all__ = ["Federation", "Iid", "LabelSwap", "SecureClusterError", "__version__"]
+__all__ = [
+    "Dirichlet",
+    "Federation",
+    "Iid",
+    "Inversion",
+    "LabelPermutation",
+    "LabelSplit",
+    "LabelSwap",
+    "Natural",
+    "Pathological",
+    "Rotation",
+    "SecureClusterError",
+    "Tasks",
+    "__version__",
+]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from securecluster.app.options import PROTOCOLS, options_class, protocol_class
+from securecluster.app.options import DEFAULT_CLIENTS, PROTOCOLS, options_class, protocol_class
 from securecluster.backend import torch
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError, unknown
 
@@ -82,14 +82,16 @@ def _run(argv: list[str]) -> int:
     from securecluster.cohort import choose_device
 
     folders.check_free(options.output.out, options.output.force)
-    options.protocol.check(options.simulation.clients)
+    if not options.simulation.own:
+        options.protocol.check(options.simulation.clients or DEFAULT_CLIENTS)  # before any data is read
     federation = options.simulation.federation()
+    options.protocol.check(len(federation))
     if options.settings.threads < 0:
         raise UsageError("threads is at least 0")
     threads = options.settings.threads or torch.get_num_threads()  # by name and number, since others round sums differently
     device = choose_device(options.settings.device).type
     settings = replace(options.settings, device=device, threads=threads, transcript=_transcript_mode(options, federation))
-    plan = folders.Plan(options.protocol, options.simulation, settings)
+    plan = folders.Plan(options.protocol, options.simulation.located(), settings)
     _check_settings(plan, federation)
     folder = folders.create(options.output.out, options.output.force, plan, federation)
     return _carry_out(plan, federation, folder, options.output.quiet)
@@ -97,13 +99,11 @@ def _run(argv: list[str]) -> int:
 
 def _check_names(options: Any) -> None:
     """Names that can be refused without loading anything heavy."""
-    from securecluster.data import SCENARIOS, SOURCES
     from securecluster.privacy.masks import MASKS
     from securecluster.transcript import MODES
 
+    options.simulation.check()
     known = (
-        ("data", options.simulation.data, tuple(SOURCES)),
-        ("scenario", options.simulation.scenario, tuple(SCENARIOS)),
         ("mask", options.protocol.mask, MASKS),
         ("device", options.settings.device, ("auto", "cpu", "cuda")),
         ("transcript", options.settings.transcript, ("auto", *MODES)),
@@ -111,8 +111,6 @@ def _check_names(options: Any) -> None:
     for what, name, names in known:
         if name not in names:
             raise unknown(what, name, names)
-    if options.simulation.clients < 2:
-        raise UsageError("clustering needs at least two clients: one alone has nobody to be compared with")
 
 
 def _check_settings(plan: Any, federation: Any) -> None:

@@ -63,7 +63,7 @@ def create(out: Path | None, force: bool, plan: Plan, federation: Federation) ->
     Raises:
         UsageError: it exists and is not empty, and `force` is not given or it is no run folder.
     """
-    target = out or Path("runs") / f"{plan.protocol.name}-{plan.simulation.data}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    target = out or Path("runs") / f"{plan.protocol.name}-{federation.data}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     check_free(target, force)
     if (target / "config.json").exists():
         with locked(target):

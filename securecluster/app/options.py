@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from securecluster.data import Federation
-from securecluster.data.federation import scenario
-from securecluster.errors import unknown
+from securecluster.data import SOURCES, Federation, Scenario
+from securecluster.data.scenarios import scenario
+from securecluster.data.sources import default_scenario
+from securecluster.errors import UsageError, unknown
 from securecluster.settings import Settings
 
 PROTOCOLS = {"cfl": "CFL", "fedavg": "FedAvg", "local": "Local"}
@@ -22,28 +23,114 @@ def protocol_class(name: str) -> Any:
     return getattr(importlib.import_module(f"securecluster.protocols.{name}"), PROTOCOLS[name])
 
 
+DEFAULT_CLIENTS = 20
+
+
 @dataclass(frozen=True)
 class Simulation:
     """The clients and their data."""
 
     data: str = "digits"
-    """data set: digits"""
-    scenario: str = "label-swap"
-    """how clients differ: label-swap or iid"""
-    clients: int = 20
-    """number of clients"""
+    """digits, mnist, fashion_mnist, cifar10, cifar100 or femnist; or your own parquet file, or a folder of them"""
+    client_column: str | None = None
+    """your own file: the column that names each row's client"""
+    label_column: str | None = None
+    """your own file: the column to learn; the other columns are features"""
+    truth_column: str | None = None
+    """your own file: the column with each client's true cluster, where it is known"""
+    scenario: str | None = None
+    """how clients differ: a name from `securecluster list`, or some (rotation+dirichlet); None is label-swap, for femnist natural"""
+    clients: int | None = None
+    """number of clients; None is 20, or all clients of your own file"""
     clusters: int | None = None
     """true clusters; None is the scenario's own default (label-swap: 4)"""
     samples: int | None = None
-    """training samples per client; None deals out the whole data set"""
+    """training samples per client; None deals as many as the scenario allows"""
+    labels_per_client: int | None = None
+    """pathological (2), label-split (0.7 of all): labels that a client holds"""
+    alpha: float | None = None
+    """dirichlet (0.5): the smaller, the fewer labels dominate a client"""
+    minority: float | None = None
+    """tasks (0.1): share of a client's samples that comes from other tasks"""
+    task_sizes: tuple[float, ...] | None = None
+    """tasks: relative samples per client, a number for each task; None is the data set's own"""
+    overlap: bool = False
+    """clients may hold the same samples (training and test samples stay apart)"""
     seed: int = 0
     """of every random draw, keys included"""
 
+    def check(self) -> None:
+        """Refuse what can be refused without reading data: unknown names, and options that do not go together.
+
+        Raises:
+            UsageError: the first of them.
+        """
+        if self.own:
+            self._check_own()
+        else:
+            self._check_named()
+        if self.clients is not None and self.clients < 2:
+            raise UsageError("clustering needs at least two clients: one alone has nobody to be compared with")
+
+    @property
+    def own(self) -> bool:
+        """Whether the data is a user's own file and not a known set."""
+        return self.data not in SOURCES and (Path(self.data).exists() or "/" in self.data or self.data.endswith(".parquet"))
+
+    def located(self) -> Simulation:
+        """The same with an absolute path, so that a run can be resumed from another folder."""
+        return replace(self, data=str(Path(self.data).resolve())) if self.own else self
+
     def federation(self) -> Federation:
-        """Deal the data."""
-        return Federation.simulate(
-            self.data, scenario=scenario(self.scenario, self.clusters), clients=self.clients, samples=self.samples, seed=self.seed
-        )
+        """Deal the data, or read the file."""
+        if self.own and self.client_column and self.label_column:
+            return Federation.from_parquet(
+                self.data,
+                client_column=self.client_column,
+                label_column=self.label_column,
+                truth_column=self.truth_column,
+                seed=self.seed,
+            )
+        clients = DEFAULT_CLIENTS if self.clients is None else self.clients
+        return Federation.simulate(self.data, scenario=self._scenario(), clients=clients, samples=self.samples, seed=self.seed)
+
+    def _scenario(self) -> Scenario | None:
+        given = {
+            "alpha": self.alpha,
+            "labels": self.labels_per_client,
+            "minority": self.minority,
+            "sizes": None if self.task_sizes is None else tuple(self.task_sizes),
+            "overlap": self.overlap or None,
+        }
+        if self.scenario is None and self.clusters is None and not any(value is not None for value in given.values()):
+            return None  # the data set's own
+        return scenario(self.scenario or default_scenario(self.data), self.clusters, **given)
+
+    def _check_named(self) -> None:
+        if self.data not in SOURCES:
+            raise unknown("data", self.data, SOURCES)
+        for option, value in (
+            ("--client-column", self.client_column),
+            ("--label-column", self.label_column),
+            ("--truth-column", self.truth_column),
+        ):
+            if value is not None:
+                raise UsageError(f"{option} belongs to a parquet file of your own (--data FILE), not to {self.data}: leave it out")
+        self._scenario()
+
+    def _check_own(self) -> None:
+        if not Path(self.data).exists():
+            raise UsageError(f"{self.data} does not exist: give a parquet file or a folder of them, or one of {', '.join(SOURCES)}")
+        if self.client_column is None or self.label_column is None:
+            raise UsageError(
+                f"{self.data} is a file of your own: say which columns name the client and the label (--client-column, --label-column)"
+            )
+        default = Simulation()
+        for name in ("scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority", "task_sizes", "overlap"):
+            if getattr(self, name) != getattr(default, name):
+                raise UsageError(
+                    f"--{name.replace('_', '-')} deals out a known data set, and the clients of {self.data} are given: leave it out"
+                )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,39 @@
 """Clients' data: sources, scenarios that deal them, and the federation they make."""
 
 from securecluster.data.federation import Federation, Shard
-from securecluster.data.scenarios import SCENARIOS, Iid, LabelSwap, Scenario
+from securecluster.data.scenarios import (
+    SCENARIOS,
+    Combined,
+    Dirichlet,
+    Iid,
+    Inversion,
+    LabelPermutation,
+    LabelSplit,
+    LabelSwap,
+    Natural,
+    Pathological,
+    Rotation,
+    Scenario,
+    Tasks,
+)
 from securecluster.data.sources import SOURCES, Source
 
-__all__ = ["SCENARIOS", "SOURCES", "Federation", "Iid", "LabelSwap", "Scenario", "Shard", "Source"]
+__all__ = [
+    "SCENARIOS",
+    "SOURCES",
+    "Combined",
+    "Dirichlet",
+    "Federation",
+    "Iid",
+    "Inversion",
+    "LabelPermutation",
+    "LabelSplit",
+    "LabelSwap",
+    "Natural",
+    "Pathological",
+    "Rotation",
+    "Scenario",
+    "Shard",
+    "Source",
+    "Tasks",
+]

@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.data.scenarios import SCENARIOS, Iid, LabelSwap, Scenario
-from securecluster.data.sources import SOURCES
-from securecluster.errors import UsageError, unknown
+from securecluster.data.parquet import read_clients
+from securecluster.data.parts import numbered, spread
+from securecluster.data.pools import Features, Labels, Pool
+from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, arrange
+from securecluster.data.sources import Source, source
+from securecluster.errors import UsageError
 from securecluster.randomness import Randomness
 
 
@@ -31,7 +35,7 @@ class Shard:
 class Federation:
     """Clients and their data; `truth` holds each client's true cluster where it is known.
 
-    Build one with `simulate` or `from_arrays`.
+    Build one with `simulate`, `from_arrays` or `from_parquet`.
     """
 
     names: tuple[str, ...]
@@ -55,33 +59,36 @@ class Federation:
 
     @classmethod
     def simulate(
-        cls, data: str = "digits", *, scenario: Scenario | None = None, clients: int = 20, samples: int | None = None, seed: int
+        cls, data: str | Source = "digits", *, scenario: Scenario | None = None, clients: int = 20, samples: int | None = None, seed: int
     ) -> Federation:
-        """Deal a data set to clients.
+        """Deal a data set to clients; only the samples that are dealt are decoded.
 
         Args:
-            data: a name in `SOURCES`.
-            scenario: how clusters differ; label swap in four clusters by default.
-            samples: training samples per client, with a quarter as many for testing; None deals everything, a fifth held out.
+            data: a name in `SOURCES`, or a source of your own.
+            scenario: how clusters differ; label swap in four clusters by default, the set's own clients where it has some (femnist).
+            samples: training samples per client, with up to a quarter as many for testing; None deals as many as the scenario allows.
+                Test samples come from the set's test pool where it has one, else from its only pool.
             seed: of every draw, here and in the runs on this federation.
 
         Raises:
-            UsageError: an unknown name, or more samples, clients or clusters than can be dealt.
+            UsageError: an unknown name, data that cannot be read, or more samples, clients or clusters than can be dealt.
         """
-        if data not in SOURCES:
-            raise unknown("data", data, SOURCES)
-        source, kind, randomness = SOURCES[data](), scenario or LabelSwap(), Randomness(seed)
+        given, randomness = source(data) if isinstance(data, str) else data, Randomness(seed)
         if clients < 1:
             raise UsageError(f"{clients} clients cannot hold data: ask for at least two")
-        kind.check(clients, source.classes)
-        train, test = _shares(data, len(source.y), clients, samples)
-        truth = kind.truth(clients, randomness)
-        shards = []
-        for own, cluster in zip(kind.deal(source.y, clients, train + test, randomness), truth, strict=True):
-            x, y = kind.transform(int(cluster), source.x[own], source.y[own], source.classes, randomness)
-            shards.append(Shard(x[:train], y[:train], x[train:], y[train:]))
-        names = tuple(str(i) for i in range(clients))
-        return cls(names, tuple(shards), source.classes, seed, tuple(int(t) for t in truth), data, kind.name)
+        kind = scenario or (LabelSwap() if given.train.owners is None else Natural())
+        dealing, changes = arrange(kind, Iid(), given, clients)
+        deal = dealing.deal(given, clients, samples, randomness)
+        truths = [np.zeros(clients, np.int64) if deal.clusters is None else numbered([deal.clusters])]
+        trains, tests = _read(given.train, deal.train), _read(given.train if given.test is None else given.test, deal.test)
+        for change in changes:
+            truths.append(spread(numbered(truths), change.clusters, randomness))
+            for k, cluster in enumerate(truths[-1].tolist()):
+                for x, y in (trains[k], tests[k]):  # in place: a copy of the whole data set would double the memory
+                    x[:], y[:] = change.transform(cluster, x, y, given.classes, randomness)
+        shards = tuple(Shard(*train, *test) for train, test in zip(trains, tests, strict=True))
+        truth = None if deal.clusters is None and not changes else tuple(numbered(truths).tolist())
+        return cls(deal.names or tuple(str(k) for k in range(clients)), shards, given.classes, seed, truth, given.name, str(kind))
 
     @classmethod
     def from_arrays(
@@ -111,6 +118,26 @@ class Federation:
         known = None if truth is None else tuple(_cluster(name, truth[name]) for name in clients)
         return cls(tuple(str(n) for n in clients), tuple(shards), classes, seed, known)
 
+    @classmethod
+    def from_parquet(
+        cls, path: str | Path, *, client_column: str, label_column: str, truth_column: str | None = None, seed: int
+    ) -> Federation:
+        """A federation of your own parquet file, or of all parquet files of a folder in the order of their names.
+
+        Features are an image column (encoded images, or structs with a field `bytes`) alone, else a column of equally long lists alone,
+        else all other columns, which must be numbers, in the order of the file. Labels of any type become class numbers in ascending order.
+        Clients are ordered by name, and a fifth of each client's rows is held out at random.
+
+        Args:
+            truth_column: each client's true cluster, where it is known: one value per client.
+
+        Raises:
+            UsageError: a file, column or value that cannot be used, or a client with a single row.
+        """
+        table = read_clients(Path(path), client_column, label_column, truth_column)
+        made = cls.from_arrays(table.clients, truth=table.truth, seed=seed)
+        return replace(made, data=Path(path).resolve().stem)
+
     def digest(self) -> str:
         """A fingerprint of all samples, in hex: a resumed run refuses other data."""
         total = hashlib.blake2b(digest_size=16)
@@ -128,27 +155,11 @@ def fingerprint(shard: Shard) -> bytes:
     return total.digest()
 
 
-def scenario(name: str, clusters: int | None) -> Scenario:
-    """The named scenario, with its own default number of clusters where None is given."""
-    if name not in SCENARIOS:
-        raise unknown("scenario", name, SCENARIOS)
-    return SCENARIOS[name]() if clusters is None else SCENARIOS[name](clusters=clusters)
-
-
-def _shares(data: str, pool: int, clients: int, samples: int | None) -> tuple[int, int]:
-    """Training and test samples per client."""
-    if samples is None:
-        each = pool // clients
-        train, test = each - round(each / 5), round(each / 5)
-    else:
-        train, test = samples, max(1, round(samples / 4))
-    if train < 1 or (train + test) * clients > pool:
-        most = pool // clients * 4 // 5
-        raise UsageError(
-            f"{data} has {pool} samples: {clients} clients can train on at most {most} each"
-            + (f", not {samples}" if samples is not None else ": use fewer clients")
-        )
-    return train, test
+def _read(pool: Pool, hands: Sequence[Labels]) -> list[tuple[Features, Labels]]:
+    """Each client's samples, views into one array that holds all of them."""
+    rows = np.concatenate(hands)
+    ends = np.cumsum([len(hand) for hand in hands])[:-1]
+    return list(zip(np.split(pool.read(rows), ends), np.split(pool.y[rows], ends), strict=True))
 
 
 def _cluster(name: str, cluster: Any) -> int:
@@ -173,7 +184,8 @@ def _labelled(name: str, pair: Any, shape: tuple[int, ...] | None = None) -> tup
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise UsageError(f"client {name!r}: its samples are a pair (X, y)")
     try:
-        features, labels = np.asarray(pair[0], dtype=np.float32), np.asarray(pair[1])
+        with np.errstate(over="ignore"):  # what becomes infinite is refused by name below
+            features, labels = np.asarray(pair[0], dtype=np.float32), np.asarray(pair[1])
     except (ValueError, TypeError):
         raise UsageError(f"client {name!r}: its samples are not a rectangular array of numbers") from None
     if shape is not None and not features.size and not labels.size:
@@ -199,6 +211,3 @@ def _check(names: Sequence[str], shards: Sequence[Shard], classes: int) -> None:
             raise UsageError(f"client {name!r}: a feature is NaN or infinite: clean the data first")
         if min(shard.y.min(), shard.y_test.min(initial=0)) < 0 or max(shard.y.max(), shard.y_test.max(initial=0)) >= classes:
             raise UsageError(f"client {name!r}: a label lies outside 0 … {classes - 1}")
-
-
-__all__ = ["SCENARIOS", "Federation", "Iid", "LabelSwap", "Shard", "fingerprint", "scenario"]

@@ -1,82 +1,76 @@
-"""How clients come to hold data from different distributions, with each client's true cluster known."""
+"""Scenarios by name: how clients come to hold data from different distributions, with each client's true cluster known."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+import dataclasses
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from securecluster.data.changes import Inversion, LabelPermutation, LabelSwap, Rotation
+from securecluster.data.dealing import Iid, Natural
+from securecluster.data.parts import Change, Combined, Deal, Dealing, Part, Scenario, arrange
+from securecluster.data.skew import Dirichlet, LabelSplit, Pathological, Tasks
+from securecluster.data.sources import Source
+from securecluster.errors import UsageError, unknown
 
-from securecluster.errors import UsageError
-from securecluster.randomness import Randomness
-
-Features = NDArray[np.float32]
-Labels = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """Deals a pool to clients and makes the clusters differ; training and test data are treated alike."""
-
-    name: ClassVar[str]
-    clusters: int = 1
-
-    def check(self, clients: int, classes: int) -> None:
-        """Raise UsageError where the combination cannot be made."""
-        if self.clusters < 1:
-            raise UsageError(f"{self.clusters} clusters cannot be made: ask for at least one")
-        if self.clusters > clients:
-            raise UsageError(f"{self.clusters} clusters among {clients} clients leave some cluster empty: use at most {clients} clusters")
-
-    def truth(self, clients: int, randomness: Randomness) -> Labels:
-        """Each client's cluster, (clients,): as even as can be, in random order."""
-        return randomness.generator("scenario", "truth").permutation(np.arange(clients) % self.clusters)
-
-    def deal(self, y: Labels, clients: int, each: int, randomness: Randomness) -> list[Labels]:
-        """Disjoint random subsets of the pool, `each` indices a client."""
-        order = randomness.generator("scenario", "deal").permutation(len(y))
-        return [order[k * each : (k + 1) * each] for k in range(clients)]
-
-    def transform(self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness) -> tuple[Features, Labels]:
-        """What cluster number `cluster` does to its samples."""
-        return x, y
+SCENARIOS: dict[str, type[Part]] = {
+    part.name: part for part in (Iid, LabelSwap, LabelPermutation, Rotation, Inversion, Pathological, Dirichlet, LabelSplit, Tasks, Natural)
+}
+_WORDS = {"alpha": "alpha", "labels": "labels per client", "minority": "minority", "sizes": "task sizes", "overlap": "overlap"}
 
 
-@dataclass(frozen=True)
-class Iid(Scenario):
-    """Everyone holds a random subset of the same data: one true cluster."""
+def scenario(text: str, clusters: int | None = None, **given: Any) -> Scenario:
+    """The named scenario, or the combination of names joined by "+".
 
-    name: ClassVar[str] = "iid"
+    Args:
+        clusters: true clusters, of the change where there is one; None is the scenario's own default.
+        given: the scenario's own fields (alpha, labels, minority, sizes, overlap); those that are None are left at their defaults.
 
-    def check(self, clients: int, classes: int) -> None:
-        """Adds this scenario's own limit."""
-        super().check(clients, classes)
-        if self.clusters != 1:
-            raise UsageError(f"scenario 'iid' has one cluster, not {self.clusters}: use --clusters 1, or another scenario")
-
-
-@dataclass(frozen=True)
-class LabelSwap(Scenario):
-    """Each cluster swaps two labels of its own, disjoint pairs (Sattler et al. 2019, VI-A)."""
-
-    name: ClassVar[str] = "label-swap"
-    clusters: int = 4
-
-    def check(self, clients: int, classes: int) -> None:
-        """Adds this scenario's own limit."""
-        super().check(clients, classes)
-        if self.clusters > classes // 2:
-            raise UsageError(
-                f"scenario 'label-swap' makes at most {classes // 2} clusters of {classes} classes, a pair each, not {self.clusters}"
-            )
-
-    def transform(self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness) -> tuple[Features, Labels]:
-        """Swap the cluster's pair of labels."""
-        one, other = randomness.generator("scenario", "swap").permutation(classes)[2 * cluster : 2 * cluster + 2]
-        swapped = np.arange(classes)
-        swapped[[one, other]] = other, one
-        return x, swapped[y].astype(np.int64)
+    Raises:
+        UsageError: an unknown name, or a field that the scenario does not have.
+    """
+    names = [name.strip() for name in text.split("+")]
+    for name in names:
+        if name not in SCENARIOS:
+            raise unknown("scenario", name, SCENARIOS)
+    kinds = [SCENARIOS[name] for name in names]
+    fields = {name: value for name, value in given.items() if value is not None}
+    if "overlap" in fields and not any(issubclass(kind, Dealing) for kind in kinds):
+        kinds.append(Iid)  # which is how a change alone deals
+    values: list[dict[str, Any]] = [{} for _ in kinds]
+    if clusters is not None:
+        values[_counted(text, kinds)]["clusters"] = clusters
+    for name, value in fields.items():
+        values[_holder(text, kinds, name)][name] = value
+    parts = tuple(kind(**value) for kind, value in zip(kinds, values, strict=True))
+    return parts[0] if len(parts) == 1 else Combined(parts)
 
 
-SCENARIOS: dict[str, type[Scenario]] = {s.name: s for s in (Iid, LabelSwap)}
+def _has(kind: type[Part], name: str) -> bool:
+    return name in {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+
+
+def _holder(text: str, kinds: list[type[Part]], name: str) -> int:
+    """Which part has this field."""
+    for k, kind in enumerate(kinds):
+        if _has(kind, name):
+            return k
+    owners = ", ".join(other for other, kind in SCENARIOS.items() if _has(kind, name))
+    raise UsageError(f"scenario {text!r} has no {_WORDS.get(name, name)}: leave it out, or use {owners}")
+
+
+def _counted(text: str, kinds: list[type[Part]]) -> int:
+    """The part whose clusters are counted: the change, else the dealing."""
+    changes = [k for k, kind in enumerate(kinds) if issubclass(kind, Change)]
+    if len(changes) > 1:
+        raise UsageError(f"scenario {text!r} has several numbers of clusters: leave --clusters out, or combine the scenarios in Python")
+    if changes:
+        return changes[0]
+    if not _has(kinds[0], "clusters"):
+        raise UsageError(f"scenario {text!r} takes its clusters from the data set: leave the number of clusters out")
+    return 0
+
+
+__all__ = [
+    "SCENARIOS", "Change", "Combined", "Deal", "Dealing", "Dirichlet", "Iid", "Inversion", "LabelPermutation", "LabelSplit", "LabelSwap",
+    "Natural", "Part", "Pathological", "Rotation", "Scenario", "Source", "Tasks", "arrange", "scenario",
+]  # fmt: skip

@@ -32,9 +32,10 @@ def refused(sentence: str, make: Callable[[], object]) -> None:
 def test_the_digits_are_scikit_learns() -> None:
     source = digits()
     assert len(ORIGINAL) == POOL  # no image twice, so that an image names its label
-    assert source.x.shape == (POOL, 1, 8, 8) and source.x.dtype == np.float32 and source.classes == 10
-    assert source.x.min() == 0 and source.x.max() == 1
-    assert [ORIGINAL[x.tobytes()] for x in source.x] == source.y.tolist()
+    x = source.train.read(np.arange(POOL))
+    assert x.shape == (POOL, 1, 8, 8) and x.dtype == np.float32 and source.classes == 10 and source.test is None
+    assert x.min() == 0 and x.max() == 1
+    assert [ORIGINAL[image.tobytes()] for image in x] == source.train.y.tolist()
 
 
 @pytest.mark.parametrize(("clusters", "seed"), [(4, 3), (5, 0), (1, 1)])
@@ -92,7 +93,7 @@ def test_the_same_seed_makes_the_same_federation() -> None:
     ("asked", "sentence"),
     [
         ({"data": "digit"}, "did you mean 'digits'"),
-        ({"data": "mnist"}, "choose one of digits"),
+        ({"data": "xyz"}, "choose one of cifar10, cifar100, digits, fashion_mnist, femnist, mnist"),
         ({"clients": 0}, "0 clients"),
         ({"clients": -3}, "-3 clients"),
         ({"clients": 1000, "samples": 5}, "at most 0 each, not 5"),
@@ -130,6 +131,7 @@ NAN = np.where(np.arange(12).reshape(4, 3) == 5, np.nan, 0.0)
         (([], []), "one label per sample"),
         ((NAN, Y[:4]), "a feature is NaN"),
         ((NAN / 0.5 + np.inf, Y[:4]), "NaN or infinite"),
+        ((X * 1e300, Y), "NaN or infinite"),
         ((X, Y[:9]), r"X \(10, 3\) and y \(9,\)"),
         ((X, Y[:, None]), "one label per sample"),
         ((X, 3), "one label per sample"),

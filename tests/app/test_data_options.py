@@ -1,0 +1,138 @@
+"""Data, scenarios and users' files on the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from securecluster.app.cli import main
+from securecluster.app.options import Simulation
+from securecluster.data import Dirichlet, Federation, Rotation, Tasks
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+OWN = ["--client-column", "site", "--label-column", "ill"]
+SMALL = ["--clients", "6", "--samples", "40", "--rounds", "2", "--quiet"]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Four sites with opposite labels in two of them."""
+    n, draw = 160, np.random.default_rng(0)
+    x, site = draw.normal(size=(n, 3)), np.arange(n) % 4
+    y = np.where((x[:, 0] > 0) ^ (site % 2 == 1), "yes", "no")
+    path = tmp_path / "own.parquet"
+    pq.write_table(pa.table({"site": site, "a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "ill": y, "kind": site % 2}), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "scenario", "clusters"),
+    [
+        (["--scenario", "label-permutation", "--clusters", "3"], "label-permutation", 3),
+        (["--scenario", "rotation"], "rotation", 4),
+        (["--scenario", "inversion"], "inversion", 2),
+        (["--scenario", "pathological", "--labels-per-client", "4"], "pathological", None),
+        (["--scenario", "pathological", "--clusters", "2"], "pathological", 2),
+        (["--scenario", "dirichlet", "--alpha", "5"], "dirichlet", 6),
+        (["--scenario", "label-split", "--overlap"], "label-split", 2),
+        (["--scenario", "tasks", "--minority", "0.2", "--task-sizes", "2", "1"], "tasks", 2),
+        (["--scenario", "tasks+inversion"], "tasks+inversion", 4),
+        (["--scenario", "rotation", "--clusters", "2", "--overlap"], "rotation+iid", 2),
+    ],
+)
+def test_every_scenario_runs(arguments: list[str], scenario: str, clusters: int | None, tmp_path: Path) -> None:
+    assert main(["run", "fedavg", *arguments, *SMALL, "--out", str(tmp_path / "r")]) == 0
+    result = json.loads((tmp_path / "r" / "result.json").read_text())
+    assert result["scenario"] == scenario and result["data"] == "digits"
+    assert clusters is None or len(set(result["truth"])) == clusters
+
+
+def test_options_make_the_scenario_they_name() -> None:
+    def digest(**options: object) -> str:
+        return Simulation(clients=6, samples=20, **options).federation().digest()  # type: ignore[arg-type]
+
+    def dealt(kind: object) -> str:
+        return Federation.simulate("digits", scenario=kind, clients=6, samples=20, seed=0).digest()  # type: ignore[arg-type]
+
+    assert digest(scenario="dirichlet", alpha=5.0) == dealt(Dirichlet(5.0)) != digest(scenario="dirichlet")
+    assert digest(scenario="tasks", minority=0.3, task_sizes=[2.0, 1.0]) == dealt(Tasks(0.3, (2.0, 1.0)))  # a list, as a run folder has it
+    assert digest(scenario="rotation+dirichlet", clusters=2, alpha=5.0) == dealt(Rotation(2) + Dirichlet(5.0))
+    assert digest(clusters=2) == digest(scenario="label-swap", clusters=2)
+
+
+def test_an_own_file_runs_resumes_from_anywhere_and_notices_other_data(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(own.parent)
+    assert main(["run", "cfl", "--data", "own.parquet", *OWN, "--truth-column", "kind", "--rounds", "3", "--quiet"]) == 0
+    (folder,) = (own.parent / "runs").iterdir()
+    assert folder.name.startswith("cfl-own-")
+    result, config = (json.loads((folder / name).read_text()) for name in ("result.json", "config.json"))
+    assert (result["data"], result["scenario"], result["truth"], result["clients"]) == ("own", "own", [0, 1, 0, 1], 4)
+    assert config["simulation"]["data"] == str(own) and config["clients"] == ["0", "1", "2", "3"]
+    (own.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(own.parent / "elsewhere")
+    assert main(["resume", str(folder)]) == 0 and main(["replay", str(folder)]) == 0
+    table = pq.read_table(own)
+    pq.write_table(table.set_column(1, "a", pa.array(np.zeros(160))), own)
+    assert main(["resume", str(folder)]) == 2
+    assert "was run on other data" in capsys.readouterr().err
+    own.unlink()
+    assert main(["resume", str(folder)]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--data", "own.parquet"], "say which columns name the client and the label"),
+        (["--data", "own.parquet", "--client-column", "site"], "say which columns"),
+        (["--data", "own.parquet", "--client-column", "sit", "--label-column", "ill"], "did you mean 'site'"),
+        (["--data", "own.parquet", *OWN, "--truth-column", "knd"], "did you mean 'kind'"),
+        (["--data", "own.parquet", *OWN, "--scenario", "iid"], "--scenario deals out a known data set"),
+        (["--data", "own.parquet", *OWN, "--clients", "4"], "--clients deals out"),
+        (["--data", "own.parquet", *OWN, "--overlap"], "--overlap deals out"),
+        (["--data", "own.parquet", *OWN, "--task-sizes", "1"], "--task-sizes deals out"),
+        (["--data", "other.parquet", *OWN], "other.parquet does not exist"),
+        (["--data", "./here", *OWN], "does not exist"),
+        (["--data", "mnist", *OWN], "--client-column belongs to a parquet file of your own"),
+        (["--data", "mnits"], "did you mean 'mnist'"),
+        (["--scenario", "rotation", "--alpha", "1"], "has no alpha: leave it out, or use dirichlet"),
+        (["--scenario", "tasks", "--labels-per-client", "2"], "has no labels per client"),
+        (["--minority", "0.2"], "'label-swap' has no minority"),
+        (["--scenario", "tasks", "--clusters", "2"], "takes its clusters from the data set"),
+        (["--scenario", "iid+dirichlet"], "choose one of them"),
+        (["--scenario", "rotation+rotation"], "name it once"),
+        (["--scenario", "natural"], "needs a data set whose samples belong to clients"),
+        (["--scenario", "label-split", "--samples", "60"], "at most 48 each, not 60; with overlap=True (--overlap)"),
+        (["--overlap"], "say how many"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_leave_nothing(
+    arguments: list[str], sentence: str, own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(own.parent)
+    assert main(["run", "cfl", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+    assert [p.name for p in own.parent.iterdir()] == ["own.parquet"]
+
+
+def test_help_and_refusals_load_nothing_heavy() -> None:
+    code = """
+import sys
+from securecluster.app.cli import main
+calls = (["run", "cfl", "--help"], ["list"], ["run", "cfl", "--scenario", "rotation", "--alpha", "1"], ["run", "cfl", "--data", "x"])
+codes = [main(call) for call in calls]
+heavy = {"pyarrow", "PIL", "datasets", "pandas", "sklearn", "scipy"} & set(sys.modules)
+sys.exit(f"{codes} loaded {heavy}" if heavy or codes != [0, 0, 2, 2] else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,97 @@
+"""The real image sets against what was published with them; skipped where they are not at hand."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from securecluster.data import Federation, Tasks
+from securecluster.data.sources import IMAGE_SETS, SOURCES, image_set, source
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+Image = pytest.importorskip("PIL.Image")
+
+FIRST = {  # published with the data
+    "mnist": (60_000, [5, 0, 4, 1, 9], 10_000, [7, 2, 1, 0, 4]),
+    "fashion_mnist": (60_000, [9, 0, 0, 3, 0], 10_000, [9, 2, 1, 1, 6]),
+    "cifar10": (50_000, [6, 9, 9, 4, 1], 10_000, [3, 8, 8, 0, 6]),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_real_sets_have_their_published_labels(name: str, real_data: Path) -> None:
+    found, (train, first, test, first_test) = source(name), FIRST[name]
+    assert found.test is not None and (len(found.train.y), len(found.test.y)) == (train, test)
+    assert found.train.y[:5].tolist() == first and found.test.y[:5].tolist() == first_test
+    if name == "mnist":
+        assert np.bincount(found.train.y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+        assert np.bincount(found.test.y).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    else:
+        assert set(np.bincount(found.train.y).tolist()) == {train // 10}
+
+
+@pytest.mark.parametrize("name", IMAGE_SETS)
+def test_real_images_are_what_pillow_decodes(name: str, real_data: Path) -> None:
+    if not (real_data / name).is_dir():
+        pytest.skip(f"{name} is not in {real_data}")
+    found, spec = image_set(name), IMAGE_SETS[name]
+    rows = [len(found.train.y) - 1, 3, 1234, 3]
+    cells = pa.concat_tables([pq.read_table(p, columns=[spec.image]) for p in sorted((real_data / name).glob("train-*"))])[spec.image]
+    for x, row in zip(found.train.read(np.array(rows)), rows, strict=True):
+        pixels = np.asarray(Image.open(io.BytesIO(cells[row].as_py()["bytes"])))
+        expected = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        assert x.shape == found.shape and np.array_equal(np.round(x * 255).astype(np.uint8), expected)
+        assert np.abs(x - expected / 255).max() < 1e-7
+
+
+def names_of(path: Path, column: str) -> list[str]:
+    """The class names in the parquet metadata."""
+    features = json.loads(pq.read_schema(path).metadata[b"huggingface"])["info"]["features"]
+    return list(features[column]["names"])
+
+
+def test_tasks_of_the_real_sets_are_the_papers(real_data: Path) -> None:
+    def words(name: str, column: str) -> list[set[str]]:
+        names = names_of(next((real_data / name).glob("train-*")), column)
+        return [{names[k].strip() for k in task.labels} for task in IMAGE_SETS[name].tasks]
+
+    assert words("cifar10", "label") == [{"airplane", "automobile", "ship", "truck"}, {"bird", "cat", "deer", "dog", "frog", "horse"}]
+    assert words("fashion_mnist", "label")[1:] == [{"Sandal", "Sneaker", "Ankle boot"}, {"Bag"}]
+    digits, upper, lower = words("femnist", "character")
+    assert all(w.isdigit() for w in digits) and all(w.isupper() for w in upper) and all(w.islower() for w in lower)
+    table = pq.read_table(next((real_data / "cifar100").glob("train-*")), columns=["fine_label", "coarse_label"])
+    coarse = dict(zip(table["fine_label"].to_pylist(), table["coarse_label"].to_pylist(), strict=True))
+    names = names_of(next((real_data / "cifar100").glob("train-*")), "coarse_label")
+    vehicles, rest = IMAGE_SETS["cifar100"].tasks
+    assert {names[coarse[k]] for k in vehicles.labels} == {"vehicles_1", "vehicles_2"} and len(vehicles.labels) == 10
+    assert not {names[coarse[k]] for k in rest.labels} & {"vehicles_1", "vehicles_2"}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_tasks_share_out_all_labels(name: str) -> None:
+    classes, tasks = (10, source(name).tasks) if name == "digits" else (IMAGE_SETS[name].classes, IMAGE_SETS[name].tasks)
+    assert Counter(label for task in tasks for label in task.labels) == Counter(range(classes))
+
+
+def test_fashion_mnist_is_dealt_to_ten_users_as_in_the_paper(real_data: Path) -> None:
+    federation = Federation.simulate("fashion_mnist", scenario=Tasks(), clients=10, samples=60, seed=0)
+    assert federation.truth is not None and np.bincount(federation.truth).tolist() == [5, 3, 2]
+    totals = [sum(len(s.y) for s, t in zip(federation.shards, federation.truth, strict=True) if t == task) for task in range(3)]
+    assert totals == [300, 150, 50]
+
+
+def test_femnists_writers_are_its_clients(real_data: Path) -> None:
+    found = source("femnist")
+    assert found.train.owners is not None and found.test is None
+    writers = Counter(found.train.owners.tolist())
+    assert len(writers) == 100 and (min(writers.values()), max(writers.values())) == (88, 183) and len(found.train.y) == 16_238
+    federation = Federation.simulate("femnist", clients=3, seed=0)
+    assert federation.scenario == "natural" and federation.classes == 62 and federation.shape == (1, 28, 28)
+    for name, shard in zip(federation.names, federation.shards, strict=True):
+        assert len(shard.y) + len(shard.y_test) == writers[name] and len(shard.y_test) == writers[name] // 5
