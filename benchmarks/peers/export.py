@@ -36,7 +36,7 @@ def export(path: Path, model: str, clients: int, rounds: int, samples: int = SAM
 
 
 def dealt(pool: int, clients: int, samples: int, randomness: Randomness) -> NDArray[np.int64]:
-    """Which samples each client holds, (m, n): a shuffled pool dealt out, shuffled anew where it is used up (1000 clients × 100 > 60,000)."""
+    """Which samples each client holds, (m, n): a shuffled pool dealt out, shuffled anew each time it is used up."""
     turns = -(-clients * samples // pool)
     cards = np.concatenate([randomness.generator("peers", "deal", turn).permutation(pool) for turn in range(turns)])
     return cards[: clients * samples].reshape(clients, samples)

@@ -11,6 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -96,10 +97,8 @@ class Worker:
     def close(self, patience: float = 15) -> None:
         """Ask it to quit; what has not ended after `patience` seconds, or was left behind (ray's daemons), is killed."""
         assert self._process.stdin is not None
-        try:
+        with suppress(OSError):
             self._process.stdin.close()  # the end of the input means quit
-        except OSError:
-            pass
         wait_until(lambda: self._process.poll() is not None, patience)
         for force in (signal.SIGTERM, signal.SIGKILL):
             for pid in tagged(self._tag):
@@ -133,7 +132,5 @@ def _environ(folder: Path) -> bytes:
 
 
 def _kill(pid: int, force: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, force)
-    except ProcessLookupError:
-        pass

@@ -1,7 +1,8 @@
 """Apple's pfl 0.6: its FederatedAveraging on its SimulatedBackend, held after each central iteration until the driver goes on.
 
-pfl's users are weighted equally (a user's statistics have weight 1), as all clients hold equally many samples. In iteration 0 pfl evaluates
-the training users before and after, whatever the evaluation frequency: the first round is reported apart.
+Alone, or as one of the processes that work_pfl_mp starts. Users are weighted equally (a user's statistics have weight 1), as all clients
+hold equally many samples. In iteration 0 pfl evaluates the training users before and after, whatever the evaluation frequency: that is part
+of the first round, which is reported apart.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Users:
         self._order = torch.as_tensor(self._work.turn(number)).to(self._device)
 
     def __call__(self, user: int) -> Any:
+        """One client's samples, in order."""
         order = self._order[user]
         return Dataset([self._x[user][order], self._y[user][order]], user_id=str(user))
 
@@ -70,7 +72,7 @@ class Users:
 class Steps(TrainingProcessCallback):  # type: ignore[misc]
     """Waits for the driver between central iterations."""
 
-    def __init__(self, pipe: Talk, users: Users) -> None:
+    def __init__(self, pipe: Talk | None, users: Users) -> None:
         self._pipe, self._users = pipe, users
 
     def on_train_begin(self, *, model: Any) -> Any:
@@ -80,12 +82,20 @@ class Steps(TrainingProcessCallback):  # type: ignore[misc]
 
     def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
         """The averaged update is applied."""
-        self._pipe.end()
+        if self._pipe is not None:
+            self._pipe.end()
         self._next(central_iteration + 1)
         return False, Metrics()
 
     def _next(self, number: int) -> None:
-        self._pipe.begin()
+        """Rank 0 waits for the driver, the other processes for rank 0."""
+        if self._pipe is not None:
+            self._pipe.begin()
+        if torch.distributed.is_initialized():
+            try:
+                torch.distributed.barrier()
+            except RuntimeError:  # rank 0 was told to quit
+                raise Quit from None
         self._users.turn(number)
 
 
@@ -98,7 +108,7 @@ def main(given: Options) -> None:
     model = PyTorchModel(Net(net), torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
     users = Users(work, given.device)
     data = FederatedDataset(users, MinimizeReuseUserSampler(list(range(work.clients))))
-    pipe = talk(work, net, given)
+    pipe = talk(work, net, given) if os.environ.get("RANK", "0") == "0" else None
     rounds = NNAlgorithmParams(
         central_num_iterations=len(work.order) + 1, evaluation_frequency=1 << 30, train_cohort_size=work.clients, val_cohort_size=0
     )
