@@ -11,163 +11,24 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
-from securecluster.benchmarks.peers.export import NAMES, SAMPLES, export
+from securecluster.benchmarks.peers.export import NAMES, SAMPLES
 from securecluster.benchmarks.peers.make import WHERE, python, versions
-from securecluster.benchmarks.peers.process import PeerError, Worker
+from securecluster.benchmarks.peers.turns import Measured, Plan, measure, trials
 from securecluster.benchmarks.table import write
 
 from securecluster.errors import UsageError, unknown
 
-CORES = os.cpu_count() or 1
 ENVIRONMENTS = {"ours": "securecluster", "pfl": "pfl", "pfl_mp": "pfl", "flower": "flower", "plain": "plain", "central": "plain"}
-THREADS = {
-    "ours": (CORES,),
-    "flower": (1,),
-    "pfl_mp": (1,),
-}  # the others: one thread or all cores, whichever a short run shows to be faster
-TRIAL = (20, 3)  # clients and rounds of that short run
 COLUMNS = ("peer", "threads", "rounds", "first", "median", "min", "max", "times_ours", "share_of_central", "peak_mib", "accuracy", "diff")
-
-
-@dataclass
-class Measured:
-    """What one worker did in one configuration."""
-
-    peer: str
-    threads: int = 0
-    status: str = "ok"
-    start: float = float("nan")  # seconds from the start of its process until it had its data
-    seconds: list[float] = field(default_factory=list)
-    peak: int = 0
-    accuracy: float = float("nan")
-    weights: np.ndarray[Any, np.dtype[np.float32]] | None = None
-
-    def time(self, of: str) -> float:
-        """`median`, `min` or `max` of the rounds but the first, in seconds."""
-        later = self.seconds[1:]
-        functions = {"median": statistics.median, "min": min, "max": max}
-        return float(functions[of](later)) if later else float("nan")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is asked for on the command line."""
-
-    clients: tuple[int, ...]
-    models: tuple[str, ...]
-    peers: tuple[str, ...]
-    rounds: int
-    device: str
-    budget: float
-    timeout: float
-    pythons: dict[str, Path]
-    scratch: Path
-
-    def worker(self, peer: str, work: Path, threads: int) -> Worker:
-        """A started worker."""
-        return Worker(peer, self.pythons[peer], work, threads, self.device, self.scratch / f"{peer}.log")
-
-
-def faster(plan: Plan, model: str) -> dict[str, tuple[int, float]]:
-    """Each peer's better number of threads and its seconds per client and round, from a short run with few clients.
-
-    Where there is no choice nothing is run, and the seconds are 0.
-    """
-    clients, rounds = TRIAL
-    work = plan.scratch / f"{model}-trial.npz"
-    export(work, model, clients, rounds)
-    found = {}
-    for peer in plan.peers:
-        choices = THREADS.get(peer, tuple(sorted({1, CORES})))
-        timed = {threads: 0.0 if peer in THREADS else _trial(plan, peer, work, threads) / clients for threads in choices}
-        best = min(timed, key=lambda threads: timed[threads])
-        found[peer] = (best, timed[best])
-    work.unlink()
-    return found
-
-
-def _trial(plan: Plan, peer: str, work: Path, threads: int) -> float:
-    try:
-        with plan.worker(peer, work, threads) as worker:
-            worker.ready(plan.timeout)
-            return min(worker.ask("round", plan.timeout)["seconds"] for _ in range(TRIAL[1]))
-    except PeerError:
-        return float("inf")
-
-
-def measure(plan: Plan, model: str, clients: int, best: dict[str, tuple[int, float]]) -> list[Measured]:
-    """One configuration: all workers in turns until the rounds or the budget are used up."""
-    work = plan.scratch / f"{model}-{clients}.npz"
-    export(work, model, clients, plan.rounds)
-    measured = {peer: _expected(plan, peer, clients, best) for peer in plan.peers}
-    with ExitStack() as stack:
-        workers: dict[str, Worker] = {}
-        for peer, found in measured.items():
-            if found.status == "ok":
-                _guarded(found, workers, lambda peer=peer, found=found: _start(plan, stack, work, workers, found))  # type: ignore[misc]
-        began = time.monotonic()
-        for number in range(plan.rounds):
-            for peer in tuple(workers):
-                _guarded(measured[peer], workers, lambda peer=peer: _round(plan, workers[peer], measured[peer]))  # type: ignore[misc]
-            print(f"  round {number + 1}: " + "  ".join(f"{p} {measured[p].seconds[-1]:.3f}" for p in workers), flush=True)
-            if time.monotonic() - began > plan.budget:
-                break
-        for peer in tuple(workers):
-            _guarded(measured[peer], workers, lambda peer=peer: _finish(plan, workers[peer], measured[peer]))  # type: ignore[misc]
-    work.unlink()
-    return list(measured.values())
-
-
-def _expected(plan: Plan, peer: str, clients: int, best: dict[str, tuple[int, float]]) -> Measured:
-    threads, each = best[peer]
-    found = Measured(peer, threads)
-    if each * clients > plan.timeout:
-        found.status = f"not run: a round would take about {each * clients:.0f} s" if each < float("inf") else "not run: the trial failed"
-    return found
-
-
-def _guarded(found: Measured, workers: dict[str, Worker], act: Any) -> None:
-    """A worker that fails is stopped and named, and the others go on."""
-    try:
-        act()
-    except PeerError as error:
-        found.status = str(error)
-        print(f"  {found.peer}: {error}", flush=True)
-        if found.peer in workers:
-            workers.pop(found.peer).close()
-
-
-def _start(plan: Plan, stack: ExitStack, work: Path, workers: dict[str, Worker], found: Measured) -> None:
-    since = time.monotonic()
-    workers[found.peer] = stack.enter_context(plan.worker(found.peer, work, found.threads))
-    workers[found.peer].ready(plan.timeout)
-    found.start = time.monotonic() - since
-
-
-def _round(plan: Plan, worker: Worker, found: Measured) -> None:
-    answer = worker.ask("round", plan.timeout)
-    found.seconds.append(answer["seconds"])
-    found.peak = max(found.peak, answer["peak_rss_bytes"])
-
-
-def _finish(plan: Plan, worker: Worker, found: Measured) -> None:
-    path = plan.scratch / f"{found.peer}.npy"
-    found.accuracy = worker.ask("accuracy", plan.timeout)["accuracy"]
-    worker.ask(f"weights {path}", plan.timeout)
-    found.weights = np.load(path)
 
 
 def rows(plan: Plan, model: str, clients: int, measured: Sequence[Measured], packages: dict[str, str]) -> list[dict[str, Any]]:
@@ -177,7 +38,7 @@ def rows(plan: Plan, model: str, clients: int, measured: Sequence[Measured], pac
     lines = []
     for peer in ENVIRONMENTS:
         found = by.get(peer, Measured(peer, status="not run"))
-        median = found.time("median")
+        median = found.time()
         lines.append(
             {
                 "model": model,
@@ -188,8 +49,8 @@ def rows(plan: Plan, model: str, clients: int, measured: Sequence[Measured], pac
                 "rounds": len(found.seconds),
             }
             | {"start": _text(found.start, 2), "first": _text(found.seconds[0] if found.seconds else float("nan"), 4)}
-            | {of: _text(found.time(of), 4) for of in ("median", "min", "max")}
-            | {"times_ours": _text(median / ours.time("median"), 2), "share_of_central": _text(central.time("median") / median, 3)}
+            | {"median": _text(median, 4), "min": _text(found.time(min), 4), "max": _text(found.time(max), 4)}
+            | {"times_ours": _text(median / ours.time(), 2), "share_of_central": _text(central.time() / median, 3)}
             | {"samples_per_second": _text(clients * SAMPLES / median, 0), "peak_mib": found.peak >> 20}
             | {"accuracy": _text(found.accuracy, 4), "diff": _difference(found, plain), "status": found.status}
             | {"versions": packages.get(peer, "")}
@@ -244,8 +105,7 @@ def chosen(given: argparse.Namespace, scratch: Path) -> Plan:
     if given.rounds < 2 or min(given.clients) < 2:
         raise UsageError("two rounds and two clients are the least: the first round is reported apart")
     pythons = {peer: python(ENVIRONMENTS[peer], given.where) for peer in given.peers}
-    sizes = (tuple(given.clients), tuple(given.models), tuple(given.peers))
-    return Plan(*sizes, given.rounds, given.device, given.budget, given.timeout, pythons, scratch)
+    return Plan(given.clients, given.models, given.peers, given.rounds, given.device, given.budget, given.timeout, pythons, scratch)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -261,10 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         packages = {peer: " ".join(f"{k} {v}" for k, v in versions(p).items()) for peer, p in plan.pythons.items()}
         table: list[dict[str, Any]] = []
         for model in plan.models:
-            best = faster(plan, model)
-            print(f"{model}, threads: " + ", ".join(f"{peer} {threads}" for peer, (threads, _) in best.items()), flush=True)
+            tried = trials(plan, model)
+            print(f"{model}, threads: " + ", ".join(f"{peer} {threads}" for peer, (threads, _) in tried.items()), flush=True)
             for clients in plan.clients:
-                lines = rows(plan, model, clients, measure(plan, model, clients, best), packages)
+                lines = rows(plan, model, clients, measure(plan, model, clients, tried), packages)
                 show(lines)
                 table += lines
                 path = write(given.name, table)

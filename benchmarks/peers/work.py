@@ -48,7 +48,8 @@ class Work:
 
     def turn(self, number: int) -> NDArray[np.int64]:
         """The order (m, n) of round `number`, counted from 0."""
-        return self.order[number].astype(np.int64)
+        order: NDArray[np.int64] = self.order[number].astype(np.int64)
+        return order
 
 
 def scaled(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -66,7 +67,7 @@ def load(path: str) -> Work:
     """Read it back."""
     with np.load(path) as found:
         arrays = {name: found[name] for name in found.files}
-    scalars = {"model": str(arrays.pop("model")), "lr": float(arrays.pop("lr")), "batch": int(arrays.pop("batch"))}
+    scalars: dict[str, Any] = {"model": str(arrays.pop("model")), "lr": float(arrays.pop("lr")), "batch": int(arrays.pop("batch"))}
     return Work(**arrays, **scalars)
 
 
