@@ -65,7 +65,6 @@ def main(given: Options) -> None:
     server.main()(Server(work).main)
     folder = tempfile.mkdtemp(prefix="ray")
     ray = {"num_cpus": actors, "include_dashboard": False, "object_store_memory": 1 << 29, "_temp_dir": folder}
-    ray["_node_ip_address"] = "127.0.0.1"
     share = 1 / actors if given.device == "cuda" else 0
     backend = {"init_args": ray, "client_resources": {"num_cpus": 1, "num_gpus": share}}
     run_simulation(server, app, work.clients, backend_config=backend)
