@@ -54,6 +54,11 @@ def test() -> Pool:
     return _digits(1) if folder is None else _parquet(folder / "test-00000-of-00001.parquet")
 
 
+def data() -> str:
+    """The name of the samples."""
+    return "digits 28x28" if mnist() is None else "mnist"
+
+
 def mnist() -> Path | None:
     """The folder of MNIST's two files under SECURECLUSTER_DATA, if it is there."""
     folder = Path(os.environ.get("SECURECLUSTER_DATA", "")) / "mnist"

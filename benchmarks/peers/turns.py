@@ -37,7 +37,7 @@ class Measured:
     seconds: list[float] = field(default_factory=list)
     peak: int = 0
     accuracy: float = float("nan")
-    weights: NDArray[np.float32] | None = None
+    weights: dict[str, NDArray[np.float32]] = field(default_factory=dict)  # after the "first" round and at the "end"
 
     def time(self, of: Callable[[list[float]], Any] = statistics.median) -> float:
         """The median (or `min`, `max`) of the rounds but the first, in seconds; NaN before there are any."""
@@ -94,13 +94,19 @@ class Turns:
         answer = self._workers[found.peer].ask("round", self._plan.timeout)
         found.seconds.append(answer["seconds"])
         found.peak = max(found.peak, answer["peak_rss_bytes"])
+        if len(found.seconds) == 1:
+            found.weights["first"] = self._weights(found)
 
     def finish(self, found: Measured) -> None:
         """Accuracy and weights of the global model."""
-        path, worker = self._plan.scratch / f"{found.peer}.npy", self._workers[found.peer]
-        found.accuracy = worker.ask("accuracy", self._plan.timeout)["accuracy"]
-        worker.ask(f"weights {path}", self._plan.timeout)
-        found.weights = np.load(path)
+        found.accuracy = self._workers[found.peer].ask("accuracy", self._plan.timeout)["accuracy"]
+        found.weights["end"] = self._weights(found)
+
+    def _weights(self, found: Measured) -> NDArray[np.float32]:
+        path = self._plan.scratch / f"{found.peer}.npy"
+        self._workers[found.peer].ask(f"weights {path}", self._plan.timeout)
+        weights: NDArray[np.float32] = np.load(path)
+        return weights
 
 
 def measure(plan: Plan, model: str, clients: int, trials: Trials) -> list[Measured]:
