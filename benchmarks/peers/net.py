@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -78,7 +79,16 @@ def accuracy(work: Work, weights: Weights) -> float:
     return hits / len(work.y_test)
 
 
+def settle(device: str) -> Callable[[], int]:
+    """Wait for the device, and tell the most memory this process has held there, in bytes (0 on the CPU)."""
+
+    def settled() -> int:
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_reserved()
+
+    return settled if device == "cuda" else lambda: 0
+
+
 def talk(work: Work, net: nn.Module, given: Options) -> Talk:
     """A pipe for a worker whose global model lies in `net`."""
-    settle = torch.cuda.synchronize if given.device == "cuda" else lambda: None
-    return Talk(lambda: np.asarray(flat(net).cpu().numpy(), dtype=np.float32), partial(accuracy, work), settle)
+    return Talk(lambda: np.asarray(flat(net).cpu().numpy(), dtype=np.float32), partial(accuracy, work), settle(given.device))

@@ -44,6 +44,8 @@ class Worker:
                 env=self._environment(),
                 cwd=self._scratch.name,
             )
+        with suppress(OSError):  # where memory runs out, a worker goes first, and the driver can tell
+            Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("1000")
 
     def __enter__(self) -> Self:
         return self

@@ -66,7 +66,11 @@ def rows(plan: Plan, model: str, clients: int, measured: Sequence[Measured], pac
             | {"start": _text(found.start, 2), "first": _text(found.seconds[0] if found.seconds else float("nan"), 4)}
             | {"median": _text(median, 4), "min": _text(found.time(min), 4), "max": _text(found.time(max), 4)}
             | {"times_ours": _text(median / ours.time(), 2), "share_of_central": _text(central.time() / median, 3)}
-            | {"samples_per_second": _text(clients * SAMPLES / median, 0), "peak_mib": found.peak >> 20}
+            | {
+                "samples_per_second": _text(clients * SAMPLES / median, 0),
+                "peak_mib": found.peak >> 20,
+                "peak_device_mib": found.peak_device >> 20,
+            }
             | {"accuracy": _text(found.accuracy, 4)}
             | {f"diff_{when}": _difference(found, plain, when) for when in ("first", "end")}
             | {"status": found.status, "data": data(), "versions": packages.get(peer, "")}

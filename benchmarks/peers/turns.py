@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from securecluster.benchmarks.peers.export import export
 from securecluster.benchmarks.peers.process import PeerError, Worker
+from securecluster.benchmarks.peers.work import CORES
 
-CORES = os.cpu_count() or 1
 THREADS = {
     "ours": (CORES,),
     "flower": (1,),
@@ -35,7 +34,8 @@ class Measured:
     status: str = "ok"
     start: float = float("nan")  # seconds from the start of its process until it had its data
     seconds: list[float] = field(default_factory=list)
-    peak: int = 0
+    peak: int = 0  # of resident memory, in bytes, and of the device's
+    peak_device: int = 0
     accuracy: float = float("nan")
     weights: dict[str, NDArray[np.float32]] = field(default_factory=dict)  # after the "first" round and at the "end"
 
@@ -94,6 +94,7 @@ class Turns:
         answer = self._workers[found.peer].ask("round", self._plan.timeout)
         found.seconds.append(answer["seconds"])
         found.peak = max(found.peak, answer["peak_rss_bytes"])
+        found.peak_device = max(found.peak_device, answer["peak_device_bytes"])
         if len(found.seconds) == 1:
             found.weights["first"] = self._weights(found)
 

@@ -1,7 +1,7 @@
 """What every worker is given, and how it talks to the driver: one line in, one line of JSON out.
 
-`round` trains one round of all clients and answers {"seconds", "peak_rss_bytes"}; `accuracy` answers {"accuracy"}; `weights PATH` saves
-the global model there; `quit`, or the end of the input, ends the worker. Standard library and numpy only.
+`round` trains one round of all clients and answers {"seconds", "peak_rss_bytes", "peak_device_bytes"}; `accuracy` answers {"accuracy"};
+`weights PATH` saves the global model there; `quit`, or the end of the input, ends the worker. Standard library and numpy only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Weights = NDArray[np.float32]
+CORES = len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ def options() -> Options:
     return Options(**vars(parser.parse_args()))
 
 
+def processes(device: str) -> int:
+    """How many processes a framework of one process per core gets: of those that share a GPU each keeps memory of its own there."""
+    return CORES if device == "cpu" else min(CORES, 4)
+
+
 class Quit(Exception):  # noqa: N818 - an order, no error
     """The driver wants no more."""
 
@@ -99,12 +105,10 @@ class Talk:
     Args:
         weights: the global model, (d,).
         accuracy: of such a model on the test set.
-        settle: waits until the device is idle, where it works behind our back.
+        settle: waits until the device is idle, where it works behind our back, and returns the peak of its memory in bytes.
     """
 
-    def __init__(
-        self, weights: Callable[[], Weights], accuracy: Callable[[Weights], float], settle: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, weights: Callable[[], Weights], accuracy: Callable[[Weights], float], settle: Callable[[], int] = lambda: 0) -> None:
         self._weights, self._accuracy, self._settle = weights, accuracy, settle
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # whatever a framework prints goes to the log
@@ -132,9 +136,9 @@ class Talk:
 
     def end(self) -> None:
         """The round is done: stop the clock and say so."""
-        self._settle()
+        device = self._settle()
         seconds = time.perf_counter() - self._since
-        self._say({"seconds": seconds, "peak_rss_bytes": peak(os.getpid())})
+        self._say({"seconds": seconds, "peak_rss_bytes": peak(os.getpid()), "peak_device_bytes": device})
 
     def _say(self, what: dict[str, Any]) -> None:
         self._out.write(json.dumps(what) + "\n")

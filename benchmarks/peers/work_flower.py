@@ -20,7 +20,7 @@ from flwr.simulation import run_simulation
 
 from .client_flower import DEVICE, EXPORT, app
 from .net import accuracy, build, flat
-from .work import Options, Quit, Talk, Weights, Work, load, options
+from .work import Options, Quit, Talk, Weights, Work, load, options, processes
 
 
 class Server:
@@ -61,7 +61,7 @@ def main(given: Options) -> None:
     """One simulation with as many actors as cores, one thread each."""
     os.environ[EXPORT], os.environ[DEVICE] = given.export, given.device
     work = load(given.export)
-    server, actors = ServerApp(), os.cpu_count() or 1
+    server, actors = ServerApp(), processes(given.device)
     server.main()(Server(work).main)
     folder = tempfile.mkdtemp(prefix="ray")
     ray = {"num_cpus": actors, "include_dashboard": False, "object_store_memory": 1 << 29, "_temp_dir": folder}

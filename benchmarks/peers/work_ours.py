@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from securecluster.protocols import FedAvg, Settings
 
@@ -17,7 +16,7 @@ from securecluster.cohort import Cohort, LocalTraining
 from securecluster.network import Network
 from securecluster.run import Line, Run
 
-from .net import accuracy
+from .net import accuracy, settle
 from .work import Options, Quit, Talk, Weights, Work, load, options
 
 NAMES = {"mlp": "mlp-200", "cnn": "cnn-briggs"}
@@ -84,8 +83,7 @@ def main(given: Options) -> None:
     work = load(given.export)
     protocol = Stepwise(rounds=len(work.order), model=NAMES[work.model], lr=work.lr, epochs=1, batch_size=work.batch)
     federation, protocol.work = federation_of(work), work
-    settle = torch.cuda.synchronize if given.device == "cuda" else lambda: None
-    protocol.pipe = Talk(protocol.weights, partial(accuracy, work), settle)
+    protocol.pipe = Talk(protocol.weights, partial(accuracy, work), settle(given.device))
     with suppress(Quit):
         protocol.fit(federation, Settings(given.device, given.threads, transcript="none"), report=protocol.next)
 
