@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.peers.work import Work, save
+from securecluster.benchmarks.peers.work import NAMES, Work, save
 
 from securecluster.models import build
 from securecluster.randomness import Randomness
 
-NAMES = {"mlp": "mlp-200", "cnn": "cnn-briggs"}
 SEED = 0  # this project draws the initial weights from it, as every worker must start from them
 LR = 0.1
 SAMPLES, BATCH = 100, 10  # ten steps a client and round: one pass, since pfl's `local_num_steps` only caps within one

@@ -21,29 +21,18 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
-from securecluster.benchmarks.peers.export import NAMES, SAMPLES, data
+from securecluster.benchmarks.peers.export import SAMPLES, data
 from securecluster.benchmarks.peers.make import WHERE, python, versions
 from securecluster.benchmarks.peers.turns import Measured, Plan, measure, trials
+from securecluster.benchmarks.peers.work import NAMES
 from securecluster.benchmarks.table import write
 
+from securecluster.backend import torch
+from securecluster.cohort import choose_device
 from securecluster.errors import UsageError, unknown
 
 ENVIRONMENTS = {"ours": "securecluster", "pfl": "pfl", "pfl_mp": "pfl", "flower": "flower", "plain": "plain", "central": "plain"}
-COLUMNS = (
-    "peer",
-    "threads",
-    "rounds",
-    "first",
-    "median",
-    "min",
-    "max",
-    "times_ours",
-    "share_of_central",
-    "peak_mib",
-    "accuracy",
-    "diff_first",
-    "diff_end",
-)
+COLUMNS = ("peer", "first", "median", "min", "max", "times_ours", "share_of_central", "peak_mib", "accuracy", "diff_first", "diff_end")
 
 
 def rows(plan: Plan, model: str, clients: int, measured: Sequence[Measured], packages: dict[str, str]) -> list[dict[str, Any]]:
@@ -53,29 +42,37 @@ def rows(plan: Plan, model: str, clients: int, measured: Sequence[Measured], pac
     lines = []
     for peer in ENVIRONMENTS:
         found = by.get(peer, Measured(peer, status="not run"))
-        median = found.time()
-        lines.append(
-            {
-                "model": model,
-                "clients": clients,
-                "device": plan.device,
-                "peer": peer,
-                "threads": found.threads,
-                "rounds": len(found.seconds),
-            }
-            | {"start": _text(found.start, 2), "first": _text(found.seconds[0] if found.seconds else float("nan"), 4)}
-            | {"median": _text(median, 4), "min": _text(found.time(min), 4), "max": _text(found.time(max), 4)}
-            | {"times_ours": _text(median / ours.time(), 2), "share_of_central": _text(central.time() / median, 3)}
-            | {
-                "samples_per_second": _text(clients * SAMPLES / median, 0),
-                "peak_mib": found.peak >> 20,
-                "peak_device_mib": found.peak_device >> 20,
-            }
-            | {"accuracy": _text(found.accuracy, 4)}
-            | {f"diff_{when}": _difference(found, plain, when) for when in ("first", "end")}
-            | {"status": found.status, "data": data(), "versions": packages.get(peer, "")}
-        )
+        setting = {"model": model, "clients": clients, "device": device_name(plan.device), "data": data()}
+        ratios = {
+            "times_ours": _text(found.time() / ours.time(), 2),
+            "share_of_central": _text(central.time() / found.time(), 3),
+            "samples_per_second": _text(clients * SAMPLES / found.time(), 0),
+        }
+        diffs = {f"diff_{when}": _difference(found, plain, when) for when in ("first", "end")}
+        lines.append(setting | _numbers(found) | ratios | diffs | {"status": found.status, "versions": packages.get(peer, "")})
     return lines
+
+
+def _numbers(found: Measured) -> dict[str, Any]:
+    """What one worker measured by itself."""
+    return {
+        "peer": found.peer,
+        "threads": found.threads,
+        "rounds": len(found.seconds),
+        "start": _text(found.start, 2),
+        "first": _text(found.seconds[0] if found.seconds else float("nan"), 4),
+        "median": _text(found.time(), 4),
+        "min": _text(found.time(min), 4),
+        "max": _text(found.time(max), 4),
+        "peak_mib": found.peak >> 20,
+        "peak_device_mib": found.peak_device >> 20,
+        "accuracy": _text(found.accuracy, 4),
+    }
+
+
+def device_name(device: str) -> str:
+    """`cpu`, whose name is in the CSV's first line, or the GPU's own name."""
+    return device if device == "cpu" else torch.cuda.get_device_name()
 
 
 def _difference(found: Measured, plain: Measured, when: str) -> str:
@@ -94,10 +91,14 @@ def _text(value: float, digits: int) -> str:
 
 def show(lines: Sequence[dict[str, Any]]) -> None:
     """One configuration as a table."""
-    print(f"{lines[0]['model']}, {lines[0]['clients']} clients, {lines[0]['device']}: {lines[0]['data']}: seconds per round")
-    print("  ".join(f"{name:>10}" for name in COLUMNS))
+    print(f"{lines[0]['model']}, {lines[0]['clients']} clients, {lines[0]['device']}, {lines[0]['data']}: seconds per round")
+    print("  ".join(f"{name:>{max(8, len(name))}}" for name in COLUMNS))
     for line in lines:
-        print("  ".join(f"{line[name]!s:>10}" for name in COLUMNS) + ("" if line["status"] == "ok" else f"  {line['status']}"), flush=True)
+        print(
+            "  ".join(f"{line[name]!s:>{max(8, len(name))}}" for name in COLUMNS)
+            + ("" if line["status"] == "ok" else f"  {line['status']}"),
+            flush=True,
+        )
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -127,29 +128,34 @@ def chosen(given: argparse.Namespace, scratch: Path) -> Plan:
                 raise unknown(what, name, known)
     if given.rounds < 2 or min(given.clients) < 2:
         raise UsageError("two rounds and two clients are the least: the first round is reported apart")
+    choose_device(given.device)
     pythons = {peer: python(ENVIRONMENTS[peer], given.where) for peer in given.peers}
     return Plan(given.clients, given.models, given.peers, given.rounds, given.device, given.budget, given.timeout, pythons, scratch)
 
 
+def run(plan: Plan, name: str) -> Path:
+    """Measure everything asked for; the table is printed and the CSV written anew after each configuration."""
+    packages = {peer: " ".join(f"{k} {v}" for k, v in versions(p).items()) for peer, p in plan.pythons.items()}
+    table: list[dict[str, Any]] = []
+    for model in plan.models:
+        tried = trials(plan, model)
+        print(f"{model}, threads: " + ", ".join(f"{peer} {threads}" for peer, (threads, _) in tried.items()), flush=True)
+        for clients in plan.clients:
+            lines = rows(plan, model, clients, measure(plan, model, clients, tried), packages)
+            show(lines)
+            table += lines
+            path = write(name, table)
+    return path
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure everything asked for, print tables and write the CSV after each configuration."""
+    """The command line's answer; a user's mistake is one sentence."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers are stopped then, too
     given = parsed(arguments)
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         try:
-            plan = chosen(given, Path(folder))
+            print(run(chosen(given, Path(folder)), given.name))
         except UsageError as error:
             print(error, file=sys.stderr)
             return 2
-        packages = {peer: " ".join(f"{k} {v}" for k, v in versions(p).items()) for peer, p in plan.pythons.items()}
-        table: list[dict[str, Any]] = []
-        for model in plan.models:
-            tried = trials(plan, model)
-            print(f"{model}, threads: " + ", ".join(f"{peer} {threads}" for peer, (threads, _) in tried.items()), flush=True)
-            for clients in plan.clients:
-                lines = rows(plan, model, clients, measure(plan, model, clients, tried), packages)
-                show(lines)
-                table += lines
-                path = write(given.name, table)
-        print(path)
     return 0

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+NAMES = {"mlp": "mlp-200", "cnn": "cnn-briggs"}  # the networks' names in this project
 Weights = NDArray[np.float32]
 CORES = len(os.sched_getaffinity(0))
 

@@ -17,9 +17,7 @@ from securecluster.network import Network
 from securecluster.run import Line, Run
 
 from .net import accuracy, settle
-from .work import Options, Quit, Talk, Weights, Work, load, options
-
-NAMES = {"mlp": "mlp-200", "cnn": "cnn-briggs"}
+from .work import NAMES, Options, Quit, Talk, Weights, Work, load, options
 
 
 class Ordered(Cohort):
@@ -63,7 +61,7 @@ class Stepwise(FedAvg):
         """The global model, as every client will have it."""
         if self.looked is None:
             return self.work.start
-        return np.asarray(self.served(*self.looked).values[0].cpu().numpy(), dtype=np.float32)
+        return np.asarray(self.served(*self.looked).select([0]).values[0].cpu().numpy(), dtype=np.float32)
 
     def next(self, line: Line) -> None:
         """The round is over, checkpoint and all."""
