@@ -69,9 +69,8 @@ def test_a_worker_that_fails_or_is_late_is_named_and_gone(tmp_path: Path) -> Non
     with worker("plain", tmp_path / "missing.npz") as running, pytest.raises(PeerError, match=r"timed out after 0 s in getting ready"):
         running.ready(0)
     assert tagged(running._tag) == []
-    with worker("nobody", tmp_path / "missing.npz") as running, pytest.raises(PeerError, match=r"ended in getting ready, see missing\.log"):
+    with worker("nobody", tmp_path / "missing.npz") as running, pytest.raises(PeerError, match=r"No module named peers\.work_nobody"):
         running.ready(60)
-    assert "No module named peers.work_nobody" in (tmp_path / "missing.log").read_text()
 
 
 def test_what_was_not_run_says_so(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class Worker:
             self._process.stdin.write(what.encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
-            raise PeerError(f"ended before `{what}`, see {self._log.name}") from None
+            raise PeerError(f"ended before `{what.split()[0]}`: {self._last()}") from None
         return self._listen(seconds, f"`{what.split()[0]}`")
 
     def _listen(self, seconds: float, doing: str) -> dict[str, Any]:
@@ -93,9 +93,14 @@ class Worker:
             raise PeerError(f"timed out after {seconds:.0f} s in {doing}")
         line = self._process.stdout.readline()
         if not line:
-            raise PeerError(f"ended in {doing}, see {self._log.name}")
+            raise PeerError(f"ended in {doing}: {self._last()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _last(self) -> str:
+        """The last line it printed: of a traceback, the one that says what is wrong."""
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1][:200] if lines else "it printed nothing"
 
     def close(self, patience: float = 15) -> None:
         """Ask it to quit; what has not ended after `patience` seconds, or was left behind (ray's daemons), is killed."""
