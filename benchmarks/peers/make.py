@@ -1,0 +1,111 @@
+"""Make the environments of the peers, one virtual environment each.
+
+python -m securecluster.benchmarks.peers.make [--where FOLDER] [--only NAME …]
+
+What is complete already is left alone, so that a second call costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+from securecluster.errors import UsageError, unknown
+
+WHERE = Path.home() / ".cache" / "securecluster" / "peers"
+ROOT = Path(__file__).resolve().parents[2]
+TORCH = "torch>=2.6,<2.14"  # always in the same pip call: an open range may bring another build than this project uses
+NEEDS = {
+    "plain": (TORCH, "numpy"),
+    "securecluster": (TORCH, "-e", str(ROOT)),
+    "pfl": (TORCH, "numpy", "pfl[pytorch]==0.6.0"),
+    "flower": (TORCH, "numpy", "flwr[simulation]==1.41.*"),
+}
+VERSIONS = ("torch", "numpy", "securecluster", "pfl", "flwr", "ray")
+
+
+def python(name: str, where: Path = WHERE) -> Path:
+    """The interpreter of an environment.
+
+    Raises:
+        UsageError: the environment is not there, or its installation was not completed.
+    """
+    if not _complete(name, where):
+        raise UsageError(f"the environment of {name} is missing in {where}: make it with `python -m securecluster.benchmarks.peers.make`")
+    return where / name / "bin" / "python"
+
+
+def versions(interpreter: Path) -> dict[str, str]:
+    """The versions of an environment's packages that matter here, by name."""
+    code = f"""
+import importlib.metadata as metadata, json
+found = {{}}
+for name in {VERSIONS!r}:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+    done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def make(name: str, where: Path = WHERE) -> None:
+    """Make one environment, unless it is complete.
+
+    Raises:
+        UsageError: an unknown name, or the installation failed; the sentence names the log.
+    """
+    if name not in NEEDS:
+        raise unknown("environment", name, NEEDS)
+    if _complete(name, where):
+        return
+    folder, log = where / name, where / f"{name}.log"
+    where.mkdir(parents=True, exist_ok=True)
+    venv.create(folder, clear=True, with_pip=True)
+    with log.open("w") as stream:
+        done = subprocess.run([folder / "bin" / "python", "-m", "pip", "install", *NEEDS[name]], stdout=stream, stderr=stream, check=False)
+    if done.returncode:
+        raise UsageError(f"installing {name} failed: read {log}, then run this again")
+    _mark(name, where).write_text(_wanted(name))
+
+
+def _mark(name: str, where: Path) -> Path:
+    return where / name / "complete"
+
+
+def _wanted(name: str) -> str:
+    return "\n".join(NEEDS[name]) + "\n"
+
+
+def _complete(name: str, where: Path) -> bool:
+    mark = _mark(name, where)
+    return mark.exists() and mark.read_text() == _wanted(name)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make all environments, or the named ones; one that fails does not keep the others from being made."""
+    parser = argparse.ArgumentParser(prog="securecluster.benchmarks.peers.make", description=__doc__)
+    parser.add_argument("--where", type=Path, default=WHERE, help="folder of the environments")
+    parser.add_argument("--only", nargs="+", default=list(NEEDS), help="which ones")
+    chosen = parser.parse_args(arguments)
+    failed = 0
+    for name in chosen.only:
+        try:
+            make(name, chosen.where)
+            print(f"{name}: {versions(python(name, chosen.where))}", flush=True)
+        except UsageError as error:
+            failed = 1
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""A worker as the driver sees it: one process, one line out, one line back, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+HERE = Path(__file__).resolve().parent
+TAG = "SECURECLUSTER_PEERS"
+
+
+class PeerError(Exception):
+    """A worker did not do what it was asked for; the text says why."""
+
+
+class Worker:
+    """One worker in its own environment.
+
+    Args:
+        log: where everything goes that the worker and its framework print.
+    """
+
+    def __init__(self, peer: str, python: Path, export: Path, threads: int, device: str, log: Path) -> None:
+        self.peer, self.threads, self._log, self._tag = peer, threads, log, uuid.uuid4().hex
+        self._scratch = tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True)
+        command = [python, "-m", f"peers.work_{peer}", export, "--threads", str(threads), "--device", device]
+        with log.open("a") as stream:
+            self._process = subprocess.Popen(
+                list(map(str, command)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                env=self._environment(),
+                cwd=self._scratch.name,
+            )
+        with suppress(OSError):  # where memory runs out, a worker goes first, and the driver can tell
+            Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("1000")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _environment(self) -> dict[str, str]:
+        own = {
+            TAG: self._tag,
+            "PYTHONPATH": str(HERE.parent),
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "OMP_NUM_THREADS": str(self.threads),
+            "TMPDIR": self._scratch.name,
+            "FLWR_HOME": self._scratch.name,
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on any system: ray keeps to the loopback address
+        }
+        return {**os.environ, **own}
+
+    def ready(self, seconds: float) -> None:
+        """Wait until it has read its data."""
+        self._listen(seconds, "getting ready")
+
+    def ask(self, what: str, seconds: float) -> dict[str, Any]:
+        """Send one line and wait for the answer.
+
+        Raises:
+            PeerError: it ended, or did not answer in time.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(what.encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise PeerError(f"ended before `{what.split()[0]}`: {self._last()}") from None
+        return self._listen(seconds, f"`{what.split()[0]}`")
+
+    def _listen(self, seconds: float, doing: str) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            raise PeerError(f"timed out after {seconds:.0f} s in {doing}")
+        line = self._process.stdout.readline()
+        if not line:
+            raise PeerError(f"ended in {doing}: {self._last()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _last(self) -> str:
+        """The last line it printed: of a traceback, the one that says what is wrong."""
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1][:200] if lines else "it printed nothing"
+
+    def close(self, patience: float = 15) -> None:
+        """Ask it to quit; what has not ended after `patience` seconds, or was left behind (ray's daemons), is killed."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()  # the end of the input means quit
+        wait_until(lambda: self._process.poll() is not None, patience)
+        for force in (signal.SIGTERM, signal.SIGKILL):
+            for pid in tagged(self._tag):
+                _kill(pid, force)
+            if wait_until(lambda: not tagged(self._tag), 5):
+                break
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._scratch.cleanup()
+
+
+def tagged(tag: str) -> list[int]:
+    """The processes that inherited a worker's mark in their environment, whoever their parent is by now."""
+    return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and f"{TAG}={tag}".encode() in _environ(p)]
+
+
+def wait_until(done: Callable[[], bool], seconds: float) -> bool:
+    """Whether it became true in time."""
+    end = time.monotonic() + seconds
+    while not done() and time.monotonic() < end:
+        time.sleep(0.05)
+    return done()
+
+
+def _environ(folder: Path) -> bytes:
+    try:
+        return (folder / "environ").read_bytes()
+    except OSError:  # ended meanwhile, or somebody else's
+        return b""
+
+
+def _kill(pid: int, force: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, force)

@@ -1,0 +1,179 @@
+"""What every worker is given, and how it talks to the driver: one line in, one line of JSON out.
+
+`round` trains one round of all clients and answers {"seconds", "peak_rss_bytes", "peak_device_bytes"}; `accuracy` answers {"accuracy"};
+`weights PATH` saves the global model there; `quit`, or the end of the input, ends the worker. Standard library and numpy only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NAMES = {"mlp": "mlp-200", "cnn": "cnn-briggs"}  # the networks' names in this project
+Weights = NDArray[np.float32]
+CORES = len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class Work:
+    """One federation and what to train on it: plain SGD, one pass a round, mini-batches in the exported order."""
+
+    x: NDArray[np.uint8]  # (m, n, 1, 28, 28) pixels in 0 … 255
+    y: NDArray[np.int64]  # (m, n)
+    x_test: NDArray[np.uint8]
+    y_test: NDArray[np.int64]
+    start: Weights  # (d,) initial weights, in the order of named_parameters
+    order: NDArray[np.int16]  # (rounds, m, n) each client's samples as they are met in a round
+    model: str
+    lr: float
+    batch: int
+
+    @property
+    def clients(self) -> int:
+        """m."""
+        return len(self.y)
+
+    def images(self, client: int) -> NDArray[np.float32]:
+        """One client's samples (n, 1, 28, 28), pixels in [0, 1]."""
+        return scaled(self.x[client])
+
+    def turn(self, number: int) -> NDArray[np.int64]:
+        """The order (m, n) of round `number`, counted from 0."""
+        order: NDArray[np.int64] = self.order[number].astype(np.int64)
+        return order
+
+
+def scaled(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Pixels in [0, 1], the same bits in every worker."""
+    return pixels.astype(np.float32) / np.float32(255)
+
+
+def save(path: Path, work: Work) -> None:
+    """Write one .npz without compression."""
+    np.savez(path, **vars(work))
+
+
+@cache
+def load(path: str) -> Work:
+    """Read it back."""
+    with np.load(path) as found:
+        arrays = {name: found[name] for name in found.files}
+    scalars: dict[str, Any] = {"model": str(arrays.pop("model")), "lr": float(arrays.pop("lr")), "batch": int(arrays.pop("batch"))}
+    return Work(**arrays, **scalars)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a worker was started."""
+
+    export: str
+    threads: int
+    device: str
+
+
+def options() -> Options:
+    """From the command line: EXPORT.npz --threads N --device cpu|cuda."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("export")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    return Options(**vars(parser.parse_args()))
+
+
+def processes(device: str) -> int:
+    """How many processes a framework of one process per core gets: of those that share a GPU each keeps memory of its own there."""
+    return CORES if device == "cpu" else min(CORES, 4)
+
+
+class Quit(Exception):  # noqa: N818 - an order, no error
+    """The driver wants no more."""
+
+
+class Talk:
+    """The worker's end of the pipe.
+
+    Args:
+        weights: the global model, (d,).
+        accuracy: of such a model on the test set.
+        settle: waits until the device is idle, where it works behind our back, and returns the peak of its memory in bytes.
+    """
+
+    def __init__(self, weights: Callable[[], Weights], accuracy: Callable[[Weights], float], settle: Callable[[], int] = lambda: 0) -> None:
+        self._weights, self._accuracy, self._settle = weights, accuracy, settle
+        self._out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # whatever a framework prints goes to the log
+        self._since = 0.0
+        self._say({"ready": True})
+
+    def begin(self) -> None:
+        """Answer questions until a round is asked for; then the clock runs.
+
+        Raises:
+            Quit: there will be no more.
+        """
+        while True:
+            word, _, rest = sys.stdin.readline().strip().partition(" ")
+            if word == "round":
+                self._since = time.perf_counter()
+                return
+            if word == "accuracy":
+                self._say({"accuracy": self._accuracy(self._weights())})
+            elif word == "weights":
+                np.save(rest, self._weights())
+                self._say({"saved": rest})
+            else:
+                raise Quit
+
+    def end(self) -> None:
+        """The round is done: stop the clock and say so."""
+        device = self._settle()
+        seconds = time.perf_counter() - self._since
+        self._say({"seconds": seconds, "peak_rss_bytes": peak(os.getpid()), "peak_device_bytes": device})
+
+    def _say(self, what: dict[str, Any]) -> None:
+        self._out.write(json.dumps(what) + "\n")
+        self._out.flush()
+
+
+def peak(root: int) -> int:
+    """The peaks of resident memory (VmHWM) of a process and its descendants, added up, in bytes.
+
+    Exact for one process; for several an upper bound, since peaks may fall apart in time and shared pages count in each.
+    """
+    return sum(_high_water(pid) for pid in family(root))
+
+
+def family(root: int) -> list[int]:
+    """A process and its descendants."""
+    parents = {int(p.name): _parent(p) for p in Path("/proc").iterdir() if p.name.isdigit()}
+    found, fresh = [root], [root]
+    while fresh:
+        fresh = [pid for pid, parent in parents.items() if parent in fresh]
+        found += fresh
+    return found
+
+
+def _parent(folder: Path) -> int:
+    try:
+        return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError):  # it has ended meanwhile
+        return 0
+
+
+def _high_water(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)

@@ -1,0 +1,123 @@
+"""Apple's pfl 0.6: its FederatedAveraging on its SimulatedBackend, held after each central iteration until the driver goes on.
+
+Alone, or as one of the processes that work_pfl_mp starts. Users are weighted equally (a user's statistics have weight 1), as all clients
+hold equally many samples. In iteration 0 pfl evaluates the training users before and after, whatever the evaluation frequency: that is part
+of the first round, which is reported apart.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+import torch
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.dataset import Dataset
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.sampling import MinimizeReuseUserSampler
+from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
+from pfl.metrics import Metrics, Weighted
+from pfl.model.pytorch import PyTorchModel
+
+from .net import build, talk
+from .work import Options, Quit, Talk, Work, load, options
+
+
+class Net(torch.nn.Module):
+    """The network with the two methods pfl asks for."""
+
+    def __init__(self, layers: torch.nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        logits: torch.Tensor = self.layers(x)
+        return logits
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """What a local step minimises."""
+        return torch.nn.functional.cross_entropy(self(x), y)
+
+    def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        """What iteration 0 insists on."""
+        with torch.no_grad():
+            return {"loss": Weighted(self.loss(x, y).item() * len(y), len(y))}
+
+
+class Users:
+    """The clients' samples in this round's order; tensors on the device, as in pfl's own benchmarks of small data sets."""
+
+    def __init__(self, work: Work, device: str) -> None:
+        self._work = work
+        self._x = [torch.as_tensor(work.images(i)).to(device) for i in range(work.clients)]
+        self._y = torch.as_tensor(work.y).to(device)
+        self._device = device
+        self._order = torch.empty(0)
+
+    def turn(self, number: int) -> None:
+        """Round `number` starts."""
+        self._order = torch.as_tensor(self._work.turn(number)).to(self._device)
+
+    def __call__(self, user: int) -> Any:
+        """One client's samples, in order."""
+        order = self._order[user]
+        return Dataset([self._x[user][order], self._y[user][order]], user_id=str(user))
+
+
+class Steps(TrainingProcessCallback):  # type: ignore[misc]
+    """Waits for the driver between central iterations."""
+
+    def __init__(self, pipe: Talk | None, users: Users) -> None:
+        self._pipe, self._users = pipe, users
+
+    def on_train_begin(self, *, model: Any) -> Any:
+        """Before iteration 0."""
+        self._next(0)
+        return Metrics()
+
+    def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
+        """The averaged update is applied."""
+        if self._pipe is not None:
+            self._pipe.end()
+        self._next(central_iteration + 1)
+        return False, Metrics()
+
+    def _next(self, number: int) -> None:
+        """Rank 0 waits for the driver, the other processes for rank 0."""
+        if self._pipe is not None:
+            self._pipe.begin()
+        if torch.distributed.is_initialized():
+            try:
+                torch.distributed.barrier()
+            except RuntimeError:  # rank 0 was told to quit
+                raise Quit from None
+        self._users.turn(number)
+
+
+def main(given: Options) -> None:
+    """Rounds until the driver quits."""
+    os.environ["PFL_PYTORCH_DEVICE"] = given.device
+    torch.set_num_threads(given.threads)
+    work = load(given.export)
+    net = build(work, given.device)
+    model = PyTorchModel(Net(net), torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
+    users = Users(work, given.device)
+    data = FederatedDataset(users, MinimizeReuseUserSampler(list(range(work.clients))))
+    pipe = talk(work, net, given) if os.environ.get("RANK", "0") == "0" else None
+    rounds = NNAlgorithmParams(
+        central_num_iterations=len(work.order) + 1, evaluation_frequency=1 << 30, train_cohort_size=work.clients, val_cohort_size=0
+    )
+    local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=work.lr, local_batch_size=work.batch)
+    with suppress(Quit):
+        FederatedAveraging().run(
+            rounds, SimulatedBackend(data, data), model, local, NNEvalHyperParams(local_batch_size=None), callbacks=[Steps(pipe, users)]
+        )
+
+
+if __name__ == "__main__":
+    main(options())
