@@ -84,6 +84,7 @@ class Cohort:
         self.ids = tuple(range(len(federation)) if clients is None else clients)
         self.device, self.dtype = device, dtype or torch.float32
         self.model = model.to(device, self.dtype)
+        self._models = [self.model]
         self.start = self.model.initial()
         self._randomness = randomness
         shards = [federation.shards[i] for i in self.ids]
@@ -120,8 +121,13 @@ class Cohort:
         if workers <= 1:
             self._work(self.model, task, jobs)
         else:
-            _each_in_a_thread(lambda model: self._work(model, task, jobs), [self.model.copy() for _ in range(workers)], jobs)
+            _each_in_a_thread(lambda model: self._work(model, task, jobs), self._copies(workers), jobs)
         return out
+
+    def _copies(self, number: int) -> list[FlatModel]:
+        """Models that as many threads may call at once, made when first needed."""
+        self._models += [self.model.copy() for _ in range(number - len(self._models))]
+        return self._models[:number]
 
     def _work(self, model: FlatModel, task: _Task, jobs: deque[list[int] | None]) -> None:
         """Train chunk after chunk, in the same memory, until a None."""
@@ -141,9 +147,10 @@ class Cohort:
         for s, k in enumerate(chunk.active):
             index = chunk.index[s, :k]
             x = self._x.index_select(0, index.flatten()).view(*index.shape, *self._x.shape[1:])
-            own = {name: p[:k] for name, p in params.items()}
+            y = self._y.index_select(0, index.flatten()).view(index.shape)
+            own = params if k == len(who) else {name: p[:k] for name, p in params.items()}
             keys = None if chunk.keys is None else chunk.keys[s, :k]
-            self._step(model, own, x, self._y[index], chunk.weight[s, :k], keys, optimizer)
+            self._step(model, own, x, y, chunk.weight[s, :k], keys, optimizer)
 
     def _step(
         self,
@@ -190,17 +197,18 @@ class Cohort:
 
     def _schedule(self, who: Sequence[int], plan: LocalTraining, step: int) -> _Chunk:
         batches = [list(self._batches(i, plan, step)) for i in who]
-        steps, width = len(batches[0]), max((len(b) for own in batches for b in own), default=0)
-        index = np.zeros((steps, len(batches), width), dtype=np.int64)
-        weight = np.zeros((steps, len(batches), width))
+        width = max((len(b) for own in batches for b in own), default=0)
+        index = np.zeros((len(batches[0]), len(who), width), dtype=np.int64)
+        weight = np.zeros(index.shape)
         for k, own in enumerate(batches):
-            for s, batch in enumerate(own):
-                index[s, k, : len(batch)] = batch
-                weight[s, k, : len(batch)] = 1 / len(batch)
-        active = [sum(len(own) > s for own in batches) for s in range(steps)]
+            sizes = np.array([len(batch) for batch in own])
+            filled = np.arange(width) < sizes[:, None]
+            index[: len(own), k][filled] = np.concatenate(own)
+            weight[: len(own), k][filled] = np.repeat(1 / sizes, sizes)
+        active = [sum(len(own) > s for own in batches) for s in range(len(index))]
         keys = None
         if self.model.dropouts:
-            drawn = [self._randomness.generator("client", self.ids[i], "dropout", step).integers(1 << 62, size=steps) for i in who]
+            drawn = [self._randomness.generator("client", self.ids[i], "dropout", step).integers(1 << 62, size=len(index)) for i in who]
             keys = torch.as_tensor(np.stack(drawn, 1)).to(self.device)
         return _Chunk(torch.as_tensor(index).to(self.device), torch.as_tensor(weight).to(self.device, self.dtype), keys, active)
 

@@ -53,6 +53,8 @@ class Trainee:
     def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool) -> None:
         self.cohort, self.training, self._pipeline, self._weighted = cohort, training, pipeline, weighted
         self.models = Rows(cohort.start[None].clone(), (0,) * len(cohort.ids))
+        self._memo = _Memo()
+        self._printed: tuple[torch.Tensor | None, list[bytes]] = (None, [])  # a table of models, and the digests of its rows
 
     @answers(GATHER, SUM, through=("delta",), fresh=True)
     def train(self, turn: Turn, query: Means) -> Update:
@@ -72,26 +74,35 @@ class Trainee:
         """All clients' models, with those at positions `at` moved by what the query brings them."""
         assert self.models.index is not None
         picks = dict(zip(at, query.means.picks, strict=True))
-        undone: dict[int, torch.Tensor] = {}
-        rows: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
-        place: list[tuple[int, tuple[int, ...]]] = []
+        if self._memo.letter is not query.means.table:
+            self._memo = _Memo(query.means.table)
+        known, prints = self._printed
+        if known is not self.models.table:
+            prints = [_print(row) for row in self.models.table]
+        rows: dict[bytes, torch.Tensor] = {}  # who caught up shares its peers' row again
+        place: list[bytes] = []
         for k, row in enumerate(self.models.index):
-            key = (row, picks.get(k, ()))
-            place.append(key)
-            if key not in rows:
-                rows[key] = self._moved(self.models.table[row], key[1], query, undone)
-        prints = {key: hashlib.blake2b(row.cpu().numpy().tobytes()).digest() for key, row in rows.items()}
-        kept = {prints[key]: row for key, row in rows.items()}  # who caught up shares its peers' row again
-        order = {digest: n for n, digest in enumerate(kept)}
-        return Rows(torch.stack(list(kept.values())), tuple(order[prints[key]] for key in place))
+            theta, digest = self._moved(self.models.table[row], prints[row], picks.get(k, ()), query)
+            rows.setdefault(digest, theta)
+            place.append(digest)
+        order = {digest: n for n, digest in enumerate(rows)}
+        table = torch.stack(list(rows.values()))
+        self._printed = (table, list(rows))
+        return Rows(table, tuple(order[digest] for digest in place))
 
-    def _moved(self, theta: torch.Tensor, picks: tuple[int, ...], query: Means, undone: dict[int, torch.Tensor]) -> torch.Tensor:
-        for p in picks:
-            if p not in undone:
-                mean = query.means.table[p].to(theta.device, theta.dtype)
-                undone[p] = self._pipeline.inverse(mean, int(query.steps.table[p]))
-            theta = (self.cohort.start if query.absolute else theta) + undone[p]
-        return theta
+    def _moved(self, theta: torch.Tensor, digest: bytes, picks: tuple[int, ...], query: Means) -> tuple[torch.Tensor, bytes]:
+        """A model moved by some averages, and its digest; what a letter has already moved is not moved again."""
+        if not picks:
+            return theta, digest
+        key = (digest, picks)
+        if key not in self._memo.moved:
+            for p in picks:
+                if p not in self._memo.undone:
+                    mean = query.means.table[p].to(theta.device, theta.dtype)
+                    self._memo.undone[p] = self._pipeline.inverse(mean, int(query.steps.table[p]))
+                theta = (self.cohort.start if query.absolute else theta) + self._memo.undone[p]
+            self._memo.moved[key] = (theta, _print(theta))
+        return self._memo.moved[key]
 
     def _sizes(self, turn: Turn) -> Rows:
         return Rows(torch.as_tensor([float(self.cohort.sizes[k]) for k in turn.at], dtype=self.models.table.dtype))
@@ -104,6 +115,19 @@ class Trainee:
     def restore(self, state: TraineeState) -> None:
         """From a checkpoint."""
         self.models = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
+
+
+@dataclass
+class _Memo:
+    """What clients made of one letter's averages: its frames reach them in several calls, as a sum streams over clients."""
+
+    letter: torch.Tensor | None = None  # the table of averages itself
+    undone: dict[int, torch.Tensor] = field(default_factory=dict)
+    moved: dict[tuple[bytes, tuple[int, ...]], tuple[torch.Tensor, bytes]] = field(default_factory=dict)
+
+
+def _print(row: torch.Tensor) -> bytes:
+    return hashlib.blake2b(row.cpu().numpy().tobytes()).digest()
 
 
 @dataclass

@@ -11,7 +11,7 @@ from securecluster.backend import torch
 from securecluster.errors import FrameError
 from securecluster.messages import Answer, Call, Rows
 
-CHUNK_BYTES = 1 << 28
+CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 28}  # on a CPU, memory that the allocator reuses and caches hold
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Plain:
         total, counts = None, [0] * groups
         ids: list[int] = []
         group = dict(zip(call.to, by, strict=True))
-        first, step = 0, self._chunk or 64
+        first, step = 0, self._chunk or 16
         while first < len(call.to):
             answer = exchange(call.select(range(first, min(first + step, len(call.to)))))
             first += step
@@ -59,9 +59,16 @@ class Plain:
             ids += answer.ids
             for g in place:
                 counts[g] += 1
-            width = sum(r.table[0].numel() * r.table.element_size() for r in vars(total).values() if isinstance(r, Rows))
-            step = self._chunk or max(1, min(1024, CHUNK_BYTES // max(width, 1)))
+            step = self._chunk or _step(total)
         return Total(total, tuple(counts), tuple(ids))
+
+
+def _step(total: Any) -> int:
+    """How many clients at a time: enough to keep every thread busy, and no more memory than is quick."""
+    tables = [r.table for r in vars(total).values() if isinstance(r, Rows)]
+    width = sum(t[0].numel() * t.element_size() for t in tables)
+    room = CHUNK_BYTES[tables[0].device.type] if tables else 0
+    return max(4 * torch.get_num_threads(), min(1024, room // max(width, 1)))
 
 
 def _add(total: Any, reply: Any, place: list[int], groups: int) -> Any:

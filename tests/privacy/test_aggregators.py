@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from securecluster.cohort import cpu_threads
 from securecluster.errors import FrameError
 from securecluster.messages import Answer, Call, Rows
 from securecluster.privacy import aggregators
@@ -95,14 +96,15 @@ def test_adding_up_does_not_change_what_clients_sent() -> None:
     assert [a.reply.delta.table.tolist() for a in sent] == [values[:3].tolist(), values[3:].tolist()]
 
 
-def test_without_a_chunk_what_is_held_stays_below_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_chunk_what_is_held_stays_below_the_limit_but_keeps_the_threads_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.zeros(300, 10)
-    for limit, most in ((10 * 4 * 7 + 8 * 7, 7), (1, 1), (1 << 28, 1024)):
-        monkeypatch.setattr(aggregators, "CHUNK_BYTES", limit)
+    for limit, threads, most in ((10 * 4 * 7 + 8 * 7, 1, 7), (1, 1, 4), (1, 5, 20), (1 << 28, 1, 1024)):
+        monkeypatch.setitem(aggregators.CHUNK_BYTES, "cpu", limit)
         asked: list[tuple[int, ...]] = []
-        Plain().run(clients(values, set(), asked), call(tuple(range(300))), [0] * 300, 1)
+        with cpu_threads(threads):
+            Plain().run(clients(values, set(), asked), call(tuple(range(300))), [0] * 300, 1)
         assert max(map(len, asked[1:])) <= most
-        assert len(asked[1]) == min(most, 300 - 64)
+        assert len(asked[1]) == min(most, 300 - 16)
 
 
 def test_replies_with_an_absent_field_are_summed_without_it() -> None:
