@@ -27,13 +27,13 @@ class State:
 class Client(Trainee):
     """Clients that weigh their own updates, so that the server needs only sums."""
 
-    @answers(SUM, through=("delta",))
+    @answers(SUM, through=("delta",), fresh=True)
     def train(self, turn: Turn, query: Means) -> Update:
         """n_i·Δ_i and n_i."""
         update = super().train(turn, query)
         assert update.size is not None
         weight = update.size.values.to(update.delta.table.device)
-        return Update(Rows(update.delta.values * weight[:, None]), update.size)
+        return Update(Rows(update.delta.table.mul_(weight[:, None])), update.size)
 
 
 @dataclass
