@@ -55,7 +55,7 @@ class Protocol(ABC):
 
     Attributes after `fit`:
         labels_: each client's cluster, (m,) ints from 0.
-        models_: a `state_dict` per cluster.
+        models_: a `state_dict` per cluster, for `load_state_dict` of the module.
         history_: a dict per round. ledger_: the releases. transcript_: the frames. bytes_: totals by direction and message.
     """
 
@@ -139,7 +139,7 @@ class Protocol(ABC):
         settings = settings or Settings()
         self.check(len(federation))
         check_settings(settings, federation)
-        with cpu_threads(settings.threads):
+        with torch.inference_mode(False), cpu_threads(settings.threads):
             found = self._run(federation, settings, folder, report)
         self.labels_ = np.asarray(found.labels)
         self.client_models_, self._flat = found.models, found.client.cohort.model
@@ -251,9 +251,9 @@ class Protocol(ABC):
         state = self.serve(net, run)
         return Fit(list(state.labels), client.models, run, net, transcript, client, pack(state), client.cohort.device.type)
 
-    def _state_dict(self, client: int) -> dict[str, torch.Tensor]:
-        views = self._flat.views(self.client_models_.values[client])
-        return {name: view.cpu().clone() for name, view in views.items()}
+    def _state_dict(self, client: int) -> dict[str, Any]:
+        state: dict[str, Any] = self._flat.state_dict(self.client_models_.values[client])
+        return state
 
     def _training(self) -> LocalTraining:
         return LocalTraining(self.lr, self.epochs, self.batch_size, self.optimizer, self.momentum)

@@ -155,17 +155,14 @@ class Cohort:
         keys: torch.Tensor | None,
         optimizer: Optimizer,
     ) -> None:
-        """One step of each client: by hand where the model is a stack, else one backward of the summed losses (no parameter is shared)."""
+        """One step of each client: by hand where the model is a stack."""
         if model.stack is not None and (len(x) == 1 or not model.stack.convolves):
             with torch.no_grad():
                 model.stack.step(params, x, y, weight, optimizer)
             return
-        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-        logits = model.stacked(leaves, x, keys)
-        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-        gradients = torch.autograd.grad((losses * weight).sum(), list(leaves.values()), materialize_grads=True)
+        gradients = model.gradients(params, x, y, weight, keys)
         optimizer.begin()
-        for name, gradient in zip(leaves, gradients, strict=True):
+        for name, gradient in gradients.items():
             optimizer.value(name, gradient)
 
     def _chunk_size(self) -> int:
@@ -195,6 +192,7 @@ class Cohort:
         weight = np.zeros((steps, len(batches), width))
         for k, own in enumerate(batches):
             for s, batch in enumerate(own):
+                index[s, k] = batch[0]  # padding is the client's own: 0 times another's overflow would be NaN
                 index[s, k, : len(batch)] = batch
                 weight[s, k, : len(batch)] = 1 / len(batch)
         active = [sum(len(own) > s for own in batches) for s in range(steps)]

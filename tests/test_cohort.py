@@ -111,6 +111,23 @@ def test_a_client_is_a_batch_of_one(model: str, plan: LocalTraining) -> None:
         torch.testing.assert_close(cohort(model, [k]).train(start, [0], plan, 1)[0], whole[k], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("model", ["mlp", "linear"])
+def test_one_clients_overflow_stays_its_own(model: str) -> None:
+    batched = cohort(model)
+    whole = batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
+    batched._x[0] = torch.inf
+    found = batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
+    assert not found[0].isfinite().all()
+    assert torch.equal(found[1:], whole[1:])
+
+
+def test_training_does_not_depend_on_the_callers_grad_mode() -> None:
+    batched = cohort("tanh")
+    whole = batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
+    with torch.no_grad(), cpu_threads(1):
+        torch.testing.assert_close(batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1), whole, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("who", [[4, 0, 3], [5, 4, 3, 2, 1, 0], [2]])
 def test_who_else_trains_and_in_which_order_does_not_matter(who: list[int]) -> None:
     batched, plan = cohort(), PLANS["momentum"]

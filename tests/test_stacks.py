@@ -62,6 +62,12 @@ def hooked_backward() -> nn.Module:
     return module
 
 
+def patched() -> nn.Module:
+    module = DENSE["mlp"]()
+    module[2].forward = torch.tanh  # type: ignore[index]
+    return module
+
+
 def tied() -> nn.Module:
     module = nn.Sequential(nn.Flatten(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.Linear(128, 3))
     module[3].weight = module[1].weight
@@ -86,6 +92,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "a hook": hooked,
     "a hook on a sequence": hooked_outside,
     "a backward hook": hooked_backward,
+    "a forward pass of its own": patched,
     "tied weights": tied,
     "nothing that trains": lambda: nn.Sequential(nn.Flatten(), nn.ReLU()),
 }
