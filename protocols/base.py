@@ -17,7 +17,7 @@ from securecluster.cohort import Cohort, LocalTraining, check_training, choose_d
 from securecluster.data import Federation
 from securecluster.displacements import Trainee, TraineeState
 from securecluster.endpoint import Endpoint, config_hash, message_types
-from securecluster.errors import UsageError
+from securecluster.errors import RunFolderError, UsageError
 from securecluster.messages import Rows
 from securecluster.metrics import Agreement, agreement, mean
 from securecluster.network import Network, NetworkState
@@ -231,16 +231,22 @@ class Protocol(ABC):
             files.make_folder(folder / "transcript")
         transcript = Transcript(settings.transcript, folder and folder / "transcript", lambda m: message_types(self.client, m))
         lost = random_dropouts(settings.dropout, Randomness(federation.seed))
-        net = self.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), self.config(federation, settings.dtype))
+        config = self.config(federation, settings.dtype)
+        net = self.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), config)
 
         def restore_clients(state: TraineeState) -> None:
             client.restore(state)
             keys.restore(state.secrets)
 
+        def check_origin(origin: Origin) -> None:
+            if origin.config != config_hash(config):
+                raise RunFolderError(f"{folder} holds a run of another configuration: resume with the same one, or give another folder")
+
         def observe(state: Any) -> Line:
             return {**self.observe(federation, client, state), "up": transcript.totals()["up"], "down": transcript.totals()["down"]}
 
         kept = {
+            "origin": Kept(Origin, lambda: Origin(config_hash(config)), check_origin),
             "clients": Kept(TraineeState, lambda: client.state(keys.secrets), restore_clients),
             "network": Kept(NetworkState, lambda: net.state, lambda state: setattr(net, "state", state)),
             "transcript": Kept(Recording, lambda: Recording(*transcript.snapshot()), lambda r: transcript.rewind(r.count, r.totals)),
@@ -261,6 +267,13 @@ class Protocol(ABC):
     def mask_info(self) -> MaskInfo:
         """What the result says of this run's mask."""
         return describe(self.mask, self._flat.dimension, self.client_models_.table.element_size())
+
+
+@dataclass
+class Origin:
+    """A checkpoint's word on where it comes from."""
+
+    config: str  # its hash
 
 
 @dataclass
