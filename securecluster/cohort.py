@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -231,7 +231,7 @@ def _each_in_a_thread(work: Callable[[FlatModel], None], models: list[FlatModel]
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(len(models), initializer=lambda: torch.set_num_threads(1))
     try:
-        for done in [pool.submit(work, model) for model in models]:
+        for done in as_completed([pool.submit(work, model) for model in models]):
             done.result()
     finally:
         jobs.clear()  # after an error or an interrupt the others end with the chunk they are at

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
+from collections import deque
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -173,6 +177,23 @@ def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(batched, "_step", lambda *rest: 1 / 0)
     with cpu_threads(2), pytest.raises(ZeroDivisionError):
         batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
+
+
+def test_after_an_error_the_other_threads_do_not_work_off_the_queue() -> None:
+    failed, jobs, done = threading.Event(), deque(range(1000)), list[int]()
+
+    def work(model: Any) -> None:
+        if model == "second":
+            failed.set()
+            raise ZeroDivisionError
+        failed.wait()
+        while jobs:
+            done.append(jobs.popleft())
+            time.sleep(0.002)
+
+    with cpu_threads(2), pytest.raises(ZeroDivisionError):
+        cohorts._each_in_a_thread(work, cast(Any, ["first", "second"]), jobs)
+    assert len(done) < 1000
 
 
 def dropping(seed: int, clients: list[int] | None = None) -> tuple[Cohort, nn.Module]:
