@@ -13,7 +13,7 @@ from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
 from securecluster import Federation, Iid, LabelSwap, wire
 from securecluster.cohort import Cohort
 from securecluster.endpoint import config_hash, message_types
-from securecluster.errors import RunFolderError, UsageError
+from securecluster.errors import RunFolderError, UpdateError, UsageError
 from securecluster.messages import Call, reply_header
 from securecluster.run import Run
 from securecluster.transcript import Transcript, load_entries
@@ -242,3 +242,9 @@ def test_a_folder_of_another_configuration_is_not_resumed(
         protocol(**(start | change)).fit(small, folder=tmp_path)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert len(protocol(**start).fit(small, folder=tmp_path).history_) == 1
+
+
+@pytest.mark.parametrize("protocol", [CFL, FedAvg, Local])
+def test_divergence_is_an_error_that_names_the_clients(protocol: type[Protocol], small: Federation) -> None:
+    with pytest.raises(UpdateError, match=r"round 1: .* client\(s\) 0, 1.*lower the learning rate"):
+        protocol(rounds=3, lr=1e30).fit(small)
