@@ -6,6 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
 
@@ -102,8 +103,9 @@ class Protocol(ABC):
         """Raise UsageError for hyper-parameters or a federation this method cannot work with."""
         check_training(self._training())
         build(self.mask)
-        if self.rounds < 1 or not 0 < self.participation <= 1:
-            raise UsageError("rounds is at least 1 and participation lies in (0, 1]")
+        whole, share = isinstance(self.rounds, Integral), isinstance(self.participation, Real)
+        if not (whole and self.rounds >= 1 and share and 0 < self.participation <= 1):
+            raise UsageError("rounds is a whole number from 1 and participation lies in (0, 1]")
         if clients < 2:
             raise UsageError("clustering needs at least two clients: one alone has nobody to be compared with")
 
@@ -159,7 +161,8 @@ class Protocol(ABC):
         self.pipeline(dimension)  # a mask that cannot work on this model is refused before anything is written
         shape = {"shape": list(federation.shape), "classes": federation.classes, "clients": len(federation), "seed": federation.seed}
         params = {**self.get_params(), "model": describe_model(self.model)}
-        return {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **params, **shape}
+        found = {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **params, **shape}
+        return {name: value.item() if isinstance(value, np.generic) else value for name, value in found.items()}  # as JSON has them
 
     def pipeline(self, dimension: int | None = None) -> Pipeline:
         """The stages between a client's update of `dimension` numbers and the wire."""

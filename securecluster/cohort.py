@@ -6,11 +6,13 @@ the batch (to float tolerance).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -243,15 +245,22 @@ def check_training(plan: LocalTraining) -> None:
     """Raise UsageError for hyper-parameters that cannot train."""
     if plan.optimizer not in OPTIMIZERS:
         raise UsageError(f"unknown optimizer {plan.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
-    checks = {"lr": plan.lr > 0, "epochs": plan.epochs >= 1, "batch_size": plan.batch_size >= 1, "momentum": 0 <= plan.momentum < 1}
-    checks["steps"] = plan.steps is None or plan.steps >= 1
+    checks = {name: _whole(getattr(plan, name)) for name in ("epochs", "batch_size")}
+    checks["lr"] = isinstance(plan.lr, Real) and 0 < float(plan.lr) < math.inf
+    checks["momentum"] = isinstance(plan.momentum, Real) and 0 <= float(plan.momentum) < 1
+    checks["steps"] = plan.steps is None or _whole(plan.steps)
     for name, good in checks.items():
         if not good:
             raise UsageError(
-                f"{name} = {getattr(plan, name)} cannot train: lr, epochs, steps and batch size are positive, momentum is in [0, 1)"
+                f"{name} = {getattr(plan, name)!r} cannot train: lr is a positive number, epochs, steps and batch_size are whole numbers"
+                " from 1, momentum is in [0, 1)"
             )
     if plan.optimizer == "adam" and plan.momentum:
         raise UsageError("Adam has its own momentum: leave momentum at 0, or use the optimizer sgd")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral) and int(value) >= 1
 
 
 @contextmanager

@@ -161,7 +161,8 @@ def adopt(module: nn.Module, shape: Shape, classes: int, name: str = "") -> Flat
         raise UsageError(f"model is a name or an nn.Module, not {name}")
     _check_parts(name, module)
     try:
-        flat = FlatModel(with_seeded_dropout(module).float().cpu().train())
+        own = with_seeded_dropout(module).float().cpu().train()
+        flat = FlatModel(copy.deepcopy(own))  # what the checks leave in a module (a hook may keep activations) stays out of training
     except UsageError:
         raise
     except Exception as error:  # copying a user's object may raise anything too
@@ -172,7 +173,7 @@ def adopt(module: nn.Module, shape: Shape, classes: int, name: str = "") -> Flat
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         _check_outputs(name, flat, x, classes)
         _check_gradients(name, flat, x)
-        return FlatModel(flat.module, _batches(flat, x))
+        return FlatModel(own, _batches(flat, x))
 
 
 def _check_parts(name: str, module: nn.Module) -> None:
@@ -249,9 +250,9 @@ def describe(model: str | nn.Module) -> Any:
     if isinstance(model, str):
         return model
     state = hashlib.sha256()
-    for name, value in model.state_dict().items():
+    for name, value in [*model.state_dict().items(), *model.named_buffers()]:  # the latter for those that are not persistent
         known = isinstance(value, torch.Tensor)  # get_extra_state may give anything
         data = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() if known else repr(value).encode()
         state.update(name.encode() + data)
-    shapes = {name: list(p.shape) for name, p in model.named_parameters()}
+    shapes = {name: list(p.shape) for name, p in model.named_parameters() if p.requires_grad}
     return {"module": repr(model), "parameters": shapes, "weights": state.hexdigest()}

@@ -278,6 +278,12 @@ def test_accuracy_is_the_share_of_a_clients_own_test_samples(model: str, index: 
     [
         ({"lr": 0.0}, "lr"),
         ({"lr": -1.0}, "lr"),
+        ({"lr": float("inf")}, "lr"),
+        ({"lr": "0.1"}, "lr"),
+        ({"epochs": 1.5}, "epochs"),
+        ({"batch_size": 2.0}, "batch_size"),
+        ({"steps": "7"}, "steps"),
+        ({"momentum": None}, "momentum"),
         ({"lr": float("nan")}, "lr"),
         ({"epochs": 0}, "epochs"),
         ({"batch_size": 0}, "batch_size"),

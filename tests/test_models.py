@@ -316,6 +316,32 @@ def test_an_evaluating_module_trains_all_the_same() -> None:
     torch.testing.assert_close(flat.call(views, x), module(x).detach())
 
 
+class Keeping(nn.Tanh):
+    """As a hook that looks at activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(super().forward(x))
+        return self.seen[-1]
+
+
+def test_the_checks_leave_nothing_in_a_module() -> None:
+    assert adopt(Own(Keeping()), (1, 4, 4), 3).copy().module.between.seen == []  # type: ignore[union-attr]
+
+
+def test_a_description_sees_what_is_frozen_and_constants_that_are_not_saved() -> None:
+    one, two, three = (copy.deepcopy(module) for module in [Own(Constant())] * 3)
+    two.first.requires_grad_(False)
+    three.between.register_buffer("shift", torch.ones(8), persistent=False)
+    four = copy.deepcopy(three)
+    four.between.shift += 1  # type: ignore[operator]
+    told = [json.dumps(models.describe(module)) for module in (one, two, three, four)]
+    assert len(set(told)) == 4
+
+
 def test_a_description_tells_modules_apart_and_is_json() -> None:
     one, two = Own(), Own()
     told = models.describe(one)

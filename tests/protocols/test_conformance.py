@@ -248,3 +248,12 @@ def test_a_folder_of_another_configuration_is_not_resumed(
 def test_divergence_is_an_error_that_names_the_clients(protocol: type[Protocol], small: Federation) -> None:
     with pytest.raises(UpdateError, match=r"round 1: .* client\(s\) 0, 1.*lower the learning rate"):
         protocol(rounds=3, lr=1e30).fit(small)
+
+
+def test_numpy_numbers_are_numbers_and_others_are_refused(small: Federation) -> None:
+    one, other = CFL(rounds=1, lr=0.5, epochs=2), CFL(rounds=np.int64(1), lr=np.float64(0.5), epochs=np.int32(2))  # type: ignore[arg-type]
+    assert config_hash(one.config(small, "float32")) == config_hash(other.config(small, "float32"))
+    assert torch.equal(one.fit(small).client_models_.values, other.fit(small).client_models_.values)
+    for params in ({"rounds": 1.5}, {"rounds": "3"}, {"participation": "all"}):
+        with pytest.raises(UsageError, match="rounds is a whole number"):
+            CFL(**params).fit(small)  # type: ignore[arg-type]
