@@ -105,7 +105,7 @@ class Protocol(ABC):
         build(self.mask)
         whole, share = isinstance(self.rounds, Integral), isinstance(self.participation, Real)
         if not (whole and self.rounds >= 1 and share and 0 < self.participation <= 1):
-            raise UsageError("rounds is a whole number from 1 and participation lies in (0, 1]")
+            raise UsageError("rounds is a whole number, at least 1, and participation lies in (0, 1]")
         if clients < 2:
             raise UsageError("clustering needs at least two clients: one alone has nobody to be compared with")
 
@@ -132,7 +132,7 @@ class Protocol(ABC):
         """Run the protocol on a federation, in this process.
 
         Args:
-            folder: a run folder; with a checkpoint in it, the run goes on from there.
+            folder: a run folder; with a checkpoint of the same configuration in it, the run goes on from there.
             report: called with the history line of each round.
 
         Raises:
