@@ -55,6 +55,7 @@ class _Task:
     step: int
     out: torch.Tensor  # (len(who), d)
     largest: int  # clients of a chunk
+    jobs: deque[list[int] | None]  # chunks, then a None for each worker: so it is empty only when all are to stop
 
 
 @dataclass(frozen=True)
@@ -116,19 +117,19 @@ class Cohort:
         d = self.model.dimension
         out = torch.empty(len(who), max(room, d), dtype=self.dtype, device=self.device)
         out[:, d:] = 0
-        task = _Task(start, who, plan, step, out[:, :d], max(map(len, parts), default=0))
         workers = min(threads, len(parts))
         jobs: deque[list[int] | None] = deque([*parts, *[None] * max(workers, 1)])
+        task = _Task(start, who, plan, step, out[:, :d], max(map(len, parts), default=0), jobs)
         if workers <= 1:
-            self._work(self.model, task, jobs)
+            self._work(self.model, task)
         else:
-            _each_in_a_thread(lambda model: self._work(model, task, jobs), [self.model.copy() for _ in range(workers)], jobs)
+            _each_in_a_thread(lambda model: self._work(model, task), [self.model.copy() for _ in range(workers)], jobs)
         return out
 
-    def _work(self, model: FlatModel, task: _Task, jobs: deque[list[int] | None]) -> None:
+    def _work(self, model: FlatModel, task: _Task) -> None:
         """Train chunk after chunk, in the same memory, until a None."""
         room = torch.empty(task.largest, model.dimension, dtype=self.dtype, device=self.device)
-        for part in iter(jobs.popleft, None):
+        for part in iter(task.jobs.popleft, None):
             origin = part if task.start.index is None else [task.start.index[k] for k in part]
             weights = room[: len(part)]
             torch.index_select(task.start.table, 0, torch.as_tensor(origin, device=self.device), out=weights)
@@ -141,6 +142,8 @@ class Cohort:
         chunk, params = self._schedule(who, task.plan, task.step), model.views(weights)
         optimizer = build_optimizer(task.plan.optimizer, params, task.plan.lr, task.plan.momentum)
         for s, k in enumerate(chunk.active):
+            if not task.jobs:
+                return
             index = chunk.index[s, :k]
             x = self._x.index_select(0, index.flatten()).view(*index.shape, *self._x.shape[1:])
             own = {name: p[:k] for name, p in params.items()}
@@ -236,7 +239,7 @@ def _each_in_a_thread(work: Callable[[FlatModel], None], models: list[FlatModel]
         for done in as_completed([pool.submit(work, model) for model in models]):
             done.result()
     finally:
-        jobs.clear()  # after an error or an interrupt the others end with the chunk they are at
+        jobs.clear()  # after an error or an interrupt the others end with the step they are at
         pool.shutdown()
         torch.set_num_threads(threads)  # the number is the process's, not the thread's, for threads that start later
 

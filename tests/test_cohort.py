@@ -196,6 +196,21 @@ def test_after_an_error_the_other_threads_do_not_work_off_the_queue() -> None:
     assert len(done) < 1000
 
 
+def test_after_an_error_the_other_threads_end_with_the_step_they_are_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    batched, lock, steps = cohort(), threading.Lock(), list[int]()
+
+    def step(model: Any, params: Any, x: torch.Tensor, *rest: Any) -> None:
+        if lock.acquire(blocking=False):  # the first to come
+            raise ZeroDivisionError
+        steps.append(1)
+        time.sleep(0.002)
+
+    monkeypatch.setattr(batched, "_step", step)
+    with cpu_threads(2), pytest.raises(ZeroDivisionError):
+        batched.train(Rows(starts(batched)), EVERYONE, LocalTraining(0.1, 1, 10, steps=1000), 1)
+    assert len(steps) < 900
+
+
 def dropping(seed: int, clients: list[int] | None = None) -> tuple[Cohort, nn.Module]:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.Dropout(0.5), nn.Linear(32, 3))
