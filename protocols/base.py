@@ -6,6 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
 
@@ -17,7 +18,7 @@ from securecluster.cohort import Cohort, LocalTraining, check_training, choose_d
 from securecluster.data import Federation
 from securecluster.displacements import Trainee, TraineeState
 from securecluster.endpoint import Endpoint, config_hash, message_types
-from securecluster.errors import UsageError
+from securecluster.errors import RunFolderError, UsageError
 from securecluster.messages import Rows
 from securecluster.metrics import Agreement, agreement, mean
 from securecluster.network import Network, NetworkState
@@ -55,7 +56,7 @@ class Protocol(ABC):
 
     Attributes after `fit`:
         labels_: each client's cluster, (m,) ints from 0.
-        models_: a `state_dict` per cluster.
+        models_: a `state_dict` per cluster, for `load_state_dict` of the module.
         history_: a dict per round. ledger_: the releases. transcript_: the frames. bytes_: totals by direction and message.
     """
 
@@ -102,8 +103,9 @@ class Protocol(ABC):
         """Raise UsageError for hyper-parameters or a federation this method cannot work with."""
         check_training(self._training())
         build(self.mask)
-        if self.rounds < 1 or not 0 < self.participation <= 1:
-            raise UsageError("rounds is at least 1 and participation lies in (0, 1]")
+        whole, share = isinstance(self.rounds, Integral), isinstance(self.participation, Real)
+        if not (whole and self.rounds >= 1 and share and 0 < self.participation <= 1):
+            raise UsageError("rounds is a whole number, at least 1, and participation lies in (0, 1]")
         if clients < 2:
             raise UsageError("clustering needs at least two clients: one alone has nobody to be compared with")
 
@@ -130,7 +132,7 @@ class Protocol(ABC):
         """Run the protocol on a federation, in this process.
 
         Args:
-            folder: a run folder; with a checkpoint in it, the run goes on from there.
+            folder: a run folder; with a checkpoint of the same configuration in it, the run goes on from there.
             report: called with the history line of each round.
 
         Raises:
@@ -139,7 +141,7 @@ class Protocol(ABC):
         settings = settings or Settings()
         self.check(len(federation))
         check_settings(settings, federation)
-        with cpu_threads(settings.threads):
+        with torch.inference_mode(False), cpu_threads(settings.threads):
             found = self._run(federation, settings, folder, report)
         self.labels_ = np.asarray(found.labels)
         self.client_models_, self._flat = found.models, found.client.cohort.model
@@ -159,7 +161,8 @@ class Protocol(ABC):
         self.pipeline(dimension)  # a mask that cannot work on this model is refused before anything is written
         shape = {"shape": list(federation.shape), "classes": federation.classes, "clients": len(federation), "seed": federation.seed}
         params = {**self.get_params(), "model": describe_model(self.model)}
-        return {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **params, **shape}
+        found = {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **params, **shape}
+        return {name: value.item() if isinstance(value, np.generic) else value for name, value in found.items()}  # as JSON has them
 
     def pipeline(self, dimension: int | None = None) -> Pipeline:
         """The stages between a client's update of `dimension` numbers and the wire."""
@@ -231,16 +234,22 @@ class Protocol(ABC):
             files.make_folder(folder / "transcript")
         transcript = Transcript(settings.transcript, folder and folder / "transcript", lambda m: message_types(self.client, m))
         lost = random_dropouts(settings.dropout, Randomness(federation.seed))
-        net = self.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), self.config(federation, settings.dtype))
+        config = self.config(federation, settings.dtype)
+        net = self.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), config)
 
         def restore_clients(state: TraineeState) -> None:
             client.restore(state)
             keys.restore(state.secrets)
 
+        def check_origin(origin: Origin) -> None:
+            if origin.config != config_hash(config):
+                raise RunFolderError(f"{folder} holds a run of another configuration: resume with the same one, or give another folder")
+
         def observe(state: Any) -> Line:
             return {**self.observe(federation, client, state), "up": transcript.totals()["up"], "down": transcript.totals()["down"]}
 
         kept = {
+            "origin": Kept(Origin, lambda: Origin(config_hash(config)), check_origin),
             "clients": Kept(TraineeState, lambda: client.state(keys.secrets), restore_clients),
             "network": Kept(NetworkState, lambda: net.state, lambda state: setattr(net, "state", state)),
             "transcript": Kept(Recording, lambda: Recording(*transcript.snapshot()), lambda r: transcript.rewind(r.count, r.totals)),
@@ -251,9 +260,9 @@ class Protocol(ABC):
         state = self.serve(net, run)
         return Fit(list(state.labels), client.models, run, net, transcript, client, pack(state), client.cohort.device.type)
 
-    def _state_dict(self, client: int) -> dict[str, torch.Tensor]:
-        views = self._flat.views(self.client_models_.values[client])
-        return {name: view.cpu().clone() for name, view in views.items()}
+    def _state_dict(self, client: int) -> dict[str, Any]:
+        state: dict[str, Any] = self._flat.state_dict(self.client_models_.values[client])
+        return state
 
     def _training(self) -> LocalTraining:
         return LocalTraining(self.lr, self.epochs, self.batch_size, self.optimizer, self.momentum)
@@ -261,6 +270,13 @@ class Protocol(ABC):
     def mask_info(self) -> MaskInfo:
         """What the result says of this run's mask."""
         return describe(self.mask, self._flat.dimension, self.client_models_.table.element_size())
+
+
+@dataclass
+class Origin:
+    """A checkpoint's word on where it comes from."""
+
+    config: str  # its hash
 
 
 @dataclass

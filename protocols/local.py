@@ -9,6 +9,7 @@ from securecluster.protocols.base import Protocol
 
 from securecluster.displacements import Trainee, invite
 from securecluster.endpoint import GATHER, Turn, answers
+from securecluster.errors import UpdateError
 from securecluster.messages import Rows
 from securecluster.network import Network
 from securecluster.privacy.keys import Done, Hello
@@ -30,6 +31,10 @@ class Client(Trainee):
         """θ_i ← SGD_n(θ_i, D_i)."""
         table = self.models.values.clone()
         table[list(turn.at)] += self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step)
+        bad = [i for i, k in zip(turn.ids, turn.at, strict=True) if not bool(table[k].isfinite().all())]
+        if bad:  # no update is sent, so no server can tell
+            few = ", ".join(map(str, bad[:5]))
+            raise UpdateError(f"round {turn.round}: the model of client(s) {few} is not finite: lower the learning rate (--lr)")
         self.models = Rows(table, tuple(range(len(table))))
         return Done()
 

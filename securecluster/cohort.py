@@ -6,11 +6,13 @@ the batch (to float tolerance).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +55,7 @@ class _Task:
     step: int
     out: torch.Tensor  # (len(who), d)
     largest: int  # clients of a chunk
+    jobs: deque[list[int] | None]  # chunks, then a None for each worker: so it is empty only when all are to stop
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Cohort:
         self.ids = tuple(range(len(federation)) if clients is None else clients)
         self.device, self.dtype = device, dtype or torch.float32
         self.model = model.to(device, self.dtype)
-        self._models = [self.model]
+        self._copies: list[FlatModel] = []
         self.start = self.model.initial()
         self._randomness = randomness
         shards = [federation.shards[i] for i in self.ids]
@@ -115,24 +118,24 @@ class Cohort:
         d = self.model.dimension
         out = torch.empty(len(who), max(room, d), dtype=self.dtype, device=self.device)
         out[:, d:] = 0
-        task = _Task(start, who, plan, step, out[:, :d], max(map(len, parts), default=0))
         workers = min(threads, len(parts))
         jobs: deque[list[int] | None] = deque([*parts, *[None] * max(workers, 1)])
+        task = _Task(start, who, plan, step, out[:, :d], max(map(len, parts), default=0), jobs)
         if workers <= 1:
-            self._work(self.model, task, jobs)
+            self._work(self.model, task)
         else:
-            _each_in_a_thread(lambda model: self._work(model, task, jobs), self._copies(workers), jobs)
+            _each_in_a_thread(lambda model: self._work(model, task), self._for_threads(workers), jobs)
         return out
 
-    def _copies(self, number: int) -> list[FlatModel]:
+    def _for_threads(self, number: int) -> list[FlatModel]:
         """Models that as many threads may call at once, made when first needed."""
-        self._models += [self.model.copy() for _ in range(number - len(self._models))]
-        return self._models[:number]
+        self._copies += [self.model.copy() for _ in range(number - 1 - len(self._copies))]
+        return [self.model, *self._copies[: number - 1]]
 
-    def _work(self, model: FlatModel, task: _Task, jobs: deque[list[int] | None]) -> None:
+    def _work(self, model: FlatModel, task: _Task) -> None:
         """Train chunk after chunk, in the same memory, until a None."""
         room = torch.empty(task.largest, model.dimension, dtype=self.dtype, device=self.device)
-        for part in iter(jobs.popleft, None):
+        for part in iter(task.jobs.popleft, None):
             origin = part if task.start.index is None else [task.start.index[k] for k in part]
             weights = room[: len(part)]
             torch.index_select(task.start.table, 0, torch.as_tensor(origin, device=self.device), out=weights)
@@ -145,6 +148,8 @@ class Cohort:
         chunk, params = self._schedule(who, task.plan, task.step), model.views(weights)
         optimizer = build_optimizer(task.plan.optimizer, params, task.plan.lr, task.plan.momentum)
         for s, k in enumerate(chunk.active):
+            if not task.jobs:  # cleared after an error in another thread
+                return
             index = chunk.index[s, :k]
             x = self._x.index_select(0, index.flatten()).view(*index.shape, *self._x.shape[1:])
             y = self._y.index_select(0, index.flatten()).view(index.shape)
@@ -162,17 +167,14 @@ class Cohort:
         keys: torch.Tensor | None,
         optimizer: Optimizer,
     ) -> None:
-        """One step of each client: by hand where the model is a stack, else one backward of the summed losses (no parameter is shared)."""
+        """One step of each client: by hand where the model is a stack."""
         if model.stack is not None and (len(x) == 1 or not model.stack.convolves):
             with torch.no_grad():
                 model.stack.step(params, x, y, weight, optimizer)
             return
-        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-        logits = model.stacked(leaves, x, keys)
-        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-        gradients = torch.autograd.grad((losses * weight).sum(), list(leaves.values()), materialize_grads=True)
+        gradients = model.gradients(params, x, y, weight, keys)
         optimizer.begin()
-        for name, gradient in zip(leaves, gradients, strict=True):
+        for name, gradient in gradients.items():
             optimizer.value(name, gradient)
 
     def _chunk_size(self) -> int:
@@ -203,6 +205,7 @@ class Cohort:
         for k, own in enumerate(batches):
             sizes = np.array([len(batch) for batch in own])
             filled = np.arange(width) < sizes[:, None]
+            index[: len(own), k] = [[batch[0]] for batch in own]  # padding is the client's own: 0 times another's overflow would be NaN
             index[: len(own), k][filled] = np.concatenate(own)
             weight[: len(own), k][filled] = np.repeat(1 / sizes, sizes)
         active = [sum(len(own) > s for own in batches) for s in range(len(index))]
@@ -241,10 +244,10 @@ def _each_in_a_thread(work: Callable[[FlatModel], None], models: list[FlatModel]
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(len(models), initializer=lambda: torch.set_num_threads(1))
     try:
-        for done in [pool.submit(work, model) for model in models]:
+        for done in as_completed([pool.submit(work, model) for model in models]):
             done.result()
     finally:
-        jobs.clear()  # after an error or an interrupt the others end with the chunk they are at
+        jobs.clear()  # after an error or an interrupt the others end with the step they are at
         pool.shutdown()
         torch.set_num_threads(threads)  # the number is the process's, not the thread's, for threads that start later
 
@@ -253,15 +256,22 @@ def check_training(plan: LocalTraining) -> None:
     """Raise UsageError for hyper-parameters that cannot train."""
     if plan.optimizer not in OPTIMIZERS:
         raise UsageError(f"unknown optimizer {plan.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
-    checks = {"lr": plan.lr > 0, "epochs": plan.epochs >= 1, "batch_size": plan.batch_size >= 1, "momentum": 0 <= plan.momentum < 1}
-    checks["steps"] = plan.steps is None or plan.steps >= 1
+    checks = {name: _whole(getattr(plan, name)) for name in ("epochs", "batch_size")}
+    checks["lr"] = isinstance(plan.lr, Real) and 0 < float(plan.lr) < math.inf
+    checks["momentum"] = isinstance(plan.momentum, Real) and 0 <= float(plan.momentum) < 1
+    checks["steps"] = plan.steps is None or _whole(plan.steps)
     for name, good in checks.items():
         if not good:
             raise UsageError(
-                f"{name} = {getattr(plan, name)} cannot train: lr, epochs, steps and batch size are positive, momentum is in [0, 1)"
+                f"{name} = {getattr(plan, name)!r} cannot train: lr is a positive number, epochs, steps and batch_size are whole numbers"
+                " from 1, momentum is in [0, 1)"
             )
     if plan.optimizer == "adam" and plan.momentum:
         raise UsageError("Adam has its own momentum: leave momentum at 0, or use the optimizer sgd")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral) and int(value) >= 1
 
 
 @contextmanager

@@ -47,8 +47,8 @@ def with_seeded_dropout(module: nn.Module) -> nn.Module:
         UsageError: a dropout layer of another kind.
     """
     module = copy.deepcopy(module)
-    layers = [(parent, name, part) for parent in module.modules() for name, part in parent.named_children()]
-    for number, (parent, name, part) in enumerate(layers):
+    layers = [(parent, name, part) for parent in module.modules() for name, part in parent._modules.items()]
+    for number, (parent, name, part) in enumerate(layers):  # a layer under two names is drawn once for each
         if isinstance(part, nn.modules.dropout._DropoutNd):
             if type(part) not in _KINDS or not 0 <= part.p < 1:
                 raise UsageError(f"{type(part).__name__}(p={part.p}) cannot be drawn per client: use nn.Dropout or nn.Dropout2d with p < 1")

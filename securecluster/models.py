@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import textwrap
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -68,9 +69,13 @@ class FlatModel:
     def call(self, views: Params, x: torch.Tensor, key: torch.Tensor | None = None) -> torch.Tensor:
         """The module's output on x (n, …) with these parameters; dropout is drawn from `key`, or off without one."""
         named = {place: views[first] for place, first in self._places.items()}
-        with seeded(self.dropouts, key):
-            # torch's own tie_weights leaves a module that is used twice with a stranger's tensor
-            outputs: torch.Tensor = torch.func.functional_call(self.module, named, (x,), tie_weights=False)
+        try:
+            with seeded(self.dropouts, key):
+                # torch's own tie_weights leaves a module that is used twice with a stranger's tensor
+                outputs: torch.Tensor = torch.func.functional_call(self.module, named, (x,), tie_weights=False)
+        except Exception as error:  # a user's own forward pass may raise anything
+            name = type(self.module).__name__
+            raise UsageError(f"{name} does not take samples of shape {tuple(x.shape[1:])}: {_reason(error)}") from error
         return outputs
 
     def stacked(self, views: Params, x: torch.Tensor, keys: torch.Tensor | None = None) -> torch.Tensor:
@@ -80,6 +85,19 @@ class FlatModel:
         arguments = (views, x) if keys is None else (views, x, keys)
         outputs: torch.Tensor = torch.func.vmap(self.call)(*arguments)
         return outputs
+
+    def gradients(self, views: Params, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, keys: torch.Tensor | None) -> Params:
+        """Of b models' weighted cross-entropy losses, by name: one backward of their sum, for no parameter is shared.
+
+        Args:
+            views: (b, *shape). x: (b, n, …). y: labels (b, n). weight: of each loss, (b, n).
+        """
+        with torch.enable_grad():  # whatever mode the caller is in
+            leaves = {name: p.detach().requires_grad_() for name, p in views.items()}
+            logits = self.stacked(leaves, x, keys)
+            losses = nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+            found = torch.autograd.grad((losses * weight).sum(), list(leaves.values()), materialize_grads=True)
+        return dict(zip(leaves, found, strict=True))
 
     @cached_property
     def _places(self) -> dict[str, str]:
@@ -91,6 +109,12 @@ class FlatModel:
     def initial(self) -> torch.Tensor:
         """The module's own parameters as one vector (d,)."""
         return torch.cat([p.detach().flatten() for p in self.module.parameters() if p.requires_grad])
+
+    def state_dict(self, flat: torch.Tensor) -> dict[str, Any]:
+        """The module's own `state_dict` with these parameters (d,): what is frozen and constant is in it, tied weights under each name."""
+        views, names = self.views(flat), {id(p): name for name, p in self.module.named_parameters()}
+        state = {place: views.get(names.get(id(value), ""), value) for place, value in self.module.state_dict(keep_vars=True).items()}
+        return {place: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value for place, value in state.items()}
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FlatModel:
         """A copy of its own, whose frozen parameters and constants lie where the data do."""
@@ -114,9 +138,14 @@ def build(model: str | nn.Module, shape: Shape, classes: int, randomness: Random
         return adopt(model, shape, classes)
     if model not in NETWORKS:
         raise unknown("model", model, NETWORKS)
+    own_type = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.integer("model"))
-        module = NETWORKS[model](shape, classes)
+        torch.set_default_dtype(torch.float32)  # another type draws other numbers
+        try:
+            module = NETWORKS[model](shape, classes)
+        finally:
+            torch.set_default_dtype(own_type)
     return adopt(module, shape, classes, f"the model {model!r}")
 
 
@@ -130,30 +159,49 @@ def adopt(module: nn.Module, shape: Shape, classes: int, name: str = "") -> Flat
     name = name or type(module).__name__
     if not isinstance(module, nn.Module):
         raise UsageError(f"model is a name or an nn.Module, not {name}")
+    _check_parts(name, module)
+    try:
+        own = with_seeded_dropout(module).float().cpu().train()
+        flat = FlatModel(copy.deepcopy(own))  # what the checks leave in a module (a hook may keep activations) stays out of training
+    except UsageError:
+        raise
+    except Exception as error:  # copying a user's object may raise anything too
+        raise UsageError(f"{name} cannot be copied: {_reason(error)}") from error
+    if not all(torch.isfinite(p).all() for p in flat.module.parameters()):
+        raise UsageError(f"{name} has weights that are not finite: start from other ones")
+    x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        _check_outputs(name, flat, x, classes)
+        _check_gradients(name, flat, x)
+        return FlatModel(own, _batches(flat, x))
+
+
+def _check_parts(name: str, module: nn.Module) -> None:
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
         raise UsageError(f"{name} has lazy layers without weights yet: pass one sample through it first")
     if not any(p.requires_grad for p in module.parameters()):
         raise UsageError(f"{name} has no parameter that trains: set requires_grad on those that should")
+    if any(p.is_complex() for p in module.parameters() if p.requires_grad):
+        raise UsageError(f"{name} has complex parameters, which are not averaged: keep real and imaginary parts apart")
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._NormBase) and (part.track_running_stats or "Batch" in type(part).__name__):
             raise UsageError(f"{name} has {type(part).__name__}, whose statistics clients cannot average: use nn.GroupNorm instead")
-    flat = FlatModel(with_seeded_dropout(module).float().cpu().train())
-    x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        _check_outputs(name, flat, x, classes)
-        return FlatModel(flat.module, _batches(flat, x))
+        if isinstance(part, torch.jit.ScriptModule | nn.DataParallel):
+            raise UsageError(f"{name} is scripted or parallel, so its parameters cannot be replaced: give the module it was made from")
 
 
 def _check_outputs(name: str, flat: FlatModel, x: torch.Tensor, classes: int) -> None:
-    views, buffers = flat.views(flat.initial()), copy.deepcopy(dict(flat.module.named_buffers()))
-    try:
-        out = flat.call(views, x)
-    except Exception as error:  # a user's own forward pass may raise anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"{name} does not take samples of shape {tuple(x.shape[1:])}: {reason}") from error
-    if not isinstance(out, torch.Tensor) or out.ndim != 2 or len(out) != len(x) or out.shape[1] < classes:
-        found = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
-        raise UsageError(f"{name} gives {found} for {len(x)} samples: it must give one row of {classes} logits for each")
+    start, buffers = flat.initial(), copy.deepcopy(dict(flat.module.named_buffers()))
+    views = flat.views(start)
+    outputs = []
+    for n in (len(x), 1):
+        outputs.append(own := flat.call(views, x[:n]))
+        if not isinstance(own, torch.Tensor) or own.ndim != 2 or len(own) != n or own.shape[1] < classes:
+            found = tuple(own.shape) if isinstance(own, torch.Tensor) else type(own).__name__
+            raise UsageError(f"{name} gives {found} for {n} sample{'s' * (n > 1)}: it must give one row of {classes} logits for each")
+    out, one = outputs
+    if not torch.equal(start, flat.initial()):
+        raise UsageError(f"{name} changes its parameters in a forward pass (max_norm of nn.Embedding does): leave that out")
     for buffer, value in flat.module.named_buffers():
         if not torch.equal(value, buffers[buffer]):
             raise UsageError(f"{name} changes its buffer {buffer!r} in a forward pass, which clients cannot average: make it stateless")
@@ -162,8 +210,24 @@ def _check_outputs(name: str, flat: FlatModel, x: torch.Tensor, classes: int) ->
             f"{name} gives two outputs for one input: keep no state between calls, and use nn.Dropout layers for dropout"
             " (a dropout argument of nn.LSTM or nn.MultiheadAttention, or F.dropout, cannot be drawn per client)"
         )
-    if not torch.allclose(out[:1], flat.call(views, x[:1]), rtol=1e-3, atol=1e-4, equal_nan=True):
+    if not torch.allclose(out[:1], one, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise UsageError(f"{name}'s output for a sample depends on the others of its mini-batch: use nn.GroupNorm for batch statistics")
+
+
+def _check_gradients(name: str, flat: FlatModel, x: torch.Tensor) -> None:
+    y, weight = torch.zeros(1, len(x), dtype=torch.int64), torch.ones(1, len(x))
+    try:
+        flat.gradients(flat.views(flat.initial()[None]), x[None], y, weight, torch.tensor([1]))
+    except UsageError:
+        raise
+    except Exception as error:  # whatever breaks the way back
+        raise UsageError(
+            f"{name} has no gradient: keep no_grad, detach, in-place changes and sparse=True out of it ({_reason(error)})"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return textwrap.shorten((str(error).splitlines() or [""])[0], 200, placeholder=" …") or type(error).__name__
 
 
 def _batches(flat: FlatModel, x: torch.Tensor) -> bool:
@@ -174,6 +238,7 @@ def _batches(flat: FlatModel, x: torch.Tensor) -> bool:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # vmap warns where it falls back to a loop
             found = flat.stacked(views, torch.stack([x, x]), keys)
+            flat.gradients(views, torch.stack([x, x]), torch.zeros(2, len(x), dtype=torch.int64), torch.ones(2, len(x)), keys)
         single = [flat.call({n: v[k] for n, v in views.items()}, x, keys[k]) for k in range(2)]
         return torch.allclose(found, torch.stack(single), rtol=1e-3, atol=1e-4, equal_nan=True)
     except Exception:  # whatever vmap cannot do: then the clients train one after the other
@@ -185,7 +250,9 @@ def describe(model: str | nn.Module) -> Any:
     if isinstance(model, str):
         return model
     state = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        state.update(name.encode() + value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    shapes = {name: list(p.shape) for name, p in model.named_parameters()}
+    for name, value in [*model.state_dict().items(), *model.named_buffers()]:  # the latter for those that are not persistent
+        known = isinstance(value, torch.Tensor)  # get_extra_state may give anything
+        data = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() if known else repr(value).encode()
+        state.update(name.encode() + data)
+    shapes = {name: list(p.shape) for name, p in model.named_parameters() if p.requires_grad}
     return {"module": repr(model), "parameters": shapes, "weights": state.hexdigest()}

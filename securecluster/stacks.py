@@ -182,10 +182,9 @@ class Stack:
 def compile_stack(module: nn.Module) -> Stack | None:
     """The stack that computes what `module` does, or None where it is not of this form."""
     layers: list[Layer] = []
-    parts = list(_parts(module))
-    if len({id(part) for _, part in parts if not isinstance(part, nn.ReLU)}) < sum(not isinstance(part, nn.ReLU) for _, part in parts):
-        return None  # a layer used twice
-    for name, part in parts:
+    if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
+        return None  # a layer used twice, or tied weights
+    for name, part in _parts(module):
         layer = _layer(name, part, flat=any(isinstance(own, Flatten) for own in layers))
         if layer is None:
             return None
@@ -198,7 +197,7 @@ def compile_stack(module: nn.Module) -> Stack | None:
 
 
 def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    if type(module) is not nn.Sequential:
+    if type(module) is not nn.Sequential or _altered(module):
         yield prefix, module
         return
     for name, part in module._modules.items():
@@ -208,7 +207,7 @@ def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module
 
 def _layer(name: str, part: nn.Module, flat: bool) -> Layer | None:
     """The layer of one part, where it comes on its side of the Flatten."""
-    if part._forward_hooks or part._forward_pre_hooks:
+    if _altered(part):
         return None
     bias = f"{name}.bias" if getattr(part, "bias", None) is not None else None
     if type(part) is nn.ReLU:
@@ -223,6 +222,12 @@ def _layer(name: str, part: nn.Module, flat: bool) -> Layer | None:
     if type(part) is nn.MaxPool2d and not flat and not part.return_indices:
         return Pool(_two(part.kernel_size), _two(part.stride), _two(part.padding), _two(part.dilation), part.ceil_mode)
     return None
+
+
+def _altered(part: nn.Module) -> bool:
+    """Whether it does more than its class says."""
+    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(part)
 
 
 def _padding(part: nn.Conv2d) -> tuple[int, ...] | None:
@@ -241,4 +246,4 @@ def _channels_last(x: torch.Tensor) -> torch.Tensor:
 
 
 def _two(value: int | tuple[int, ...]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])

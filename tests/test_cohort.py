@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
+from collections import deque
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -111,6 +115,23 @@ def test_a_client_is_a_batch_of_one(model: str, plan: LocalTraining) -> None:
         torch.testing.assert_close(cohort(model, [k]).train(start, [0], plan, 1)[0], whole[k], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("model", ["mlp", "linear"])
+def test_one_clients_overflow_stays_its_own(model: str) -> None:
+    batched = cohort(model)
+    whole = batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
+    batched._x[0] = torch.inf
+    found = batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
+    assert not found[0].isfinite().all()
+    assert torch.equal(found[1:], whole[1:])
+
+
+def test_training_does_not_depend_on_the_callers_grad_mode() -> None:
+    batched = cohort("tanh")
+    whole = batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
+    with torch.no_grad(), cpu_threads(1):
+        torch.testing.assert_close(batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1), whole, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("who", [[4, 0, 3], [5, 4, 3, 2, 1, 0], [2]])
 def test_who_else_trains_and_in_which_order_does_not_matter(who: list[int]) -> None:
     batched, plan = cohort(), PLANS["momentum"]
@@ -156,6 +177,38 @@ def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(batched, "_step", lambda *rest: 1 / 0)
     with cpu_threads(2), pytest.raises(ZeroDivisionError):
         batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
+
+
+def test_after_an_error_the_other_threads_do_not_work_off_the_queue() -> None:
+    failed, jobs, done = threading.Event(), deque(range(1000)), list[int]()
+
+    def work(model: Any) -> None:
+        if model == "second":
+            failed.set()
+            raise ZeroDivisionError
+        failed.wait()
+        while jobs:
+            done.append(jobs.popleft())
+            time.sleep(0.002)
+
+    with cpu_threads(2), pytest.raises(ZeroDivisionError):
+        cohorts._each_in_a_thread(work, cast(Any, ["first", "second"]), jobs)
+    assert len(done) < 1000
+
+
+def test_after_an_error_the_other_threads_end_with_the_step_they_are_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    batched, lock, steps = cohort(), threading.Lock(), list[int]()
+
+    def step(model: Any, params: Any, x: torch.Tensor, *rest: Any) -> None:
+        if lock.acquire(blocking=False):  # the first to come
+            raise ZeroDivisionError
+        steps.append(1)
+        time.sleep(0.002)
+
+    monkeypatch.setattr(batched, "_step", step)
+    with cpu_threads(2), pytest.raises(ZeroDivisionError):
+        batched.train(Rows(starts(batched)), EVERYONE, LocalTraining(0.1, 1, 10, steps=1000), 1)
+    assert len(steps) < 900
 
 
 def dropping(seed: int, clients: list[int] | None = None) -> tuple[Cohort, nn.Module]:
@@ -240,6 +293,12 @@ def test_accuracy_is_the_share_of_a_clients_own_test_samples(model: str, index: 
     [
         ({"lr": 0.0}, "lr"),
         ({"lr": -1.0}, "lr"),
+        ({"lr": float("inf")}, "lr"),
+        ({"lr": "0.1"}, "lr"),
+        ({"epochs": 1.5}, "epochs"),
+        ({"batch_size": 2.0}, "batch_size"),
+        ({"steps": "7"}, "steps"),
+        ({"momentum": None}, "momentum"),
         ({"lr": float("nan")}, "lr"),
         ({"epochs": 0}, "epochs"),
         ({"batch_size": 0}, "batch_size"),

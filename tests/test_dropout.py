@@ -84,6 +84,12 @@ def test_layers_are_replaced_in_a_copy_also_deep_inside() -> None:
     assert any(isinstance(part, nn.Dropout) for part in module.modules())
 
 
+def test_a_layer_under_two_names_is_replaced_in_both_places() -> None:
+    layer = nn.Dropout(0.5)
+    changed = with_seeded_dropout(nn.Sequential(layer, nn.Linear(4, 4), layer))
+    assert [type(part) for part in changed] == [SeededDropout, nn.Linear, SeededDropout]
+
+
 @pytest.mark.parametrize("layer", [nn.AlphaDropout(0.2), nn.Dropout(1.0)], ids=["alpha", "all"])
 def test_what_cannot_be_drawn_is_refused_by_name(layer: nn.Module) -> None:
     with pytest.raises(UsageError, match=type(layer).__name__):

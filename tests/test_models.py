@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from securecluster import models, networks
 from securecluster.errors import UsageError
@@ -182,6 +184,109 @@ def test_modules_that_clients_cannot_train_are_refused_in_one_sentence(module: n
     assert "\n" not in str(caught.value)
 
 
+class Does(nn.Module):
+    """A layer and what a user's forward pass makes of it."""
+
+    def __init__(
+        self,
+        forward: Callable[[nn.Module, torch.Tensor], object],
+        layer: nn.Module | None = None,
+        extra: nn.Parameter | None = None,
+    ) -> None:
+        super().__init__()
+        self.layer, self.does = layer or nn.Linear(16, 3), forward
+        if extra is not None:
+            self.extra = extra
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.does(self.layer, x.flatten(1))
+
+
+def _uncopied() -> nn.Module:
+    module = Own()
+    module.lock = threading.Lock()  # type: ignore[assignment]
+    return module
+
+
+def _with_nan() -> nn.Module:
+    module = Own()
+    module.first.weight.data[0, 0] = float("nan")
+    return module
+
+
+def _looked_up(**options: object) -> nn.Module:
+    return Does(lambda table, x: table((9 * x).long()).mean(1), nn.Embedding(10, 3, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Does(lambda layer, x: layer(x).squeeze()), r"gives \(3,\) for 1 sample:"),
+        (lambda: Does(lambda layer, x: layer(nn.functional.batch_norm(x, None, None, training=True))), "more than 1 value per channel"),
+        (lambda: Does(torch.no_grad()(lambda layer, x: layer(x))), "has no gradient: keep no_grad"),
+        (lambda: Does(lambda layer, x: torch.exp(layer(x)).add_(1)), "has no gradient.*inplace operation"),
+        (lambda: _looked_up(sparse=True), "has no gradient.*sparse=True"),
+        (lambda: _looked_up(max_norm=0.1), "changes its parameters.*max_norm"),
+        (lambda: Own(Does(lambda layer, x: x, extra=nn.Parameter(torch.ones(2, dtype=torch.complex64)))), "complex parameters"),
+        (lambda: nn.DataParallel(Own()), "the module it was made from"),
+        (_uncopied, "cannot be copied: cannot pickle"),
+        (_with_nan, "weights that are not finite"),
+    ],
+)
+def test_what_would_fail_only_in_training_is_refused_before(make: Callable[[], nn.Module], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as caught:
+        models.build(make(), (1, 4, 4), 3, Randomness(0))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_forward_pass_that_fails_on_the_data_is_told_in_one_sentence() -> None:
+    flat = adopt(_looked_up(), (1, 4, 4), 3)
+    with pytest.raises(UsageError, match=r"Does does not take samples of shape \(1, 4, 4\): index out of range"):
+        flat.call(flat.views(flat.initial()), torch.full((2, 1, 4, 4), 5.0))
+
+
+def test_what_vmap_cannot_take_back_trains_one_client_after_the_other() -> None:
+    flat = adopt(Does(lambda layer, x: checkpoint(layer, x, use_reentrant=False)), (1, 4, 4), 3)
+    assert not flat.together
+
+
+def _shared_dropout() -> nn.Module:
+    dropout = nn.Dropout(0.5)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 9), dropout, nn.Linear(9, 9), dropout, nn.Linear(9, 3))
+
+
+def _tied_weights() -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 3))
+    module[3].weight = module[1].weight
+    return module
+
+
+def _frozen() -> nn.Module:
+    module = Own(Constant())
+    module.first.requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize("make", [Own, _tied_weights, _repeated, _frozen, _shared_dropout], ids=lambda make: make.__name__)
+def test_a_state_dict_loads_into_the_users_own_module(make: Callable[[], nn.Module]) -> None:
+    module, target = make(), make().eval()
+    flat = adopt(module, (1, 4, 4), 3)
+    row, x = normal(flat.dimension).float(), normal(5, 1, 4, 4).float()
+    target.load_state_dict(flat.state_dict(row), strict=True)
+    torch.testing.assert_close(target(x).detach(), flat.call(flat.views(row), x))
+
+
+def test_the_processs_default_number_type_does_not_matter() -> None:
+    module = Own()
+    torch.set_default_dtype(torch.float64)
+    try:
+        named, own = models.build("mlp", (4,), 3, Randomness(0)), adopt(module, (1, 4, 4), 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(named.initial(), models.build("mlp", (4,), 3, Randomness(0)).initial())
+    assert torch.equal(own.initial(), adopt(module, (1, 4, 4), 3).initial())
+
+
 def test_what_vmap_refuses_trains_one_client_after_the_other() -> None:
     assert not adopt(Own(Branch()), (1, 4, 4), 3).together
     assert adopt(Own(), (1, 4, 4), 3).together
@@ -211,6 +316,32 @@ def test_an_evaluating_module_trains_all_the_same() -> None:
     torch.testing.assert_close(flat.call(views, x), module(x).detach())
 
 
+class Keeping(nn.Tanh):
+    """As a hook that looks at activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(super().forward(x))
+        return self.seen[-1]
+
+
+def test_the_checks_leave_nothing_in_a_module() -> None:
+    assert adopt(Own(Keeping()), (1, 4, 4), 3).copy().module.between.seen == []  # type: ignore[union-attr]
+
+
+def test_a_description_sees_what_is_frozen_and_constants_that_are_not_saved() -> None:
+    one, two, three = (copy.deepcopy(module) for module in [Own(Constant())] * 3)
+    two.first.requires_grad_(False)
+    three.between.register_buffer("shift", torch.ones(8), persistent=False)
+    four = copy.deepcopy(three)
+    four.between.shift += 1  # type: ignore[operator]
+    told = [json.dumps(models.describe(module)) for module in (one, two, three, four)]
+    assert len(set(told)) == 4
+
+
 def test_a_description_tells_modules_apart_and_is_json() -> None:
     one, two = Own(), Own()
     told = models.describe(one)
@@ -218,3 +349,10 @@ def test_a_description_tells_modules_apart_and_is_json() -> None:
     assert told["parameters"]["last.weight"] == [3, 8]
     assert told == models.describe(copy.deepcopy(one)) != models.describe(two)
     assert models.describe("mlp") == "mlp"
+    extra = Own(Stateful())
+    assert models.describe(extra) == models.describe(copy.deepcopy(extra))
+
+
+class Stateful(nn.Tanh):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}

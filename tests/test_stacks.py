@@ -35,6 +35,7 @@ CONVOLUTIONAL: dict[str, Callable[[], nn.Module]] = {
     "odd pool": lambda: _cnn(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True)),
     "uneven": lambda: _cnn(nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2, bias=False), nn.ReLU()),
     "same": lambda: _cnn(nn.Conv2d(2, 4, (5, 3), padding="same"), nn.ReLU(), nn.Conv2d(4, 2, 2, padding="valid")),
+    "pool of one number": lambda: _cnn(nn.Conv2d(2, 4, 3), nn.MaxPool2d((2,))),
     "pool first": lambda: _cnn(nn.MaxPool2d(2), nn.Conv2d(2, 4, 3), nn.ReLU()),
 }
 
@@ -46,6 +47,30 @@ class OneChannel(nn.Sequential):
 def hooked() -> nn.Module:
     module = DENSE["mlp"]()
     module[1].register_forward_hook(lambda m, i, o: 2 * o)  # type: ignore[index]
+    return module
+
+
+def hooked_outside() -> nn.Module:
+    module = DENSE["nested"]()
+    module[1].register_forward_hook(lambda m, i, o: 2 * o)  # type: ignore[index]
+    return module
+
+
+def hooked_backward() -> nn.Module:
+    module = DENSE["mlp"]()
+    module[1].register_full_backward_hook(lambda m, i, o: (2 * i[0],))  # type: ignore[index]
+    return module
+
+
+def patched() -> nn.Module:
+    module = DENSE["mlp"]()
+    module[2].forward = torch.tanh  # type: ignore[index]
+    return module
+
+
+def tied() -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.Linear(128, 3))
+    module[3].weight = module[1].weight
     return module
 
 
@@ -65,6 +90,10 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "same with an even kernel": lambda: nn.Sequential(nn.Conv2d(2, 4, 2, padding="same"), nn.Flatten(), nn.Linear(256, 3)),
     "a subclass": lambda: OneChannel(nn.Flatten(), nn.Linear(128, 3)),
     "a hook": hooked,
+    "a hook on a sequence": hooked_outside,
+    "a backward hook": hooked_backward,
+    "a forward pass of its own": patched,
+    "tied weights": tied,
     "nothing that trains": lambda: nn.Sequential(nn.Flatten(), nn.ReLU()),
 }
 

@@ -13,7 +13,7 @@ from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
 from securecluster import Federation, Iid, LabelSwap, wire
 from securecluster.cohort import Cohort
 from securecluster.endpoint import config_hash, message_types
-from securecluster.errors import UsageError
+from securecluster.errors import RunFolderError, UpdateError, UsageError
 from securecluster.messages import Call, reply_header
 from securecluster.run import Run
 from securecluster.transcript import Transcript, load_entries
@@ -226,3 +226,34 @@ def test_client_and_server_agree_on_the_dimension(small: Federation) -> None:
     config = made.config(small, "float32")
     assert config["dimension"] == made.build_client(small, Settings()).client.cohort.model.dimension
     assert config_hash({**config, "dimension": 4811}) != made.build_client(small, Settings())._config
+
+
+@pytest.mark.parametrize(
+    "change", [{"lr": 0.1}, {"model": "linear"}, {"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))}]
+)
+@pytest.mark.parametrize("protocol", [CFL, FedAvg, Local])
+def test_a_folder_of_another_configuration_is_not_resumed(
+    protocol: type[Protocol], change: dict[str, Any], small: Federation, tmp_path: Path
+) -> None:
+    start: dict[str, Any] = {"rounds": 1, "model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))}
+    protocol(**start).fit(small, folder=tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(RunFolderError, match="another configuration"):
+        protocol(**(start | change)).fit(small, folder=tmp_path)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(protocol(**start).fit(small, folder=tmp_path).history_) == 1
+
+
+@pytest.mark.parametrize("protocol", [CFL, FedAvg, Local])
+def test_divergence_is_an_error_that_names_the_clients(protocol: type[Protocol], small: Federation) -> None:
+    with pytest.raises(UpdateError, match=r"round 1: .* client\(s\) 0, 1.*lower the learning rate"):
+        protocol(rounds=3, lr=1e30).fit(small)
+
+
+def test_numpy_numbers_are_numbers_and_others_are_refused(small: Federation) -> None:
+    one, other = CFL(rounds=1, lr=0.5, epochs=2), CFL(rounds=np.int64(1), lr=np.float64(0.5), epochs=np.int32(2))  # type: ignore[arg-type]
+    assert config_hash(one.config(small, "float32")) == config_hash(other.config(small, "float32"))
+    assert torch.equal(one.fit(small).client_models_.values, other.fit(small).client_models_.values)
+    for params in ({"rounds": 1.5}, {"rounds": "3"}, {"participation": "all"}):
+        with pytest.raises(UsageError, match="rounds is a whole number"):
+            CFL(**params).fit(small)  # type: ignore[arg-type]
