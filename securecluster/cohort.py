@@ -29,7 +29,7 @@ from securecluster.randomness import Randomness
 if TYPE_CHECKING:
     from securecluster.models import FlatModel
 
-CPU_CHUNK, GPU_CHUNK = 1 << 21, 1 << 28  # parameters of the clients that train together
+CPU_CHUNK, GPU_CHUNK = 1 << 22, 1 << 28  # parameters of the clients that train together
 EVALUATED = 1000  # samples at a time
 
 

@@ -52,7 +52,7 @@ for name in {VERSIONS!r}:
         pass
 print(json.dumps(found))
 """
-    done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([interpreter, "-I", "-c", code], capture_output=True, text=True, check=True)
     found: dict[str, str] = json.loads(done.stdout)
     return found
 

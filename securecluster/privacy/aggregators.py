@@ -11,7 +11,7 @@ from securecluster.backend import torch
 from securecluster.errors import FrameError
 from securecluster.messages import Answer, Call, Rows
 
-CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 28}  # on a CPU, memory that the allocator reuses and caches hold
+CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}  # on a CPU, memory that the allocator reuses and caches hold
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Plain:
         total, counts = None, [0] * groups
         ids: list[int] = []
         group = dict(zip(call.to, by, strict=True))
-        first, step = 0, self._chunk or 16
+        first, step = 0, self._chunk or 32
         while first < len(call.to):
             answer = exchange(call.select(range(first, min(first + step, len(call.to)))))
             first += step
@@ -80,5 +80,11 @@ def _add(total: Any, reply: Any, place: list[int], groups: int) -> Any:
         held = getattr(total, name).table
         if (held.shape[1:], held.dtype) != (value.shape[1:], value.dtype):
             raise FrameError(f"{name}: the replies differ in shape or type: {tuple(held.shape[1:])} and {tuple(value.shape[1:])}")
-        getattr(total, name).table.index_add_(0, torch.as_tensor(place, device=value.device), value)
+        for group in sorted(set(place)):
+            held[group] += _of_group(value, place, group).sum(0)
     return total
+
+
+def _of_group(rows: torch.Tensor, place: list[int], group: int) -> torch.Tensor:
+    own = [k for k, g in enumerate(place) if g == group]
+    return rows if len(own) == len(rows) else rows[torch.as_tensor(own, device=rows.device)]

@@ -104,7 +104,7 @@ def test_without_a_chunk_what_is_held_stays_below_the_limit_but_keeps_the_thread
         with cpu_threads(threads):
             Plain().run(clients(values, set(), asked), call(tuple(range(300))), [0] * 300, 1)
         assert max(map(len, asked[1:])) <= most
-        assert len(asked[1]) == min(most, 300 - 16)
+        assert len(asked[1]) == min(most, 300 - 32)
 
 
 def test_replies_with_an_absent_field_are_summed_without_it() -> None:
