@@ -11,7 +11,6 @@ from securecluster.protocols.base import Protocol
 
 from securecluster.displacements import Means, Outbox, Trainee, Update, deliver, invite
 from securecluster.endpoint import SUM, Turn, answers
-from securecluster.messages import Rows
 from securecluster.network import Network
 from securecluster.run import Run
 
@@ -30,10 +29,7 @@ class Client(Trainee):
     @answers(SUM, through=("delta",), fresh=True)
     def train(self, turn: Turn, query: Means) -> Update:
         """n_i·Δ_i and n_i."""
-        update = super().train(turn, query)
-        assert update.size is not None
-        weight = update.size.values.to(update.delta.table.device)
-        return Update(Rows(update.delta.table.mul_(weight[:, None])), update.size)
+        return self.trained(turn, query, [self.cohort.sizes[k] for k in turn.at])
 
 
 @dataclass

@@ -53,6 +53,7 @@ class _Task:
     who: Sequence[int]
     plan: LocalTraining
     step: int
+    scale: Sequence[float] | None
     out: torch.Tensor  # (len(who), d)
     largest: int  # clients of a chunk
     jobs: deque[list[int] | None]  # chunks, then a None for each worker: so it is empty only when all are to stop
@@ -100,7 +101,9 @@ class Cohort:
             for s in shards
         ]
 
-    def train(self, start: Rows, who: Sequence[int], plan: LocalTraining, step: int, room: int = 0) -> torch.Tensor:
+    def train(
+        self, start: Rows, who: Sequence[int], plan: LocalTraining, step: int, room: int = 0, scale: Sequence[float] | None = None
+    ) -> torch.Tensor:
         """Updates SGD_n(θ_i, D_i) − θ_i of the clients `who`, (len(who), d) (Sattler et al. 2019, eq. 1).
 
         All steps of a chunk of clients run before the next chunk starts, so that its weights stay in cache. On a CPU each of torch's
@@ -111,6 +114,7 @@ class Cohort:
             who: positions in this cohort.
             step: names the draw of the batches, with the client and the epoch.
             room: numbers in a row of the result, d or more; those after the first d are 0.
+            scale: what each update is multiplied by (1 without it): a client weighs what it sends to a sum.
         """
         order = sorted(range(len(who)), key=lambda k: -self._steps(who[k], plan))
         threads = torch.get_num_threads() if self.device.type == "cpu" else 1
@@ -120,7 +124,7 @@ class Cohort:
         out[:, d:] = 0
         workers = min(threads, len(parts))
         jobs: deque[list[int] | None] = deque([*parts, *[None] * max(workers, 1)])
-        task = _Task(start, who, plan, step, out[:, :d], max(map(len, parts), default=0), jobs)
+        task = _Task(start, who, plan, step, scale, out[:, :d], max(map(len, parts), default=0), jobs)
         if workers <= 1:
             self._work(self.model, task)
         else:
@@ -141,7 +145,9 @@ class Cohort:
             torch.index_select(task.start.table, 0, torch.as_tensor(origin, device=self.device), out=weights)
             self._train(model, weights, [task.who[k] for k in part], task)
             for row, k, o in zip(weights, part, origin, strict=True):
-                torch.sub(row, task.start.table[o], out=task.out[k])
+                update = torch.sub(row, task.start.table[o], out=task.out[k])
+                if task.scale is not None:
+                    update *= task.scale[k]
 
     def _train(self, model: FlatModel, weights: torch.Tensor, who: Sequence[int], task: _Task) -> None:
         """All steps of a chunk, weights (b, d) in place."""

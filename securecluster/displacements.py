@@ -59,9 +59,13 @@ class Trainee:
     @answers(GATHER, SUM, through=("delta",), fresh=True)
     def train(self, turn: Turn, query: Means) -> Update:
         """θ_i ← θ_i + P⁻¹Δ_c(i); reply P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the way out."""
+        return self.trained(turn, query)
+
+    def trained(self, turn: Turn, query: Means, scale: Sequence[float] | None = None) -> Update:
+        """The reply before any mask, each client's update times its `scale`."""
         self.models = self.advanced(turn.at, query)
         room = self._pipeline.room(self.cohort.model.dimension)
-        delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step, room)
+        delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step, room, scale)
         return Update(Rows(delta), self._sizes(turn) if self._weighted else None)
 
     @answers(GATHER, private=False)

@@ -76,8 +76,11 @@ class Transcript:
     def record(self, call: Call, answer: Answer) -> None:
         """Append one call."""
         place = {i: k for k, i in enumerate(answer.ids)}
-        down = tuple(wire.size(call.header(k), call.query, k) for k in range(len(call.to)))
-        up = tuple(wire.size(reply_header(call.header(k)), answer.reply, place[i]) if i in place else 0 for k, i in enumerate(call.to))
+        headers = [call.header(k) for k in range(len(call.to))]
+        down = tuple(wire.sizes(headers, call.query, range(len(call.to))))
+        back = [reply_header(header) for header, i in zip(headers, call.to, strict=True) if i in place]
+        came = iter(wire.sizes(back, answer.reply, [place[i] for i in call.to if i in place]) if back else ())
+        up = tuple(next(came) if i in place else 0 for i in call.to)
         lost = tuple(i for i in call.to if i not in place)
         entry = Entry(call.method, call.verb, call.round, call.step, call.to, lost, down, up)
         self._totals[call.method].update(up=sum(up), down=sum(down))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -63,9 +63,23 @@ def encode(header: Header, message: Any, position: int = 0) -> bytes:
 
 def size(header: Header, message: Any, position: int = 0) -> int:
     """`len(encode(header, message, position))`, in bytes, without encoding."""
-    scalars, tensors = _split(message, position)
-    shapes = {name: (_shape(table, row), table.dtype) for name, (table, row) in tensors.items()}
-    return _file_size(_metadata(header, scalars), tuple(sorted(shapes.items())))
+    return sizes([header], message, [position])[0]
+
+
+def sizes(headers: Iterable[Header], message: Any, positions: Iterable[int]) -> list[int]:
+    """`size` of several frames of one batch message."""
+    picked = [value.picks for value in vars(message).values() if isinstance(value, Picks)]
+    known: dict[tuple[int, ...], tuple[dict[str, Any], int, int]] = {}  # frames with as many rows have tensors of one shape
+    found = []
+    for header, position in zip(headers, positions, strict=True):
+        rows = tuple(len(picks[position]) for picks in picked)
+        if rows not in known:
+            scalars, tensors = _split(message, position)
+            shapes = {name: (_shape(table, row), table.dtype) for name, (table, row) in tensors.items()}
+            known[rows] = (scalars, *_tensor_table(tuple(sorted(shapes.items()))))
+        scalars, table, data = known[rows]
+        found.append(_file_size(_metadata(header, scalars), table, data))
+    return found
 
 
 def _shape(table: torch.Tensor, row: Any) -> tuple[int, ...]:
@@ -74,8 +88,7 @@ def _shape(table: torch.Tensor, row: Any) -> tuple[int, ...]:
     return tuple(table.shape[1:]) if isinstance(row, int) else (len(row), *table.shape[1:])
 
 
-def _file_size(metadata: str, shapes: tuple[tuple[str, tuple[tuple[int, ...], torch.dtype]], ...]) -> int:
-    table, data = _tensor_table(shapes)
+def _file_size(metadata: str, table: int, data: int) -> int:
     header = len('{"__metadata__":{"frame":}}') + len(json.dumps(metadata, ensure_ascii=False).encode()) + table
     return 8 + -(-header // 8) * 8 + data
 

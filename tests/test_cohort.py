@@ -172,6 +172,14 @@ def test_two_threads_repeat_themselves_to_the_bit() -> None:
     assert torch.equal(one, two)
 
 
+def test_a_scale_multiplies_each_update_and_room_is_zero_after_it() -> None:
+    batched, scale = cohort(), [1.0, 2.0, -3.0, 0.5, 0.0, 4.0]
+    plainly = batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
+    d = batched.model.dimension
+    scaled = batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1, d + 3, scale)
+    assert torch.equal(scaled[:, :d], plainly * torch.tensor(scale)[:, None]) and not scaled[:, d:].any()
+
+
 def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     batched = cohort()
     monkeypatch.setattr(batched, "_step", lambda *rest: 1 / 0)
