@@ -45,6 +45,14 @@ class LocalTraining:
     steps: int | None = None
 
 
+@dataclass
+class _Worker:
+    """A thread's own model, since torch swaps parameters in place, and the memory of its chunk's weights, kept from call to call."""
+
+    model: FlatModel
+    room: torch.Tensor  # (b, d), b grows as needed
+
+
 @dataclass(frozen=True)
 class _Task:
     """What one call of `train` is about."""
@@ -88,7 +96,7 @@ class Cohort:
         self.ids = tuple(range(len(federation)) if clients is None else clients)
         self.device, self.dtype = device, dtype or torch.float32
         self.model = model.to(device, self.dtype)
-        self._copies: list[FlatModel] = []
+        self._workers: list[_Worker] = []
         self.start = self.model.initial()
         self._randomness = randomness
         shards = [federation.shards[i] for i in self.ids]
@@ -122,28 +130,30 @@ class Cohort:
         d = self.model.dimension
         out = torch.empty(len(who), max(room, d), dtype=self.dtype, device=self.device)
         out[:, d:] = 0
-        workers = min(threads, len(parts))
-        jobs: deque[list[int] | None] = deque([*parts, *[None] * max(workers, 1)])
+        workers = self._for_threads(max(1, min(threads, len(parts))))
+        jobs: deque[list[int] | None] = deque([*parts, *[None] * len(workers)])
         task = _Task(start, who, plan, step, scale, out[:, :d], max(map(len, parts), default=0), jobs)
-        if workers <= 1:
-            self._work(self.model, task)
+        if len(workers) == 1:
+            self._work(workers[0], task)
         else:
-            _each_in_a_thread(lambda model: self._work(model, task), self._for_threads(workers), jobs)
+            _each_in_a_thread(lambda worker: self._work(worker, task), workers, jobs)
         return out
 
-    def _for_threads(self, number: int) -> list[FlatModel]:
-        """Models that as many threads may call at once, made when first needed."""
-        self._copies += [self.model.copy() for _ in range(number - 1 - len(self._copies))]
-        return [self.model, *self._copies[: number - 1]]
+    def _for_threads(self, number: int) -> list[_Worker]:
+        """What as many threads may work with at once, made when first needed."""
+        none = self.start.new_empty(0, self.model.dimension)
+        self._workers += [_Worker(self.model.copy(), none) for _ in range(number - len(self._workers))]
+        return self._workers[:number]
 
-    def _work(self, model: FlatModel, task: _Task) -> None:
+    def _work(self, worker: _Worker, task: _Task) -> None:
         """Train chunk after chunk, in the same memory, until a None."""
-        room = torch.empty(task.largest, model.dimension, dtype=self.dtype, device=self.device)
+        if len(worker.room) < task.largest:
+            worker.room = worker.room.new_empty(task.largest, self.model.dimension)
         for part in iter(task.jobs.popleft, None):
             origin = part if task.start.index is None else [task.start.index[k] for k in part]
-            weights = room[: len(part)]
+            weights = worker.room[: len(part)]
             torch.index_select(task.start.table, 0, torch.as_tensor(origin, device=self.device), out=weights)
-            self._train(model, weights, [task.who[k] for k in part], task)
+            self._train(worker.model, weights, [task.who[k] for k in part], task)
             for row, k, o in zip(weights, part, origin, strict=True):
                 update = torch.sub(row, task.start.table[o], out=task.out[k])
                 if task.scale is not None:
@@ -245,12 +255,12 @@ def _split(order: list[int], size: int, threads: int) -> list[list[int]]:
     return [[int(k) for k in part] for part in np.array_split(order, number)] if order else []
 
 
-def _each_in_a_thread(work: Callable[[FlatModel], None], models: list[FlatModel], jobs: deque[Any]) -> None:
-    """Work with each model in a thread of its own, in which torch uses one thread."""
+def _each_in_a_thread(work: Callable[[_Worker], None], workers: list[_Worker], jobs: deque[Any]) -> None:
+    """Let each worker work in a thread of its own, in which torch uses one thread."""
     threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(len(models), initializer=lambda: torch.set_num_threads(1))
+    pool = ThreadPoolExecutor(len(workers), initializer=lambda: torch.set_num_threads(1))
     try:
-        for done in as_completed([pool.submit(work, model) for model in models]):
+        for done in as_completed([pool.submit(work, worker) for worker in workers]):
             done.result()
     finally:
         jobs.clear()  # after an error or an interrupt the others end with the step they are at
