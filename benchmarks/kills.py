@@ -6,7 +6,6 @@ python -m securecluster.benchmarks.kills [number of kills, 50]
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -65,5 +64,4 @@ def main(kills: int = 50) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     main(*map(int, sys.argv[1:]))

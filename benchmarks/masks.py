@@ -9,11 +9,7 @@ one map serves all. Masks and training alternate in one process; medians, with q
 
 from __future__ import annotations
 
-import os
 import sys
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -8,15 +8,11 @@ Each case runs in a process of its own: one round of one mini-batch of 10 sample
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import resource
 import subprocess
 import sys
 import time
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any

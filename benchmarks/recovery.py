@@ -8,10 +8,6 @@ Image sets other than digits are read from the folder SECURECLUSTER_DATA, or fro
 from __future__ import annotations
 
 import argparse
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 from typing import Any
 
 import numpy as np

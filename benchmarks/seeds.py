@@ -5,11 +5,7 @@ python -m securecluster.benchmarks.seeds [number of seeds, 10]
 
 from __future__ import annotations
 
-import os
 import sys
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 from typing import Any
 
 import numpy as np

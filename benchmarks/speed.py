@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import os
 import time
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +19,8 @@ from securecluster.benchmarks.table import write
 from torch import nn
 
 from securecluster import Federation
-from securecluster.cohort import Cohort, LocalTraining, cpu_threads
+from securecluster.cohort import Cohort, LocalTraining
+from securecluster.devices import cpu_threads
 from securecluster.messages import Rows
 from securecluster.models import FlatModel, build
 from securecluster.randomness import Randomness

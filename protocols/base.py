@@ -14,8 +14,9 @@ import numpy as np
 
 from securecluster import files
 from securecluster.backend import torch
-from securecluster.cohort import Cohort, LocalTraining, check_training, choose_device, cpu_threads
+from securecluster.cohort import Cohort, LocalTraining, check_training
 from securecluster.data import Federation
+from securecluster.devices import choose_device, cpu_threads
 from securecluster.displacements import Trainee, TraineeState
 from securecluster.endpoint import Endpoint, config_hash, message_types
 from securecluster.errors import RunFolderError, UsageError

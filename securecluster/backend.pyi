@@ -1,1 +1,5 @@
 import torch as torch
+
+ENVIRONMENT: dict[str, str]
+
+def prepare() -> None: ...

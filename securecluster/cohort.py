@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -288,23 +287,3 @@ def check_training(plan: LocalTraining) -> None:
 
 def _whole(value: object) -> bool:
     return isinstance(value, Integral) and int(value) >= 1
-
-
-@contextmanager
-def cpu_threads(number: int) -> Iterator[None]:
-    """Let torch use `number` threads for a while (0: as many as it uses now); sums round differently with another number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"unknown device {name!r}: choose one of auto, cpu, cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("no CUDA device is available here: use --device cpu, or auto")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

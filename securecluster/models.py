@@ -186,6 +186,8 @@ def _check_parts(name: str, module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._NormBase) and (part.track_running_stats or "Batch" in type(part).__name__):
             raise UsageError(f"{name} has {type(part).__name__}, whose statistics clients cannot average: use nn.GroupNorm instead")
+        if isinstance(part, nn.RReLU):
+            raise UsageError(f"{name} has RReLU, which draws its slopes anew in every call: use nn.LeakyReLU instead")
         if isinstance(part, torch.jit.ScriptModule | nn.DataParallel):
             raise UsageError(f"{name} is scripted or parallel, so its parameters cannot be replaced: give the module it was made from")
 

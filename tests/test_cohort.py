@@ -15,7 +15,8 @@ from torch import nn
 
 from securecluster import Federation, models, networks
 from securecluster import cohort as cohorts
-from securecluster.cohort import Cohort, LocalTraining, check_training, choose_device, cpu_threads
+from securecluster.cohort import Cohort, LocalTraining, check_training
+from securecluster.devices import choose_device, cpu_threads
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
 from securecluster.randomness import Randomness

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "backend", "randomness", "parties"},
-    {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout"},
+    {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout", "devices"},
     {"wire", "stacks", "data"},
     {"models"},
     {"cohort", "transcript"},

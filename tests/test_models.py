@@ -165,6 +165,7 @@ def test_a_users_own_module_keeps_its_weights_and_is_not_touched() -> None:
     [
         (Own(nn.BatchNorm1d(8)), "BatchNorm1d.*GroupNorm"),
         (Own(nn.InstanceNorm1d(8, track_running_stats=True)), "InstanceNorm1d.*GroupNorm"),
+        (nn.Sequential(nn.RReLU(), nn.Flatten(), nn.Linear(16, 3)), "RReLU.*LeakyReLU"),
         (Own(Counter(buffer=True)), "changes its buffer 'between.calls'"),
         (Own(Counter(buffer=False)), "two outputs for one input"),
         (Own(Centred()), "depends on the others of its mini-batch"),

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from securecluster.backend import ENVIRONMENT
+
 HERE = Path(__file__).resolve().parent
 TAG = "SECURECLUSTER_PEERS"
 
@@ -57,7 +59,7 @@ class Worker:
         own = {
             TAG: self._tag,
             "PYTHONPATH": str(HERE.parent),
-            "OMP_WAIT_POLICY": "PASSIVE",
+            **ENVIRONMENT,
             "OMP_NUM_THREADS": str(self.threads),
             "TMPDIR": self._scratch.name,
             "FLWR_HOME": self._scratch.name,

@@ -10,15 +10,12 @@ SECURECLUSTER_DATA names the folder that holds `mnist`; without it the clients h
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 from securecluster.benchmarks.peers.export import SAMPLES, data
@@ -28,7 +25,7 @@ from securecluster.benchmarks.peers.work import NAMES
 from securecluster.benchmarks.table import write
 
 from securecluster.backend import torch
-from securecluster.cohort import choose_device
+from securecluster.devices import choose_device
 from securecluster.errors import UsageError, unknown
 
 ENVIRONMENTS = {"ours": "securecluster", "pfl": "pfl", "pfl_mp": "pfl", "flower": "flower", "plain": "plain", "central": "plain"}

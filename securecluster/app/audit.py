@@ -7,7 +7,7 @@ from typing import Any
 
 from securecluster import files
 from securecluster.app.folder import Plan
-from securecluster.cohort import cpu_threads
+from securecluster.devices import cpu_threads
 from securecluster.endpoint import message_types
 from securecluster.errors import ReplayError, RunFolderError
 from securecluster.transcript import Transcript, load_entries

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app.options import DEFAULT_CLIENTS, PROTOCOLS, options_class, protocol_class
-from securecluster.backend import torch
+from securecluster.backend import prepare, torch
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError, unknown
 
 AUTO_FULL = 256 * 10**6  # bytes on the wire up to which `auto` keeps the contents of frames
@@ -37,7 +36,7 @@ class Resume:
 
 def entry() -> None:
     """The console script."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads that spin slow a busy machine down a hundredfold
+    prepare()
     sys.exit(main(sys.argv[1:]))
 
 
@@ -79,7 +78,7 @@ def _run(argv: list[str]) -> int:
     options: Any = tyro.cli(options_class(protocol_class(argv[0])), prog=f"securecluster run {argv[0]}", args=argv[1:])
     _check_names(options)
     from securecluster.app import folder as folders
-    from securecluster.cohort import choose_device
+    from securecluster.devices import choose_device
 
     folders.check_free(options.output.out, options.output.force)
     if not options.simulation.own:

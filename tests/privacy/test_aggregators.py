@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securecluster.cohort import cpu_threads
+from securecluster.devices import cpu_threads
 from securecluster.errors import FrameError
 from securecluster.messages import Answer, Call, Rows
 from securecluster.privacy import aggregators
