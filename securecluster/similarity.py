@@ -35,11 +35,6 @@ def blocks(rows: torch.Tensor, who: Sequence[int] | None = None) -> Iterator[tor
         yield block if pick is None else block[pick]
 
 
-def norms(rows: torch.Tensor) -> torch.Tensor:
-    """Euclidean norms of rows (m, d) as (m,) float64."""
-    return gram_norms(gram(rows))
-
-
 def gram_norms(inner: torch.Tensor) -> torch.Tensor:
     """Norms (m,) from a Gram matrix (m, m)."""
     return inner.diagonal().clamp_min(0).sqrt()

@@ -15,7 +15,7 @@ from securecluster import Federation, LabelSwap, wire
 from securecluster.endpoint import GATHER, PAIRS, SUM, Endpoint, Turn, answers, message_types
 from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
 from securecluster.messages import Answer, Call, Header, Rows
-from securecluster.network import Network, NetworkState
+from securecluster.network import Network, NetworkState, _finite
 from securecluster.privacy.aggregators import Plain
 from securecluster.privacy.keys import Hello, KeyRing
 from securecluster.privacy.masks import Permutation
@@ -379,3 +379,10 @@ def test_a_client_that_missed_the_agreement_still_gets_every_average() -> None:
     assert net.state.lost == {1: [1, 2]}
     models = clients.client.models.values
     assert torch.equal(models, models[:1].expand_as(models))
+
+
+def test_finite_numbers_whose_sum_overflows_pass_and_others_do_not() -> None:
+    rows = torch.full((4, 10), 3e38)
+    rows[1, 3], rows[2, 5] = float("nan"), -float("inf")
+    assert _finite(rows).tolist() == [True, False, False, True]
+    assert _finite(torch.tensor([1.0, float("inf")])).tolist() == [True, False]

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securecluster.similarity import cosine, gram, gram_norms, mean_norm, norms
+from securecluster import similarity
+from securecluster.similarity import cosine, gram, gram_norms, mean_norm, mean_row
 
 
 def rows_of(seed: int, m: int, d: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -24,18 +25,30 @@ def test_inner_products_norms_and_cosines_are_numpys(seed: int, m: int, d: int, 
     inner = gram(rows)
     assert inner.dtype == torch.float64
     np.testing.assert_allclose(inner.numpy(), exact @ exact.T, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(norms(rows).numpy(), size, rtol=1e-12)
     np.testing.assert_allclose(gram_norms(inner).numpy(), size, rtol=1e-12)
     np.testing.assert_allclose(cosine(inner).numpy(), exact @ exact.T / np.outer(size, size), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("d", [(1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 * (1 << 16) + 77])
-def test_rows_of_several_column_blocks(d: int) -> None:
+@pytest.mark.parametrize("d", [99, 100, 101, 377])
+def test_rows_of_several_column_blocks(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(similarity, "BLOCK", 3 * 100)
     rows = rows_of(1, 3, d)
     rows[:, -1] = 1000.0  # a lost last column would show
+    assert len(list(similarity.blocks(rows))) == -(-d // 100)
     exact = rows.numpy().astype(np.float64)
     np.testing.assert_allclose(gram(rows).numpy(), exact @ exact.T, rtol=1e-11)
-    np.testing.assert_allclose(norms(rows).numpy(), np.linalg.norm(exact, axis=1), rtol=1e-12)
+    np.testing.assert_allclose(gram_norms(gram(rows)).numpy(), np.linalg.norm(exact, axis=1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("who", [None, [0, 1, 2, 3, 4], [3, 1], [2]])
+def test_geometry_of_some_rows(who: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(similarity, "BLOCK", 5 * 10)
+    rows = rows_of(2, 5, 37)
+    own = rows.numpy() if who is None else rows.numpy()[who]
+    weight = torch.arange(1.0, len(own) + 1, dtype=torch.float64)
+    np.testing.assert_allclose(gram(rows, who).numpy(), own @ own.T, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(mean_row(rows, who).numpy(), own.mean(0), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(mean_row(rows, who, weight).numpy(), np.average(own, 0, weight.numpy()), rtol=1e-12, atol=1e-14)
 
 
 def test_float32_rows_are_accumulated_in_float64() -> None:
@@ -83,7 +96,7 @@ def test_orthonormal_maps_and_permutations_change_nothing(seed: int, d: int) -> 
     for masked in (rows @ turn, rows[:, shuffle], -rows):
         torch.testing.assert_close(gram(masked), gram(rows), rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(cosine(gram(masked)), cosine(gram(rows)), rtol=0, atol=1e-10)
-        torch.testing.assert_close(norms(masked), norms(rows), rtol=1e-10, atol=0)
+        torch.testing.assert_close(gram_norms(gram(masked)), gram_norms(gram(rows)), rtol=1e-10, atol=0)
 
 
 def test_clients_in_another_order_are_the_same_matrix_in_another_order() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 
@@ -10,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from securecluster.benchmarks.peers.work import NAMES, Work, save
 
+from securecluster.data.pools import Pool as SourcePool
+from securecluster.data.sources import FOLDER, source
 from securecluster.models import build
 from securecluster.randomness import Randomness
 
@@ -43,25 +44,19 @@ def dealt(pool: int, clients: int, samples: int, randomness: Randomness) -> NDAr
 
 def train() -> Pool:
     """MNIST's training images; digits scaled up to 28 × 28 where MNIST is not at hand."""
-    folder = mnist()
-    return _digits(0) if folder is None else _parquet(folder / "train-00000-of-00001.parquet")
+    return _pixels(source("mnist").train) if data() == "mnist" else _digits(0)
 
 
 def test() -> Pool:
     """The test images: of MNIST, or a fifth of the digits."""
-    folder = mnist()
-    return _digits(1) if folder is None else _parquet(folder / "test-00000-of-00001.parquet")
+    held = source("mnist").test if data() == "mnist" else None
+    return _digits(1) if held is None else _pixels(held)
 
 
 def data() -> str:
-    """The name of the samples."""
-    return "digits 28x28" if mnist() is None else "mnist"
-
-
-def mnist() -> Path | None:
-    """The folder of MNIST's two files under SECURECLUSTER_DATA, if it is there."""
-    folder = Path(os.environ.get("SECURECLUSTER_DATA", "")) / "mnist"
-    return folder if os.environ.get("SECURECLUSTER_DATA") and folder.is_dir() else None
+    """The name of the samples: MNIST where it lies under SECURECLUSTER_DATA."""
+    folder = os.environ.get(FOLDER)
+    return "mnist" if folder and (Path(folder) / "mnist").is_dir() else "digits 28x28"
 
 
 def _order(clients: int, samples: int, turn: int, randomness: Randomness) -> NDArray[np.int16]:
@@ -69,13 +64,8 @@ def _order(clients: int, samples: int, turn: int, randomness: Randomness) -> NDA
     return draws.argsort(axis=1).astype(np.int16)
 
 
-def _parquet(path: Path) -> Pool:
-    import pyarrow.parquet
-    from PIL import Image
-
-    columns = pyarrow.parquet.read_table(path).to_pydict()
-    images = [np.asarray(Image.open(io.BytesIO(cell["bytes"]))) for cell in columns["image"]]
-    return np.stack(images)[:, None], np.asarray(columns["label"], dtype=np.int64)
+def _pixels(pool: SourcePool) -> Pool:
+    return np.round(pool.read(np.arange(len(pool.y))) * 255).astype(np.uint8), pool.y
 
 
 def _digits(held_out: int) -> Pool:
