@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 from securecluster.benchmarks.table import write
-from securecluster.protocols import CFL, FedAvg, Protocol
+from securecluster.protocols import CFL, FedAvg, Local, Protocol
 
 from securecluster import Federation
 from securecluster.settings import Settings
 
 GIB = 1 << 30
 CASES: dict[str, Callable[..., Protocol]] = {
+    "local": partial(Local),
     "fedavg": partial(FedAvg),
     "cfl": partial(CFL, mask="none"),
     "cfl-permutation": partial(CFL, mask="permutation"),

@@ -262,7 +262,7 @@ class Protocol(ABC):
         return Fit(list(state.labels), client.models, run, net, transcript, client, pack(state), client.cohort.device.type)
 
     def _state_dict(self, client: int) -> dict[str, Any]:
-        state: dict[str, Any] = self._flat.state_dict(self.client_models_.values[client])
+        state: dict[str, Any] = self._flat.state_dict(self.client_models_.row(client))
         return state
 
     def _training(self) -> LocalTraining:

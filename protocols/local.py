@@ -29,13 +29,15 @@ class Client(Trainee):
     @answers(GATHER, private=False)
     def alone(self, turn: Turn, query: Hello) -> Done:
         """θ_i ← SGD_n(θ_i, D_i)."""
-        table = self.models.values.clone()
-        table[list(turn.at)] += self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step)
-        bad = [i for i, k in zip(turn.ids, turn.at, strict=True) if not bool(table[k].isfinite().all())]
+        if len(self.models.table) < len(self.cohort.ids):  # they shared θ_0 until now
+            self.models = Rows(self.models.values, tuple(range(len(self.cohort.ids))))
+        updates = self.cohort.train(Rows(self.models.table, turn.at), turn.at, self.training, turn.step)
+        bad = [i for i, update in zip(turn.ids, updates, strict=True) if not bool(update.isfinite().all())]
         if bad:  # no update is sent, so no server can tell
             few = ", ".join(map(str, bad[:5]))
             raise UpdateError(f"round {turn.round}: the model of client(s) {few} is not finite: lower the learning rate (--lr)")
-        self.models = Rows(table, tuple(range(len(table))))
+        for k, update in zip(turn.at, updates, strict=True):
+            self.models.table[k] += update
         return Done()
 
 
@@ -56,4 +58,5 @@ class Local(Protocol):
 
     def served(self, client: Any, state: Any) -> Rows:
         """Each client's own model."""
-        return Rows(client.models.values, tuple(range(len(client.cohort.ids))))
+        models: Rows = client.models
+        return models

@@ -41,6 +41,10 @@ class Rows:
         """All rows, (frames, …); a copy where rows are shared."""
         return self.table if self.index is None else self.table[torch.as_tensor(self.index, dtype=torch.long)]
 
+    def row(self, frame: int) -> torch.Tensor:
+        """One frame's row, without a copy."""
+        return self.table[frame if self.index is None else self.index[frame]]
+
     def select(self, positions: Sequence[int]) -> Rows:
         """The rows of some frames; shared rows stay stored once."""
         if self.index is None:

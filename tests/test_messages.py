@@ -148,3 +148,11 @@ def test_the_headers_of_a_call_name_each_recipient_and_its_group() -> None:
     back = reply_header(call.header(1))
     assert (back.sender, back.recipient) == ("client/7", "server")
     assert dataclasses.replace(back, sender="server", recipient="client/7") == call.header(1)
+
+
+@pytest.mark.parametrize("index", [None, (2, 0, 0)])
+def test_a_row_is_no_copy(index: tuple[int, ...] | None) -> None:
+    rows = Rows(torch.arange(12.0).view(3, 4), index)
+    for k in range(3):
+        assert torch.equal(rows.row(k), rows.values[k])
+        assert rows.row(k).untyped_storage().data_ptr() == rows.table.untyped_storage().data_ptr()

@@ -43,7 +43,7 @@ def test_rows_of_several_column_blocks(d: int, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("who", [None, [0, 1, 2, 3, 4], [3, 1], [2]])
 def test_geometry_of_some_rows(who: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(similarity, "BLOCK", 5 * 10)
-    rows = rows_of(2, 5, 37)
+    rows = rows_of(2, 5, 37, torch.float64)
     own = rows.numpy() if who is None else rows.numpy()[who]
     weight = torch.arange(1.0, len(own) + 1, dtype=torch.float64)
     np.testing.assert_allclose(gram(rows, who).numpy(), own @ own.T, rtol=1e-12, atol=1e-12)
