@@ -1,4 +1,4 @@
-"""Exact recovery of label swap by CFL's defaults, over data sets and seeds.
+"""Exact recovery of label swap by CFL's defaults, over data sets and seeds, and IID digits, which must stay one cluster.
 
 python -m securecluster.benchmarks.recovery [--data digits mnist fashion_mnist] [--seeds 10] [--samples N]
 
@@ -14,23 +14,36 @@ import numpy as np
 from securecluster.benchmarks.table import write
 from securecluster.protocols import CFL
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation, Iid, LabelSwap
+from securecluster.data import Scenario
 
 
-def one(data: str, samples: int | None, seed: int) -> dict[str, Any]:
+def margins(history: list[Any]) -> tuple[float | None, float]:
+    """The least evidence of a split, and the most in the rounds after the last one; the split test's threshold should lie between."""
+    looks = [(line["round"], look) for line in history for look in line["looks"] if look["evidence"] is not None]
+    last = max((number for number, look in looks if look["split"]), default=0)
+    at_split = [look["evidence"] for _, look in looks if look["split"]]
+    return min(at_split, default=None), max(look["evidence"] for number, look in looks if number > last)
+
+
+def one(data: str, scenario: Scenario, samples: int | None, seed: int) -> dict[str, Any]:
     """One run."""
-    federation = Federation.simulate(data, scenario=LabelSwap(), clients=20, samples=samples, seed=seed)
+    federation = Federation.simulate(data, scenario=scenario, clients=20, samples=samples, seed=seed)
     cfl = CFL().fit(federation)
     assert cfl.agreement_ is not None
+    least, most = margins(cfl.history_)
     before = next((line["accuracy"] for line in cfl.history_ if line["splits"]), None)
     return {
         "data": data,
+        "scenario": str(scenario),
         "samples_per_client": round(float(np.mean([len(shard.y) for shard in federation.shards]))),
         "seed": seed,
         "exact": cfl.agreement_["exact"],
         "ari": round(cfl.agreement_["ari"], 4),
         "clusters": len(set(cfl.labels_)),
         "splits": " ".join(str(line["round"]) for line in cfl.history_ if line["splits"]),
+        "least_evidence_of_a_split": None if least is None else round(least, 3),
+        "most_evidence_after_the_last": round(most, 3),
         "accuracy_before_first_split": None if before is None else round(before, 4),
         "accuracy": round(float(np.mean(cfl.accuracy_)), 4),
         "bytes": cfl.bytes_["up"] + cfl.bytes_["down"],
@@ -46,13 +59,13 @@ def main() -> None:
     parser.add_argument("--samples", type=int)
     options = parser.parse_args()
     rows = []
-    for data in options.data:
+    for data, scenario in [("digits", Iid()), *((data, LabelSwap()) for data in options.data)]:
         for seed in range(options.seeds):
-            rows.append(one(data, options.samples, seed))
+            rows.append(one(data, scenario, options.samples, seed))
             print(rows[-1], flush=True)
             write("recovery", rows)
-        mine = [row for row in rows if row["data"] == data]
-        print(f"{data}: exact {sum(row['exact'] for row in mine)} of {len(mine)}")
+        mine = rows[-options.seeds :]
+        print(f"{data}, {scenario}: exact {sum(row['exact'] for row in mine)} of {len(mine)}")
 
 
 if __name__ == "__main__":

@@ -101,7 +101,8 @@ class CFL(Protocol):
             return look
         halves = bipartition(alpha.cpu().numpy())
         look.gap, weighed = evidence(alpha.cpu().numpy(), halves)
-        if not self._incongruent(look, weighed * look.max_norm / state.scale if state.scale else 0.0):
+        look.evidence = weighed * look.max_norm / state.scale if state.scale else 0.0
+        if not self._incongruent(look, look.evidence):
             return look
         if len(came) < len(members):
             state.wanted.append(c)
@@ -175,17 +176,13 @@ class Look:
     max_norm: float
     alpha: torch.Tensor
     gap: float | None = None
+    evidence: float | None = None
     split: tuple[list[int], list[int]] | None = None
 
     def line(self) -> Line:
         """For the history."""
-        return {
-            "cluster": self.cluster,
-            "members": len(self.members),
-            "mean_norm": self.mean_norm,
-            "max_norm": self.max_norm,
-            "gap": self.gap,
-        }
+        known = {name: getattr(self, name) for name in ("cluster", "mean_norm", "max_norm", "gap", "evidence")}
+        return {**known, "members": len(self.members), "split": self.split is not None}
 
 
 def _post(state: State, step: int, means: Sequence[torch.Tensor | None]) -> None:

@@ -130,9 +130,10 @@ def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
     console.print(clusters)
     if content["clusters"] > 12:
         console.print(f"… and {content['clusters'] - 12} more clusters in result.json")
+    exact = "–" if score["exact"] is None else score["exact"]
     console.print(
         f"accuracy before clusters {_number(accuracy['before'])}, after {_number(accuracy['after'])}; "
-        f"ARI {_number(score['ari'])}, NMI {_number(score['nmi'])}, purity {_number(score['purity'])}, exact {score['exact']}"
+        f"ARI {_number(score['ari'])}, NMI {_number(score['nmi'])}, purity {_number(score['purity'])}, exact {exact}"
     )
     wire = Table(title="bytes on the wire")
     for heading, side in (("message", "left"), ("up", "right"), ("down", "right")):
