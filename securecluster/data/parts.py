@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,13 +15,14 @@ from securecluster.errors import UsageError
 from securecluster.randomness import Randomness
 
 
-class Scenario:
+class Scenario(ABC):
     """How clients come to hold data from different distributions; `a + b` combines one dealing with changes."""
 
     @property
+    @abstractmethod
     def parts(self) -> tuple[Part, ...]:
         """The parts in order."""
-        raise NotImplementedError
+        ...
 
     def __add__(self, other: Scenario) -> Combined:
         return Combined(self.parts + other.parts)
@@ -80,13 +82,14 @@ class Deal:
 class Dealing(Part):
     """Deals samples to clients, training and held-out samples from the same distribution."""
 
+    @abstractmethod
     def deal(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> Deal:
         """Rows for each client; `samples` to train on per client, None for as many as can be dealt.
 
         Raises:
             UsageError: more than there is, or none.
         """
-        raise NotImplementedError
+        ...
 
 
 class Change(Part):
@@ -98,9 +101,10 @@ class Change(Part):
         """Each client's cluster (clients,): as even as can be, in random order."""
         return spread(np.zeros(clients, np.int64), self.clusters, randomness)
 
+    @abstractmethod
     def transform(self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness) -> tuple[Features, Labels]:
         """What cluster number `cluster` makes of its samples x (n, …) and labels y (n,)."""
-        raise NotImplementedError
+        ...
 
 
 def spread(groups: Labels, clusters: int, randomness: Randomness) -> Labels:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,14 +53,15 @@ class ArrayPool:
         return self.x[rows]
 
 
-class _Images:
+class _Images(ABC):
     """What pools of encoded images share."""
 
     shape: tuple[int, int, int]
 
+    @abstractmethod
     def blobs(self, rows: Labels) -> Iterator[tuple[str, bytes | None]]:
         """(where it lies, encoded image) of the given rows, which are ascending."""
-        raise NotImplementedError
+        ...
 
     def read(self, rows: Labels) -> Features:
         """Images (k, channels, height, width) in [0, 1]; each row is decoded once, however often it is asked for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,9 +23,10 @@ class ByLabel(Dealing):
 
     overlap: bool
 
+    @abstractmethod
     def wanted(self, source: Source, clients: int, randomness: Randomness) -> tuple[Labels, Shares, Shares]:
         """True clusters (m,), shares (m, K) of the labels, and relative numbers of samples (m,)."""
-        raise NotImplementedError
+        ...
 
     def deal(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> Deal:
         """Each client's shares, in training and held-out samples."""
