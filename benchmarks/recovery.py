@@ -26,10 +26,10 @@ def margins(history: list[Any]) -> tuple[float | None, float]:
     return min(at_split, default=None), max(look["evidence"] for number, look in looks if number > last)
 
 
-def one(data: str, scenario: Scenario, samples: int | None, seed: int) -> dict[str, Any]:
+def one(data: str, scenario: Scenario, samples: int | None, seed: int, **params: float) -> dict[str, Any]:
     """One run."""
     federation = Federation.simulate(data, scenario=scenario, clients=20, samples=samples, seed=seed)
-    cfl = CFL().fit(federation)
+    cfl = CFL(**params).fit(federation)  # type: ignore[arg-type]
     assert cfl.agreement_ is not None
     least, most = margins(cfl.history_)
     before = next((line["accuracy"] for line in cfl.history_ if line["splits"]), None)
@@ -57,13 +57,15 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", default=["digits", "mnist", "fashion_mnist"])
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--samples", type=int)
+    parser.add_argument("--eps1", type=float, help="another stationarity threshold than the default; its table has a name of its own")
     options = parser.parse_args()
+    params, name = ({}, "recovery") if options.eps1 is None else ({"eps1": options.eps1}, f"recovery-eps1-{options.eps1}")
     rows = []
     for data, scenario in [("digits", Iid()), *((data, LabelSwap()) for data in options.data)]:
         for seed in range(options.seeds):
-            rows.append(one(data, scenario, options.samples, seed))
+            rows.append(one(data, scenario, options.samples, seed, **params))
             print(rows[-1], flush=True)
-            write("recovery", rows)
+            write(name, rows)
         mine = rows[-options.seeds :]
         print(f"{data}, {scenario}: exact {sum(row['exact'] for row in mine)} of {len(mine)}")
 

@@ -10,8 +10,8 @@ import os
 from types import ModuleType
 from typing import Any
 
-# What torch reads when it is loaded: threads that wait by spinning slow a busy machine down a hundredfold, and large pages save the
-# page faults of large tensors (a tenth of a small network's round).
+# What torch reads when it is loaded: threads that wait by spinning slow a busy machine down a hundredfold, and large pages save
+# page faults where tensors are large.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"}
 
 

@@ -42,7 +42,7 @@ class Dense:
     bias: str | None
 
     def forward(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """W times xᵀ: MKL is twice as fast in this order for one client's wide layer, and no slower for many."""
+        """W times xᵀ: the faster order for one client's wide layer, and no slower for many."""
         weight = params[self.weight]
         if self.bias is None:
             return torch.bmm(weight, x.mT).mT.contiguous(), x
@@ -69,7 +69,7 @@ class Conv:
     groups: int
 
     def forward(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Channels last: pooling is many times faster so, and the convolution no slower."""
+        """Channels last: pooling is faster so, and the convolution no slower."""
         flat = _channels_last(x.flatten(0, 1))
         bias = None if self.bias is None else params[self.bias][0]
         out = torch.conv2d(flat, self._kernel(params), bias, self.stride, self.padding, self.dilation, self.groups)

@@ -13,8 +13,8 @@ import numpy as np
 
 from securecluster.backend import torch
 from securecluster.errors import unknown
-from securecluster.privacy.rotations import Haar, Rotation, check_dense, padded
-from securecluster.privacy.stages import Stage
+from securecluster.privacy.rotations import Haar, Rotation, check_dense
+from securecluster.privacy.stages import Pipeline, Stage
 from securecluster.privacy.stream import SIGNS, Keyed, blocks, order, signs
 
 MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
@@ -141,7 +141,7 @@ def build(name: str, dimension: int | None = None) -> tuple[Stage, ...]:
 
 def width(name: str, dimension: int) -> int:
     """The numbers in a masked row of d."""
-    return padded(dimension) if name == "rotation" else dimension
+    return Pipeline(build(name)).room(dimension)
 
 
 def describe(name: str, dimension: int, itemsize: int) -> MaskInfo:
