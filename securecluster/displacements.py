@@ -45,14 +45,18 @@ class TraineeState:
     table: torch.Tensor  # (u, d)
     index: list[int]  # (m,)
     secrets: Secrets
+    starts: list[int] = field(default_factory=list)  # where clients hold several models: the starts they belong to
 
 
 class Trainee:
     """Clients that train from their cluster's model (Sattler et al. 2019, Algorithm 5, "Client i does")."""
 
-    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool) -> None:
+    def __init__(
+        self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, start: torch.Tensor | None = None
+    ) -> None:
         self.cohort, self.training, self._pipeline, self._weighted = cohort, training, pipeline, weighted
-        self.models = Rows(cohort.start[None].clone(), (0,) * len(cohort.ids))
+        self._start = cohort.start if start is None else start
+        self.models = Rows(self._start[None].clone(), (0,) * len(cohort.ids))
         self._memo = _Memo()
         self._printed: tuple[torch.Tensor | None, list[bytes]] = (None, [])  # a table of models, and the digests of its rows
 
@@ -104,7 +108,7 @@ class Trainee:
                 if p not in self._memo.undone:
                     mean = query.means.table[p].to(theta.device, theta.dtype)
                     self._memo.undone[p] = self._pipeline.inverse(mean, int(query.steps.table[p]))
-                theta = (self.cohort.start if query.absolute else theta) + self._memo.undone[p]
+                theta = (self._start if query.absolute else theta) + self._memo.undone[p]
             self._memo.moved[key] = (theta, _print(theta))
         return self._memo.moved[key]
 

@@ -21,6 +21,7 @@ LAYERS = [
     {"endpoint", "run"},
     {"network"},
     {"displacements"},
+    {"banks"},
     {"protocols"},
     {"app", "benchmarks"},
 ]
