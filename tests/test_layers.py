@@ -15,6 +15,7 @@ LAYERS = [
     {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout", "devices"},
     {"wire", "stacks", "data"},
     {"models"},
+    {"evaluation"},
     {"cohort", "transcript"},
     {"transport", "privacy", "settings"},
     {"endpoint", "run"},
