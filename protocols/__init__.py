@@ -3,8 +3,9 @@
 from securecluster.protocols.base import Protocol
 from securecluster.protocols.cfl import CFL
 from securecluster.protocols.fedavg import FedAvg
+from securecluster.protocols.ifca import IFCA
 from securecluster.protocols.local import Local
 
 from securecluster.settings import Settings
 
-__all__ = ["CFL", "FedAvg", "Local", "Protocol", "Settings"]
+__all__ = ["CFL", "IFCA", "FedAvg", "Local", "Protocol", "Settings"]

@@ -18,9 +18,10 @@ from typing import Any, ClassVar
 
 from securecluster.protocols.base import Protocol
 
-from securecluster.banks import Choice, Chooser, Start
+from securecluster.banks import Choice, Chooser, Offers, Start, offers
 from securecluster.data import Federation
 from securecluster.displacements import Trainee, invite
+from securecluster.endpoint import MINIMUM
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
 from securecluster.network import Network, Replies
@@ -35,6 +36,7 @@ class State:
 
     running: Start
     best: Start | None = None  # of those that are over, while others are tried
+    offers: Offers | None = None  # the models that newcomers choose from
 
     @property
     def used(self) -> list[int]:
@@ -58,7 +60,7 @@ class IFCA(Protocol):
     starts: int = 10
     """short starts from other models, of which the best goes on; 1 tries no other"""
     start_rounds: int = 3
-    """rounds of a short start; those of the best count towards rounds"""
+    """rounds of a short start, at most all; those of the best count towards rounds"""
 
     name: ClassVar[str] = "ifca"
     client: ClassVar[type[Trainee]] = Chooser
@@ -76,28 +78,43 @@ class IFCA(Protocol):
                 if sums.ids:
                     assert sums.rows.size is not None
                     state.running.post(sums.step, sums.rows.delta.table, sums.rows.size.table)  # line 11
-            judged = t <= self._short and t % self.start_rounds == 0
+            judged = t <= self._short and t % self._each == 0
             run.note(start=state.running.number, loss=self._judge(net, state) if judged else None)
         self._turn(net, state, self.total + 1)
         state.running = run.once("deliver", lambda: self._settle(net, run, state), Start)
+        state.offers = run.once("offer", lambda: offers(net, state.running, masked=self.mask != "none"), Offers)
         return state
+
+    def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
+        """Each newcomer gets the models in use and takes the best of them."""
+        assert state.offers is not None
+        if not state.offers.models:
+            raise UsageError("no client could show its model at the end of the run, so there is none to choose: run it anew")
+        got = net.gather(Chooser.join, state.offers.letter(state.running, len(to)), to=to)
+        if got.lost:
+            raise UsageError(f"newcomer(s) {', '.join(map(str, got.lost[:5]))} did not reply: ask for their clusters again")
+        return [state.used.index(j) for j in got.rows.model.values.tolist()]
 
     @property
     def total(self) -> int:
         """Rounds of all starts."""
-        return self.rounds + max(0, self._short - self.start_rounds)
+        return self.rounds + max(0, self._short - self._each)
+
+    @property
+    def _each(self) -> int:
+        return min(self.start_rounds, self.rounds)
 
     @property
     def _short(self) -> int:
         """The round with which the last of several short starts ends."""
-        return self.starts * self.start_rounds if self.starts > 1 else 0
+        return self.starts * self._each if self.starts > 1 else 0
 
     def _begin(self, net: Network, start: int) -> Start:
         return Start.begin(start, self.k, len(net.clients), fresh=self.mask != "none")
 
     def _turn(self, net: Network, state: State, t: int) -> None:
         """When a short start is over: the next one, or after the last the best of all goes on."""
-        over, left = divmod(t - 1, self.start_rounds)
+        over, left = divmod(t - 1, self._each)
         if left or not 1 <= over <= self.starts or not self._short:
             return
         if state.best is None or state.running.loss < state.best.loss:
@@ -118,7 +135,7 @@ class IFCA(Protocol):
 
     def _judge(self, net: Network, state: State) -> float | None:
         """The training loss of a start, each client with its best model; the same clients judge every start."""
-        judges = invite(net, net.clients, max(self.participation, 2 / len(net.clients)), 0)
+        judges = invite(net, net.clients, self.participation, 0, least=MINIMUM)
         got = net.sum(Chooser.least, state.running.letter(judges, state.best), to=judges)
         state.running.delivered(got.ids)
         if not got.ids:
@@ -142,7 +159,7 @@ class IFCA(Protocol):
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """Refuses a model whose initial weights cannot be drawn anew."""
         if max(self.k, self.starts) > 1:
-            self._model(federation).redrawn(Randomness(federation.seed), "start", 0, 1)
+            self.flat_model(federation).redrawn(Randomness(federation.seed), "start", 0, 1)
         return super().config(federation, dtype)
 
     def check(self, clients: int) -> None:
@@ -154,19 +171,24 @@ class IFCA(Protocol):
                 raise UsageError(f"{name} = {value!r} is not possible: it is a whole number from 1")
         if self.k > clients:
             raise UsageError(f"k = {self.k} clusters need as many clients, there are {clients}: lower k")
-        if self._short and self.rounds < self.start_rounds:
-            raise UsageError(f"a start of {self.start_rounds} rounds is longer than the run of {self.rounds}: lower start_rounds")
 
     def sees(self) -> list[str]:
         """What the choices show."""
         return [
             "the model each client takes, in every round",
             "each client's number of samples and weighted update (the plain sum reads all replies; a cluster of one shows one)",
-            "the mean training loss of each start",
+            "the mean training loss of each start, and at the end how far each model has moved (masked where updates are)",
         ]
 
     def served(self, client: Any, state: Any) -> Rows:
         """The model each client took last, with the averages it has yet to get."""
-        everyone = range(len(client.cohort.ids))
-        models: Rows = client.taken(state.running.letter(everyone, state.best), state.running.choice)
+        return self._held(client, state, range(len(client.cohort.ids)))
+
+    def final(self, client: Any, state: Any) -> Rows:
+        """The model each client took last."""
+        return self._held(client, state, [])
+
+    def _held(self, client: Any, state: State, at: Sequence[int]) -> Rows:
+        choice = [state.running.choice[i] for i in client.cohort.ids]
+        models: Rows = client.taken(state.running.letter([client.cohort.ids[k] for k in at], state.best), at, choice)
         return models

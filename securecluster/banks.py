@@ -18,6 +18,7 @@ from securecluster.cohort import Cohort, LocalTraining
 from securecluster.displacements import Means, Outbox, Trainee, TraineeState, Update
 from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.messages import Picks, Rows
+from securecluster.network import Network
 from securecluster.privacy.keys import Hello, Secrets
 from securecluster.privacy.stages import Pipeline
 
@@ -43,6 +44,14 @@ class Choice:
 
 
 @dataclass(frozen=True, eq=False)
+class Which:
+    """Server to client: the model it is to show."""
+
+    model: Rows  # (b,) int64
+    start: int
+
+
+@dataclass(frozen=True, eq=False)
 class Least:
     """Client to server: how well the best of the models fits."""
 
@@ -64,9 +73,15 @@ class Chooser(Trainee):
     @answers(GATHER)
     def choose(self, turn: Turn, query: Moves) -> Choice:
         """The model with the lowest loss on all training samples; of equal ones the first."""
-        found = self._losses(turn, query).argmin(0)
-        self._chosen |= {k: (query.start, j) for k, j in zip(turn.at, found.tolist(), strict=True)}
-        return Choice(Rows(torch.as_tensor(found)))
+        return self._take(turn, query.start, self._losses(turn, query))
+
+    @answers(GATHER)
+    def join(self, turn: Turn, query: Moves) -> Choice:
+        """A newcomer's choice, among the models that the query moves (ours)."""
+        losses = self._losses(turn, query)
+        offered = set(query.models.table.tolist())
+        losses[[j for j in range(query.k) if j not in offered]] = math.inf
+        return self._take(turn, query.start, losses)
 
     @answers(GATHER, SUM, through=("delta",), fresh=True)
     def contribute(self, turn: Turn, query: Hello) -> Update:
@@ -81,12 +96,24 @@ class Chooser(Trainee):
         losses = torch.as_tensor(self._losses(turn, query).min(0) * np.array([self.cohort.sizes[k] for k in turn.at]))
         return Least(Rows(losses), self._sizes(turn))
 
-    def taken(self, query: Moves, choice: Sequence[int]) -> Rows:
-        """Everyone's model, `choice[i]` client i's, after what the query would bring it."""
-        everyone = range(len(choice))
+    @answers(GATHER, through=("delta",), fresh=True)
+    def show(self, turn: Turn, query: Which) -> Update:
+        """How far a model has moved since its start began, masked on the way out: so it reaches newcomers (ours)."""
+        wanted = zip(query.model.values.tolist(), turn.ids, turn.at, strict=True)
+        bank = self.banks[query.start]
+        parts = [bank[j].post(Turn((i,), (k,), turn.round, turn.step), Hello()).delta.values for j, i, k in wanted]
+        return Update(Rows(torch.cat(parts)), None)
+
+    def taken(self, query: Moves, at: Sequence[int], choice: Sequence[int]) -> Rows:
+        """Everyone's model, `choice[i]` client i's, where those at positions `at` have what the query brings them."""
         bank = self.banks.get(query.start) or self._first(query.start, query.k)
-        moved = [model.advanced(everyone, means) for model, means in zip(bank, _split(query), strict=True)]
+        moved = [model.advanced(at, means) for model, means in zip(bank, _split(query), strict=True)]
         return _gathered([(moved[j], k) for k, j in enumerate(choice)])
+
+    def _take(self, turn: Turn, start: int, losses: NDArray[np.float64]) -> Choice:
+        found = losses.argmin(0)
+        self._chosen |= {k: (start, j) for k, j in zip(turn.at, found.tolist(), strict=True)}
+        return Choice(Rows(torch.as_tensor(found)))
 
     def _losses(self, turn: Turn, query: Moves) -> NDArray[np.float64]:
         """F_i(θ_j) of each model for each client that is asked, (k, b), after it has what the query brings; inf where it is none."""
@@ -157,6 +184,40 @@ class Start:
         for box, total, size in zip(self.boxes, sums, sizes.tolist(), strict=True):
             if size:
                 box.post(step, (total / size)[None], [0] * len(self.choice))
+
+
+@dataclass
+class Offers:
+    """The models in use, as newcomers can be sent them: `table[c]` is the displacement of `models[c]` since its start began."""
+
+    models: list[int]
+    steps: list[int]  # (k',) the call whose mask each row carries
+    table: torch.Tensor  # (k', d)
+
+    def letter(self, start: Start, clients: int) -> Moves:
+        """All of them, to each newcomer."""
+        picks = (tuple(range(len(self.models))),) * clients
+        steps, models = torch.as_tensor(self.steps), torch.as_tensor(self.models)
+        return Moves(
+            Picks(self.table, picks), Picks(steps, picks), Picks(models, picks), len(start.boxes), start.number, start.number, absolute=True
+        )
+
+
+def offers(net: Network, start: Start, masked: bool, tries: int = 5) -> Offers:
+    """The models in use. Under a mask the server cannot add up their averages, so a client that has a model shows it, masked."""
+    found: dict[int, tuple[int, torch.Tensor]] = {}
+    used = {j: [i for i, own in enumerate(start.choice) if own == j] for j in sorted(set(start.choice))}
+    if not masked:
+        moved = {j: start.boxes[j].posts[-1].table[0] for j in used if start.boxes[j].posts}
+        found = {j: (0, moved.get(j, torch.zeros_like(row))) for row in list(moved.values())[:1] for j in used}
+    for n in range(tries if masked else 0):
+        asked = {own[n % len(own)]: j for j, own in used.items() if j not in found}
+        if asked:
+            got = net.gather(Chooser.show, Which(Rows(torch.as_tensor(list(asked.values()))), start.number), to=list(asked))
+            found |= {asked[i]: (got.step, got.rows.delta.row(k).cpu()) for k, i in enumerate(got.ids)}
+    models = sorted(found)
+    table = torch.stack([found[j][1] for j in models]) if found else torch.zeros(0, 0)
+    return Offers(models, [found[j][0] for j in models], table)
 
 
 def _split(query: Moves) -> list[Means]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
+from securecluster.protocols import CFL, IFCA, FedAvg, Local, Protocol, Settings
 
 from securecluster import Federation, Iid, LabelSwap, wire
 from securecluster.cohort import Cohort
@@ -20,14 +20,16 @@ from securecluster.transcript import Transcript, load_entries
 from securecluster.transport import Framed, InProcess, Recorded
 
 MASKS = ("permutation", "signed-permutation", "rotation", "haar")
-MASKED = [(protocol, mask) for protocol in (CFL, FedAvg) for mask in ("none", *MASKS)]
+MASKED = [(protocol, mask) for protocol in (CFL, FedAvg, IFCA) for mask in ("none", *MASKS)]
+ONE_MODEL = [(protocol, mask) for protocol, mask in MASKED if protocol is not IFCA]  # its clients hold several: see its own tests
 EVERY = [*MASKED, (Local, "none")]
 FULL = Settings(transcript="full")
 
 
 def method(protocol: type[Protocol], mask: str, **params: Any) -> Any:
     """A protocol with a mask, and a model small enough for it."""
-    return protocol(mask=mask, model="linear" if mask == "haar" else "mlp", **params)
+    own: dict[str, Any] = {"k": 2, "starts": 2, "start_rounds": 1} if protocol is IFCA else {}
+    return protocol(mask=mask, model="linear" if mask == "haar" else "mlp", **own, **params)
 
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
@@ -56,7 +58,7 @@ def test_the_server_replays_bit_for_bit(protocol: type[Protocol], mask: str, sma
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("protocol", [CFL, FedAvg])
+@pytest.mark.parametrize("protocol", [CFL, FedAvg, IFCA])
 def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], mask: str, small: Federation) -> None:
     made = method(protocol, mask, rounds=1)
     masked, plain = made.fit(small).client_models_.values, made.set_params(mask="none").fit(small).client_models_.values
@@ -104,7 +106,7 @@ def test_masked_updates_are_not_the_updates_and_change_their_order_each_round(sm
 
 def _update(fitted: Protocol, number: int) -> torch.Tensor:
     """The updates (m, d) of one training call, as the server got them."""
-    calls = [k for k, e in enumerate(fitted.transcript_.entries) if e.method == "train"]
+    calls = [k for k, e in enumerate(fitted.transcript_.entries) if e.method in ("train", "contribute")]
     delta: torch.Tensor = fitted.transcript_.content(calls[number])[1].reply.delta.values
     return delta
 
@@ -159,7 +161,7 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_over_cleanly(
     assert fitted.transcript_.entries == CFL(rounds=2).fit(small, FULL).transcript_.entries
 
 
-@pytest.mark.parametrize(("protocol", "mask"), MASKED)
+@pytest.mark.parametrize(("protocol", "mask"), ONE_MODEL)
 def test_a_client_that_misses_rounds_is_named_and_catches_up(protocol: type[Protocol], mask: str, small: Federation) -> None:
     made = method(protocol, mask, rounds=5)
     endpoint = made.build_client(small, Settings())
@@ -176,7 +178,7 @@ def test_a_client_that_misses_rounds_is_named_and_catches_up(protocol: type[Prot
     models = endpoint.client.models.values
     assert len(same) > 1
     assert all(torch.equal(models[2], models[i]) for i in same)
-    late = next(e for e in transcript.entries if e.method == "train" and e.round == 4)
+    late = next(e for e in transcript.entries if e.method in ("train", "contribute") and e.round == 4)
     behind, current = late.down[2], late.down[0]
     assert behind > 2 * current if mask != "none" else behind == current
 
@@ -194,7 +196,7 @@ def test_partial_participation_waits_for_complete_rounds_and_recovers_the_cluste
         fitted = CFL(rounds=60, participation=0.3).fit(Federation.simulate("digits", scenario=scenario, seed=0))
         assert fitted.agreement_ is not None
         assert fitted.agreement_["exact"]
-        asked = [len(e.to) for e in fitted.transcript_.entries if e.method == "train"]
+        asked = [len(e.to) for e in fitted.transcript_.entries if e.method in ("train", "contribute")]
         assert min(asked) == 6
         assert max(asked) == (20 if clusters > 1 else 6)
 
@@ -207,7 +209,7 @@ def test_labels_of_every_protocol_are_numbered_from_zero(small: Federation) -> N
 
 def test_padding_is_on_the_wire_and_in_the_result(small: Federation) -> None:
     plain, masked = (CFL(rounds=1, mask=mask).fit(small, FULL) for mask in ("permutation", "rotation"))
-    train = [next(e for e in fitted.transcript_.entries if e.method == "train") for fitted in (plain, masked)]
+    train = [next(e for e in fitted.transcript_.entries if e.method in ("train", "contribute")) for fitted in (plain, masked)]
     assert _update(masked, 0).shape == (6, 4864)  # 64·64 + 64 + 64·10 + 10 = 4810, then 8·8·76
     assert train[1].up[0] - train[0].up[0] == 4 * 54
     assert (plain.mask_info().padding_bytes, masked.mask_info().padding_bytes) == (0, 4 * 54)
@@ -231,7 +233,7 @@ def test_client_and_server_agree_on_the_dimension(small: Federation) -> None:
 @pytest.mark.parametrize(
     "change", [{"lr": 0.1}, {"model": "linear"}, {"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))}]
 )
-@pytest.mark.parametrize("protocol", [CFL, FedAvg, Local])
+@pytest.mark.parametrize("protocol", [CFL, FedAvg, IFCA, Local])
 def test_a_folder_of_another_configuration_is_not_resumed(
     protocol: type[Protocol], change: dict[str, Any], small: Federation, tmp_path: Path
 ) -> None:
@@ -244,7 +246,7 @@ def test_a_folder_of_another_configuration_is_not_resumed(
     assert len(protocol(**start).fit(small, folder=tmp_path).history_) == 1
 
 
-@pytest.mark.parametrize("protocol", [CFL, FedAvg, Local])
+@pytest.mark.parametrize("protocol", [CFL, FedAvg, IFCA, Local])
 def test_divergence_is_an_error_that_names_the_clients(protocol: type[Protocol], small: Federation) -> None:
     with pytest.raises(UpdateError, match=r"round 1: .* client\(s\) 0, 1.*lower the learning rate"):
         protocol(rounds=3, lr=1e30).fit(small)

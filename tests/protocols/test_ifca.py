@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,16 @@ from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.ifca import IFCA, State
 from torch import nn
 
-from securecluster import Federation
+from securecluster import Federation, LabelSwap
 from securecluster.banks import Start
 from securecluster.cohort import LocalTraining
-from securecluster.endpoint import Endpoint
+from securecluster.endpoint import Endpoint, message_types
 from securecluster.errors import UsageError
 from securecluster.messages import Call
 from securecluster.network import Network
 from securecluster.run import Run
 from securecluster.transcript import Transcript
-from securecluster.transport import InProcess, Recorded
+from securecluster.transport import Framed, InProcess, Recorded
 
 SIZES = (7, 12, 20, 9, 15, 10, 8)
 TINY: dict[str, Any] = {"model": "mlp-32", "lr": 0.1, "epochs": 2, "batch_size": 6}
@@ -41,11 +42,11 @@ def tiny() -> Federation:
 def served(
     made: Any, federation: Federation, dtype: str = "float64", lost: Callable[[Call], set[int]] = lambda call: set()
 ) -> tuple[State, torch.Tensor, Endpoint[Any], Network, Transcript]:
-    """The server's final state, each client's model, both ends, and what went between them."""
+    """The server's final state, each client's last model, both ends, and what went between them."""
     endpoint, transcript = made.build_client(federation, Settings(dtype=dtype)), Transcript("full")
     net = made.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), made.config(federation, dtype))
     state = made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
-    return state, made.served(endpoint.client, state).values, endpoint, net, transcript
+    return state, made.final(endpoint.client, state).values, endpoint, net, transcript
 
 
 class Reference:
@@ -164,17 +165,25 @@ def test_who_misses_rounds_ends_with_the_models_of_its_peers(mask: str, small: F
         gone |= {2} if (call.method, call.round) in (("choose", 2), ("contribute", 4), ("choose", 7)) else set()
         return gone | ({3} if call.method == "least" else set())
 
-    state, _, endpoint, net, transcript = served(made, small, "float32", lost)
+    state, _, endpoint, net, _ = served(made, small, "float32", lost)
     assert net.state.lost == {1: [3, 4, 5], 2: [2, 4, 7], 3: [2, 4, 6]}
     (bank,) = [endpoint.client.banks[state.running.number]]
     for model in bank:
         assert len(model.models.table) == 1 and set(model.models.index) == {0}
     assert not any(box.late() for box in state.running.boxes)
     assert all(not box.posts for box in state.running.boxes) or mask == "none"
-    rows = [
-        max(len(p) for p in transcript.content(n)[0].query.means.picks) for n, e in enumerate(transcript.entries) if e.method == "choose"
-    ]
-    assert max(rows) == (2 if mask == "none" else 4)  # two models, at most two rounds of this start missed
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation"])
+def test_who_missed_rounds_is_sent_every_average_of_every_model_or_one_sum_of_them(mask: str, small: Federation) -> None:
+    made = IFCA(k=2, starts=1, rounds=5, mask=mask)
+    *_, transcript = served(made, small, "float32", lambda call: {2} if call.round in (2, 3) else set())
+    calls = [transcript.content(n) for n, e in enumerate(transcript.entries) if e.method == "choose"]
+    moved = [set(answer.reply.model.values.tolist()) for _, answer in calls]  # models that somebody chose in a round
+    query = calls[3][0].query  # of round 4
+    got = sum(len(own) for own in moved[:3]) if mask != "none" else len(set().union(*moved[:3]))
+    assert [len(picks) for picks in query.means.picks] == [got if i == 2 else len(moved[2]) for i in range(6)]
+    assert query.absolute == (mask == "none")
 
 
 def test_a_client_that_slept_through_a_start_can_go_on_with_it(small: Federation) -> None:
@@ -193,6 +202,17 @@ def test_with_a_share_of_the_clients_everyone_ends_with_the_same_models(mask: st
     judges = [e.to for e in transcript.entries if e.method == "least"]
     assert len(judges) == 2 and judges[0] == judges[1] and len(judges[0]) == 2
     assert all(len(model.models.table) == 1 for model in endpoint.client.banks[state.running.number])
+
+
+@pytest.mark.parametrize("mask", ["none", "rotation"])
+def test_nodes_with_one_client_each_do_the_same_behind_real_frames(mask: str, small: Federation) -> None:
+    made, settings = IFCA(k=2, starts=2, start_rounds=1, rounds=2, mask=mask), Settings(dtype="float64")
+    nodes = [made.build_client(small, settings, [i]) for i in range(6)]
+    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
+    net = made.build_network(Framed(doors, lambda name: message_types(made.client, name)[1]), made.config(small, "float64"))
+    state = made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    apart = torch.cat([made.final(node.client, state).values for node in nodes])
+    torch.testing.assert_close(apart, made.fit(small, settings).client_models_.values, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("mask", ["permutation", "signed-permutation", "rotation"])
@@ -215,6 +235,43 @@ def test_updates_leave_in_sums_by_choice_and_choices_one_by_one(small: Federatio
     assert any("cluster of one" in line for line in IFCA().sees())
 
 
+@pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
+def test_newcomers_take_the_model_that_fits_them_best(mask: str, tmp_path: Path) -> None:
+    federation = Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=12, seed=1)
+    fitted = IFCA(k=5, starts=3, start_rounds=5, rounds=8, mask=mask).fit(federation, Settings(dtype="float64"))
+    fresh = Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=15, samples=60, seed=1)
+    labels = fitted.predict(fresh)
+    start = fitted.flat_model(federation)
+    for i, shard in enumerate(fresh.shards):
+        losses = []
+        for theta in fitted.models_:
+            module = copy.deepcopy(start.module).double()
+            module.load_state_dict(theta)
+            with torch.no_grad():
+                losses.append(float(nn.functional.cross_entropy(module(torch.as_tensor(shard.x).double()), torch.as_tensor(shard.y))))
+        assert labels[i] == int(np.argmin(losses))
+    assert set(labels) <= set(fitted.labels_) and len(set(labels)) > 1
+    assert set(fitted.joined_.bytes) >= {"up", "down"} and fitted.joined_.bytes["down"] > 15 * 8 * start.dimension
+    fitted.save(tmp_path)
+    assert list(IFCA.load(tmp_path).predict(fresh)) == list(labels)
+
+
+def test_a_model_is_shown_by_another_client_where_the_first_does_not_reply(small: Federation) -> None:
+    made, asked = IFCA(k=2, starts=1, rounds=3), list[tuple[int, ...]]()
+
+    def lost(call: Call) -> set[int]:
+        if call.method == "show":
+            asked.append(call.to)
+        return set(call.to) if call.method == "show" and len(asked) < 3 else set()
+
+    state, *_ = served(made, small, "float32", lost)
+    assert len(asked) == 3 and asked[0] != asked[1]
+    assert state.offers is not None and state.offers.models == state.used and len(state.offers.table) == len(state.used)
+    state, *_ = served(made, small, "float32", lambda call: set(call.to) if call.method == "show" else set())
+    with pytest.raises(UsageError, match="none to choose"):
+        made.place(None, state, [6])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("params", "word"),
     [
@@ -223,16 +280,21 @@ def test_updates_leave_in_sums_by_choice_and_choices_one_by_one(small: Federatio
         ({"k": 7}, "k = 7 clusters need as many clients, there are 6"),
         ({"starts": 0}, "starts = 0"),
         ({"start_rounds": 0}, "start_rounds = 0"),
-        ({"rounds": 2, "start_rounds": 3}, "a start of 3 rounds is longer than the run of 2"),
     ],
 )
 def test_what_cannot_work_is_refused(params: dict[str, Any], word: str, small: Federation) -> None:
     with pytest.raises(UsageError, match=word):
         IFCA(**params).fit(small)
-    IFCA(rounds=2, starts=1, start_rounds=3, k=6).check(6)
+    IFCA(k=6).check(6)
 
 
-def test_a_model_that_cannot_be_drawn_anew_is_refused_before_anything_runs(small: Federation, tmp_path: Any) -> None:
+def test_a_short_start_is_no_longer_than_the_run(small: Federation) -> None:
+    made = IFCA(k=2, rounds=2, starts=3, start_rounds=5)
+    assert [line["start"] for line in made.fit(small).history_] == [0, 0, 1, 1, 2, 2] and made.total == 6
+    assert [IFCA(rounds=20, starts=n, start_rounds=3).total for n in (1, 10)] == [20, 47]
+
+
+def test_a_model_that_cannot_be_drawn_anew_is_refused_before_anything_runs(small: Federation, tmp_path: Path) -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
