@@ -5,7 +5,9 @@ from securecluster.protocols.cfl import CFL
 from securecluster.protocols.fedavg import FedAvg
 from securecluster.protocols.ifca import IFCA
 from securecluster.protocols.local import Local
+from securecluster.protocols.local_kmeans import LocalKMeans
+from securecluster.protocols.random_clusters import RandomClusters
 
 from securecluster.settings import Settings
 
-__all__ = ["CFL", "IFCA", "FedAvg", "Local", "Protocol", "Settings"]
+__all__ = ["CFL", "IFCA", "FedAvg", "Local", "LocalKMeans", "Protocol", "RandomClusters", "Settings"]

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from securecluster.protocols.base import Protocol
 
 from securecluster.banks import Choice, Chooser, Offers, Start, offers
+from securecluster.clustering import check_number
 from securecluster.data import Federation
 from securecluster.displacements import Trainee, invite
 from securecluster.endpoint import MINIMUM
@@ -165,12 +166,11 @@ class IFCA(Protocol):
     def check(self, clients: int) -> None:
         """Adds the numbers of models and starts."""
         super().check(clients)
-        for name in ("k", "starts", "start_rounds"):
+        check_number(self.k, clients)
+        for name in ("starts", "start_rounds"):
             value = getattr(self, name)
             if not isinstance(value, Integral) or value < 1:
                 raise UsageError(f"{name} = {value!r} is not possible: it is a whole number from 1")
-        if self.k > clients:
-            raise UsageError(f"k = {self.k} clusters need as many clients, there are {clients}: lower k")
 
     def sees(self) -> list[str]:
         """What the choices show."""

@@ -13,14 +13,22 @@ from securecluster.data.sources import default_scenario
 from securecluster.errors import UsageError, unknown
 from securecluster.settings import Settings
 
-PROTOCOLS = {"cfl": "CFL", "fedavg": "FedAvg", "ifca": "IFCA", "local": "Local"}
+PROTOCOLS = {  # module and class
+    "cfl": "cfl:CFL",
+    "fedavg": "fedavg:FedAvg",
+    "ifca": "ifca:IFCA",
+    "local": "local:Local",
+    "local-kmeans": "local_kmeans:LocalKMeans",
+    "random": "random_clusters:RandomClusters",
+}
 
 
 def protocol_class(name: str) -> Any:
     """The class of a protocol name."""
     if name not in PROTOCOLS:
         raise unknown("protocol", name, PROTOCOLS)
-    return getattr(importlib.import_module(f"securecluster.protocols.{name}"), PROTOCOLS[name])
+    module, _, kind = PROTOCOLS[name].partition(":")
+    return getattr(importlib.import_module(f"securecluster.protocols.{module}"), kind)
 
 
 DEFAULT_CLIENTS = 20

@@ -277,7 +277,7 @@ def test_a_model_is_shown_by_another_client_where_the_first_does_not_reply(small
     [
         ({"k": 0}, "k = 0"),
         ({"k": 1.5}, "k = 1.5"),
-        ({"k": 7}, "k = 7 clusters need as many clients, there are 6"),
+        ({"k": 7}, "k = 7 clusters cannot be made of 6 clients"),
         ({"starts": 0}, "starts = 0"),
         ({"start_rounds": 0}, "start_rounds = 0"),
     ],
