@@ -57,17 +57,18 @@ def check_free(target: Path | None, force: bool) -> None:
         raise UsageError(f"{target} is not a run folder, so --force will not delete it: choose another --out")
 
 
-def create(out: Path | None, force: bool, plan: Plan, federation: Federation) -> Path:
-    """Make the run folder, by one rename, with its configuration in it.
+def create(out: Path | None, force: bool, name: str, texts: dict[str, str]) -> Path:
+    """Make a folder, by one rename, with texts in it (by path in the folder).
+
+    Args:
+        out: where; None is a new folder `runs/NAME-TIME-PID`.
 
     Raises:
         UsageError: it exists and is not empty, and `force` is not given or it is no run folder.
     """
-    target = out or Path("runs") / f"{plan.protocol.name}-{federation.data}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    target = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     check_free(target, force)
-    if (target / "config.json").exists():
-        with locked(target):
-            pass
+    _check_idle(target)
     files.make_folder(target.parent)
     try:
         draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -77,14 +78,24 @@ def create(out: Path | None, force: bool, plan: Plan, federation: Federation) ->
         ) from error
     draft.chmod(0o755)
     try:
-        files.write_atomic(draft / "config.json", plan.as_json(federation).encode())
+        for path, text in texts.items():
+            files.make_folder((draft / path).parent)
+            files.write_atomic(draft / path, text.encode())
         if target.exists():
             shutil.rmtree(target)
-        os.replace(draft, target)
+        files.move(draft, target)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return target
+
+
+def _check_idle(target: Path) -> None:
+    """Raise RunFolderError where another process writes to the run in a folder, or to one of a comparison's runs."""
+    for config in (target / "config.json", *target.glob("*/config.json")):
+        if config.exists():
+            with locked(config.parent):
+                pass
 
 
 def load(folder: Path) -> tuple[Plan, dict[str, Any]]:
