@@ -1,4 +1,4 @@
-"""`securecluster run | resume | replay | list`."""
+"""`securecluster run | compare | resume | replay | list`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import runs
+from securecluster.app import compare, runs
 from securecluster.app.options import PROTOCOLS, options_class, protocol_class
 from securecluster.backend import prepare
 from securecluster.errors import SecureClusterError, UsageError, unknown
 
 USAGE = """usage: securecluster COMMAND
 
-  run PROTOCOL [options]   run a protocol on simulated clients and leave a run folder
-  resume DIR [--quiet]     go on with a run that was stopped
-  replay DIR               run the server alone against a full transcript, bit for bit
-  list                     protocols, data sets, scenarios, models and masks
+  run PROTOCOL [options]         run a protocol on simulated clients and leave a run folder
+  compare PROTOCOLS [options]    run several protocols on the same clients and set them side by side
+  resume DIR [--quiet]           go on with a run or a comparison that was stopped
+  replay DIR                     run the server alone against a full transcript, bit for bit
+  list                           protocols, data sets, scenarios, models and masks
 
 protocols: {protocols}
-`securecluster run PROTOCOL --help` shows every option with its default.
+`securecluster run PROTOCOL --help` shows every option with its default, and so does `compare PROTOCOLS --help`.
 """
 
 
@@ -55,7 +56,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
-    commands: dict[str, Callable[[list[str]], int]] = {"run": _run, "resume": _resume, "replay": _replay, "list": _list}
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "run": _run,
+        "compare": _compare,
+        "resume": _resume,
+        "replay": _replay,
+        "list": _list,
+    }
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE.format(protocols=", ".join(PROTOCOLS)), end="")
         return 0 if argv else 2
@@ -85,6 +92,13 @@ def _run(argv: list[str]) -> int:
     return _carry_out(plan, federation, folder, options.output.quiet)
 
 
+def _compare(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE.format(protocols=", ".join(PROTOCOLS)), end="")
+        return 0 if argv else 2
+    return compare.start(argv)
+
+
 def _resume(argv: list[str]) -> int:
     folder, rest = _folder(argv, "resume")
     import tyro
@@ -93,6 +107,8 @@ def _resume(argv: list[str]) -> int:
     from securecluster.app import folder as folders
     from securecluster.app import report
 
+    if folders.compared(folder) is not None:
+        return compare.resume(folder, quiet)
     plan, config = folders.load(folder)
     federation = plan.simulation.federation()
     runs.check_data(folder, plan, config, federation)
@@ -124,6 +140,9 @@ def _replay(argv: list[str]) -> int:
     from securecluster.app import folder as folders
     from securecluster.app.audit import replay
 
+    names = folders.compared(folder)
+    if names:
+        raise UsageError(f"{folder} holds a comparison: replay one of its runs, such as {folder / names[0]}")
     plan, config = folders.load(folder)
     calls = replay(plan, config, folder)
     print(f"{folder}: the server alone made the same {calls} calls and ended in the same state, bit for bit")

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,24 @@ def load(folder: Path) -> tuple[Plan, dict[str, Any]]:
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} does not parse ({type(error).__name__}): restore it, or start the run anew") from None
     return plan, config
+
+
+def comparison_json(names: Sequence[str]) -> str:
+    """The text of a comparison's config.json; what each protocol runs with stands in the folder of its name."""
+    return json.dumps({"schema": SCHEMA, "version": securecluster.__version__, "compare": list(names)}, indent=2) + "\n"
+
+
+def compared(folder: Path) -> list[str] | None:
+    """The protocols that a comparison's folder compares; None where it is none."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(files.read(path))
+    except ValueError:
+        return None
+    names = config.get("compare") if isinstance(config, dict) else None
+    return [str(name) for name in names] if isinstance(names, list) else None
 
 
 @contextmanager

@@ -118,7 +118,7 @@ def carry_out(plan: Plan, federation: Federation, folder: Path, console: Any) ->
     with folders.locked(folder):
         fitted = plan.protocol.fit(federation, plan.settings, folder=folder, report=say)
         content = report.result(plan, federation, fitted)
-        state = unpack(fitted.server_state_, plan.protocol.state_class())
+        state: Any = unpack(fitted.server_state_, plan.protocol.state_class())
         pictures = plots.draw(folder, content, fitted.history_, state)
         report.write(folder, content, fitted)
     return content, pictures
