@@ -68,18 +68,21 @@ def _carry_out(folder: Path, plans: Sequence[Plan], federation: Federation, quie
     from securecluster.app import side_by_side
 
     console = runs.console(quiet)
-    with runs.resumable(folder), folders.locked(folder):
-        rows = list(_rows(folder, plans, federation, console))
-        content = _content(plans, federation, rows)
-        pictures = side_by_side.draw(folder, content, {row["protocol"]: _history(folder, row) for row in rows})
-        files.write_atomic(folder / "compare.json", (json.dumps(content, indent=2) + "\n").encode())
+    try:
+        with runs.resumable(folder), folders.locked(folder):
+            rows = list(_rows(folder, plans, federation, console))
+            content = _content(plans, federation, rows)
+            pictures = side_by_side.draw(folder, content, {row["protocol"]: _history(folder, row) for row in rows})
+            files.write_atomic(folder / "compare.json", (json.dumps(content, indent=2) + "\n").encode())
+    except RunFolderError as error:
+        raise RunFolderError(f"{error}; go on with: securecluster resume {folder}") from error
     if not quiet:
         side_by_side.show(content)
         console.print(f"everything is in {folder}; pictures: " + ", ".join(p.name for p in pictures))
     failed = [row for row in rows if row["error"]]
     if failed:
         said = "; ".join(f"{row['protocol']} failed: {row['error']}" for row in failed)
-        raise SecureClusterError(f"{said}; what the other {len(rows) - len(failed)} found is in {folder}")
+        raise SecureClusterError(f"{said}; {len(rows) - len(failed)} of {len(rows)} protocols ended, see {folder / 'compare.json'}")
     return 0
 
 
@@ -90,8 +93,8 @@ def _rows(folder: Path, plans: Sequence[Plan], federation: Federation, console: 
         console.print(f"[bold]{name}[/bold] ({number} of {len(plans)})")
         try:
             yield _row(_result(plan, federation, folder / name, console))
-        except RunFolderError as error:
-            raise RunFolderError(f"{error} (securecluster resume {folder})") from error
+        except RunFolderError:
+            raise
         except SecureClusterError as error:
             console.print(f"{name} failed: {error}")
             yield {"protocol": name, **EMPTY, "error": str(error)}

@@ -10,6 +10,8 @@ from securecluster.app.report import megabytes
 
 Lines = list[dict[str, Any]]
 NONE = "–"
+WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
+LEADER = {"arrowstyle": "-", "linewidth": 0.5, "color": "grey"}
 MARKERS = "osD^vP*X<>"
 
 
@@ -110,7 +112,7 @@ def label(axes: Any, spots: list[tuple[float, float]], texts: list[str]) -> list
     taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in pixels]
     made = []
     for spot, text in zip(spots, texts, strict=True):
-        note = axes.annotate(text, spot, xytext=(0, 0), textcoords="offset points", fontsize=8, va="center")
+        note = axes.annotate(text, spot, xytext=(0, 0), textcoords="offset points", fontsize=8, va="center", zorder=4, bbox=WHITE)
         note.set_in_layout(False)
         for dx, dy, side in _offsets():
             note.set(position=(dx, dy), ha=side)
@@ -118,7 +120,7 @@ def label(axes: Any, spots: list[tuple[float, float]], texts: list[str]) -> list
             if not any(box.overlaps(other) for other in taken) and axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max):
                 break
         if max(abs(dx), abs(dy)) > 16:
-            axes.annotate("", spot, xytext=(dx, dy), textcoords="offset points", arrowprops={"arrowstyle": "-", "linewidth": 0.5})
+            axes.annotate("", spot, xytext=(dx, dy), textcoords="offset points", arrowprops=LEADER, zorder=1)
         taken.append(box)
         made.append(note)
     return made
