@@ -122,7 +122,7 @@ def _row(result: dict[str, Any]) -> Row:
         "ari": metrics["ari"],
         "accuracy_before": metrics["accuracy"]["before"] if result["clusters"] > 1 else None,
         "accuracy": metrics["accuracy"]["after"],
-        "at_target": metrics.get("at_target"),
+        "at_target": metrics["at_target"],
         "up": sent["up"],
         "down": sent["down"],
         "epsilon": result["privacy"]["epsilon"],
@@ -143,7 +143,7 @@ def _content(plans: Sequence[Plan], federation: Federation, rows: list[Row]) -> 
         "clients": len(federation),
         "seed": federation.seed,
         "device": plans[0].settings.device,
-        "target": getattr(plans[0].settings, "target", None),
+        "target": plans[0].settings.target,
         "protocols": rows,
     }
 

@@ -9,20 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.app.figure import figure, save
+from securecluster.app.tree_picture import tree
 
 
 def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], state: Any) -> list[Path]:
-    """Write the pictures that this run has numbers for; returns their paths.
-
-    Args:
-        state: the server's final state.
-    """
-    alpha = getattr(state, "alpha", None)
+    """Write the pictures that this run, which ended in the server's `state`, has numbers for; returns their paths."""
     made = [save(folder / "accuracy.png", _accuracy(history, content))] if content["metrics"]["accuracy"]["after"] is not None else []
+    alpha = getattr(state, "alpha", None)
     if alpha is not None and len(alpha):
         made.append(save(folder / "similarity.png", _similarity(alpha.numpy(), content["labels"])))
     if any(line.get("looks") for line in history):
         made.append(save(folder / "separation.png", _separation(history)))
+    grown = getattr(state, "tree", None)
+    if grown is not None:
+        made.append(save(folder / "tree.png", tree(grown.nodes, content)))
     return made
 
 

@@ -97,7 +97,7 @@ def _transcript_mode(protocol: Any, settings: Any, federation: Any) -> str:
 
     d = build(protocol.model, federation.shape, federation.classes, Randomness(0)).dimension
     width = 8 if settings.dtype == "float64" else 4
-    return "full" if 2 * d * width * len(federation) * protocol.rounds < AUTO_FULL else "sizes"
+    return "full" if 2 * d * width * len(federation) * protocol.total < AUTO_FULL else "sizes"
 
 
 def check_data(folder: Path, plan: Plan, config: dict[str, Any], federation: Federation) -> None:
@@ -113,12 +113,12 @@ def carry_out(plan: Plan, federation: Federation, folder: Path, console: Any) ->
     from securecluster.state import unpack
 
     def say(line: dict[str, Any]) -> None:
-        console.print(report.line_text(line, plan.protocol.rounds))
+        console.print(report.line_text(line, plan.protocol.total))
 
     with folders.locked(folder):
         fitted = plan.protocol.fit(federation, plan.settings, folder=folder, report=say)
-        content = report.result(plan, federation, fitted)
         state: Any = unpack(fitted.server_state_, plan.protocol.state_class())
+        content = report.result(plan, federation, fitted, state)
         pictures = plots.draw(folder, content, fitted.history_, state)
         report.write(folder, content, fitted)
     return content, pictures

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from securecluster.protocols import CFL, FedAvg
 
 from securecluster.app import side_by_side
 from securecluster.app.cli import main
 from securecluster.app.figure import figure
 from securecluster.app.options import PROTOCOLS, Simulation
 from securecluster.errors import UpdateError
-from securecluster.protocols import CFL, FedAvg
 
 SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "3", "--threads", "1"]
 NAMES = ["cfl", "fedavg", "local"]
@@ -78,8 +78,8 @@ def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(tmp_path:
     assert main(["compare", "fedavg", "local", *SMALL, "--out", str(tmp_path / "a")]) == 0
     printed = capsys.readouterr().out
     assert len(re.findall(r"^round +\d/3 ", printed, re.M)) == 6
-    assert re.search(r"^ *fedavg +1 +0.00 +0\.\d{3} +\d+\.\d+ [kM]B +∞ +\d+\.\d *$", printed, re.M)
-    assert re.search(r"^ *local +6 +0.00 +0\.\d{3} +\d+\.\d kB +0 +\d+\.\d *$", printed, re.M)
+    assert re.search(r"^ *fedavg +1 +0.00 +0\.\d{3} +0\.000 +\d+\.\d+ [kM]B +∞ +\d+\.\d *$", printed, re.M)
+    assert re.search(r"^ *local +6 +0.00 +0\.\d{3} +0\.000 +\d+\.\d kB +0 +\d+\.\d *$", printed, re.M)
     assert "before" not in printed and str(tmp_path / "a") in printed
     assert main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(tmp_path / "b")]) == 0
     assert capsys.readouterr() == ("", "")
@@ -299,11 +299,12 @@ def test_labels_of_close_points_do_not_overlap(spread: float) -> None:
     assert not any(box.contains(*point) for box in boxes for point in points)
 
 
-def test_settings_without_a_target_leave_that_column_out(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"protocol": "cfl", "clusters": 4, "ari": 1.0, "accuracy_before": 0.7, "accuracy": 0.95, "at_target": None, "error": None}
+def test_columns_without_a_number_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"protocol": "cfl", "clusters": 4, "ari": None, "accuracy_before": 0.7, "accuracy": 0.95, "at_target": None, "error": None}
     row |= {"up": 10, "down": 20, "epsilon": None, "seconds": 1.0}
-    content = {"data": "digits", "scenario": "iid", "clients": 20, "seed": 0, "target": None, "protocols": [row]}
+    content = {"data": "digits", "scenario": "iid", "clients": 20, "seed": 0, "target": 0.9, "protocols": [row]}
     side_by_side.show(content)
-    assert "at None" not in capsys.readouterr().out
-    side_by_side.show(content | {"target": 0.9, "protocols": [row | {"at_target": 0.75}]})
-    assert re.search(r"before +accuracy +at 0.9 .*0.700 +0.950 +0.750 ", capsys.readouterr().out, re.S)
+    printed = capsys.readouterr().out
+    assert "at 0.9" not in printed and "ARI" not in printed
+    side_by_side.show(content | {"protocols": [row | {"at_target": 0.75}, row]})
+    assert re.search(r"before +accuracy +at 0.9 .* 0.700 +0.950 +0.750 .* 0.700 +0.950 +– ", capsys.readouterr().out, re.S)
