@@ -45,9 +45,9 @@ def _similarity(alpha: NDArray[np.float64], labels: list[int]) -> Any:
 
 
 def _marks(axes: Any, history: list[dict[str, Any]]) -> None:
-    rounds = [line["round"] for line in history if line.get("splits")]
-    for k, number in enumerate(rounds):
-        axes.axvline(number, color="grey", linestyle=":", linewidth=1, label="split" if k == 0 else None)
+    for word, key in (("split", "splits"), ("clustered", "clustered")):
+        for k, number in enumerate([line["round"] for line in history if line.get(key)]):
+            axes.axvline(number, color="grey", linestyle=":", linewidth=1, label=word if k == 0 else None)
 
 
 def _accuracy(history: list[dict[str, Any]], content: dict[str, Any]) -> Any:
