@@ -100,5 +100,5 @@ def test_the_rows_given_are_left_alone() -> None:
 
 
 def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(UsageError, match="unknown metric 'l3'.*cosine, l1, l2"):
+    with pytest.raises(UsageError, match=r"unknown metric 'l3'.*cosine, l1, l2"):
         distances(rows_of(0, 2, 2), "l3")
