@@ -14,10 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from securecluster.protocols.base import Protocol
 
 from securecluster.backend import torch
 from securecluster.clustering import bipartition, evidence
+from securecluster.clustering import members as clusters_of
 from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, deliver, invite
 from securecluster.errors import UsageError
@@ -72,7 +75,7 @@ class CFL(Protocol):
             state.outbox.delivered(got.ids)
             means: list[torch.Tensor | None] = []
             looks: list[Look] = []
-            for c, members in enumerate(self._clusters(state)):
+            for c, members in enumerate(clusters_of(state.labels)):
                 came = [k for k, i in enumerate(got.ids) if state.labels[i] == c]
                 if not came:
                     means.append(None)
@@ -87,6 +90,10 @@ class CFL(Protocol):
             self._note(run, state, looks)
         deliver(net, run, state)
         return state
+
+    def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:
+        """Needs the parameter tree."""
+        raise UsageError("CFL places no newcomers yet")
 
     def _look(self, state: State, c: int, members: list[int], came: list[int], inner: torch.Tensor, mean_c: torch.Tensor) -> Look:
         """The split test of one cluster, lines 16–21: ε1, ε2, bipartition, γ_max. A cluster waits for a reply of every member."""
@@ -123,11 +130,7 @@ class CFL(Protocol):
     def _invited(self, net: Network, state: State, t: int) -> list[int]:
         """A share of each cluster; all of a cluster that only waits for complete replies to be split."""
         shares = [1.0 if c in state.wanted else self.participation for c in range(1 + max(state.labels))]
-        return sorted(i for c, members in enumerate(self._clusters(state)) for i in invite(net, members, shares[c], t, c))
-
-    @staticmethod
-    def _clusters(state: State) -> list[list[int]]:
-        return [[i for i, label in enumerate(state.labels) if label == c] for c in range(1 + max(state.labels))]
+        return sorted(i for c, members in enumerate(clusters_of(state.labels)) for i in invite(net, members, shares[c], t, c))
 
     def _note(self, run: Run, state: State, looks: list[Look]) -> None:
         splits = [[look.members, *look.split] for look in looks if look.split]
@@ -159,9 +162,9 @@ class CFL(Protocol):
             "the clusters, when they split, and each client's cluster",
         ]
 
-    def observe(self, federation: Federation, client: Any, state: Any) -> Line:
+    def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
         """Adds the true separation gap g (eq. 28) while all clients share one model."""
-        line = super().observe(federation, client, state)
+        line = super().observe(federation, client, state, accuracy)
         known = state.shared and len(state.alpha) and federation.truth is not None
         return {**line, "gap": separation_gap(state.alpha.numpy(), federation.truth) if known and federation.truth else None}
 

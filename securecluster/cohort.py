@@ -81,6 +81,7 @@ class Cohort:
 
     Args:
         clients: which clients of the federation live here (all by default; a deployed node holds one).
+        first: the number of the federation's first client.
     """
 
     def __init__(
@@ -91,14 +92,16 @@ class Cohort:
         device: torch.device,
         dtype: torch.dtype | None = None,
         clients: Sequence[int] | None = None,
+        first: int = 0,
     ) -> None:
-        self.ids = tuple(range(len(federation)) if clients is None else clients)
+        here = tuple(range(len(federation)) if clients is None else clients)
+        self.ids = tuple(first + k for k in here)
         self.device, self.dtype = device, dtype or torch.float32
         self.model = model.to(device, self.dtype)
         self._workers: list[_Worker] = []
         self.start = self.model.initial()
         self._randomness = randomness
-        shards = [federation.shards[i] for i in self.ids]
+        shards = [federation.shards[k] for k in here]
         self.sizes = [len(s.y) for s in shards]
         self._offsets = np.concatenate([[0], np.cumsum(self.sizes)])
         self._x = torch.as_tensor(np.concatenate([s.x for s in shards])).to(device, self.dtype)

@@ -16,9 +16,11 @@ from securecluster.cohort import Cohort, LocalTraining
 from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
-from securecluster.privacy.keys import Done, Secrets
+from securecluster.privacy.keys import Done, Hello, Secrets
 from securecluster.privacy.stages import Pipeline
 from securecluster.run import Run
+
+NEVER = 1 << 62  # no post has this number
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +75,15 @@ class Trainee:
         """θ_i ← θ_i + P⁻¹Δ_c(i), and no training: how the last average reaches everyone."""
         self.models = self.advanced(turn.at, query)
         return Done()
+
+    @answers(GATHER, through=("delta",), fresh=True)
+    def post(self, turn: Turn, query: Hello) -> Update:
+        """θ_i − θ_0, masked on the way out: how a model reaches those who were not there (Sattler et al. 2019, V-C; ours)."""
+        d = self.cohort.model.dimension
+        delta = self.cohort.start.new_zeros(len(turn.at), self._pipeline.room(d))
+        for row, k in zip(delta, turn.at, strict=True):
+            torch.sub(self.models.row(k), self.cohort.start, out=row[:d])
+        return Update(Rows(delta), None)
 
     def advanced(self, at: Sequence[int], query: Means) -> Rows:
         """All clients' models, with those at positions `at` moved by what the query brings them."""
@@ -184,10 +195,15 @@ class Outbox:
     def delivered(self, ids: Sequence[int]) -> None:
         """These clients replied, so they have everything posted so far; what nobody lacks is dropped."""
         for i in ids:
-            self.lacks[i] = self.first + len(self.posts)
+            self.lacks[i] = max(self.lacks[i], self.first + len(self.posts))
         while self.fresh and self.posts and min(self.lacks) > self.first:
             self.posts.pop(0)
             self.first += 1
+
+    def leave(self, ids: Sequence[int]) -> None:
+        """These clients go on alone: nothing posted later is meant for them."""
+        for i in ids:
+            self.lacks[i] = NEVER
 
     def late(self) -> list[int]:
         """The clients that lack some average."""
@@ -209,9 +225,9 @@ def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
     state.outbox = run.once("deliver", send, Outbox)
 
 
-def invite(net: Network, members: Sequence[int], share: float, *path: int) -> list[int]:
-    """A random share of some clients, at least one, in order."""
-    count = max(1, round(share * len(members)))
+def invite(net: Network, members: Sequence[int], share: float, *path: int, least: int = 1) -> list[int]:
+    """A random share of some clients, `least` or more where there are as many, in order."""
+    count = min(len(members), max(least, round(share * len(members))))
     if count == len(members):
         return list(members)
     return sorted(int(i) for i in net.randomness.generator("server", "invite", *path).choice(members, count, replace=False))

@@ -168,12 +168,11 @@ def _carry_out(plan: Any, federation: Any, folder: Path, quiet: bool) -> int:
                 federation,
                 plan.settings,
                 folder=folder,
-                report=lambda line: console.print(report.line_text(line, plan.protocol.rounds)),
+                report=lambda line: console.print(report.line_text(line, plan.protocol.total)),
             )
             content = report.result(plan, federation, fitted)
             state = unpack(fitted.server_state_, plan.protocol.state_class())
-            alpha = getattr(state, "alpha", None)
-            pictures = plots.draw(folder, content, fitted.history_, None if alpha is None else alpha.numpy())
+            pictures = plots.draw(folder, content, fitted.history_, state)
             report.write(folder, content, fitted)
         except KeyboardInterrupt:
             print(f"securecluster: stopped; go on with: securecluster resume {folder}", file=sys.stderr)

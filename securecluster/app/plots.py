@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from securecluster import files
 
 
-def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], alpha: NDArray[np.float64] | None) -> list[Path]:
-    """Write the pictures that this run has numbers for; returns their paths."""
+def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], state: Any) -> list[Path]:
+    """Write the pictures that this run, which ended in the server's `state`, has numbers for; returns their paths."""
     made = [_save(folder / "accuracy.png", _accuracy(history, content))] if content["metrics"]["accuracy"]["after"] is not None else []
+    alpha = getattr(state, "alpha", None)
     if alpha is not None and len(alpha):
-        made.append(_save(folder / "similarity.png", _similarity(alpha, content["labels"])))
+        made.append(_save(folder / "similarity.png", _similarity(alpha.numpy(), content["labels"])))
     if any(line.get("looks") for line in history):
         made.append(_save(folder / "separation.png", _separation(history)))
     return made

@@ -83,13 +83,8 @@ def _masks(name: str, padding_bytes: int) -> list[dict[str, Any]]:
 
 
 def write(folder: Path, content: dict[str, Any], fitted: Protocol) -> None:
-    """models.safetensors, the server's final state, and last of all result.json, whose presence says that the run is complete."""
-    from safetensors.torch import save
-
-    tensors = {f"cluster{c}.{name}": t.contiguous() for c, state in enumerate(fitted.models_) for name, t in state.items()}
-    meta = {"labels": json.dumps(content["labels"]), "model": fitted.model}
-    files.write_atomic(folder / "models.safetensors", save(tensors, {"securecluster": json.dumps(meta, sort_keys=True)}))
-    files.write_atomic(folder / "server.safetensors", fitted.server_state_)
+    """What the protocol learned, and last of all result.json, whose presence says that the run is complete."""
+    fitted.save(folder)
     files.write_atomic(folder / "result.json", (json.dumps(content, indent=2) + "\n").encode())
 
 
