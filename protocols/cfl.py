@@ -9,7 +9,6 @@ Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -24,9 +23,9 @@ from securecluster.clustering import members as clusters_of
 from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, deliver, invite
 from securecluster.errors import UsageError
-from securecluster.metrics import separation_gap
 from securecluster.network import Network
 from securecluster.run import Line, Run
+from securecluster.separation import largest_noise, separation_gap
 from securecluster.similarity import cosine, gram, gram_norms, mean_norm, mean_row
 
 
@@ -113,7 +112,7 @@ class CFL(Protocol):
             return look
         if len(came) < len(members):
             state.wanted.append(c)
-        elif self.gamma_max < math.sqrt((1 - halves.cross_max) / 2):
+        elif self.gamma_max < largest_noise(halves.cross_max):
             look.split = ([members[k] for k in halves.first], [members[k] for k in halves.second])
         return look
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from securecluster.backend import torch
 from securecluster.data import Federation
 from securecluster.errors import UsageError
+from securecluster.evaluation import Samples, cross_entropy, hit
 from securecluster.messages import Rows
 from securecluster.optimizers import OPTIMIZERS, Optimizer
 from securecluster.optimizers import build as build_optimizer
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from securecluster.models import FlatModel
 
 CPU_CHUNK, GPU_CHUNK = 1 << 22, 1 << 28  # parameters of the clients that train together
-EVALUATED = 1000  # samples at a time
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,9 @@ class Cohort:
         self._randomness = randomness
         shards = [federation.shards[k] for k in here]
         self.sizes = [len(s.y) for s in shards]
-        self._offsets = np.concatenate([[0], np.cumsum(self.sizes)])
-        self._x = torch.as_tensor(np.concatenate([s.x for s in shards])).to(device, self.dtype)
-        self._y = torch.as_tensor(np.concatenate([s.y for s in shards])).to(device)
-        self._tests = [
-            (torch.as_tensor(s.x_test).to(device, self.dtype), torch.as_tensor(s.y_test).to(device)) if len(s.y_test) else None
-            for s in shards
-        ]
+        self._train_on = Samples.of([s.x for s in shards], [s.y for s in shards], device, self.dtype)
+        self._test_on = Samples.of([s.x_test for s in shards], [s.y_test for s in shards], device, self.dtype)
+        self._x, self._y, self._offsets = self._train_on.x, self._train_on.y, self._train_on.offsets
 
     def train(
         self, start: Rows, who: Sequence[int], plan: LocalTraining, step: int, room: int = 0, scale: Sequence[float] | None = None
@@ -235,19 +231,11 @@ class Cohort:
 
     def accuracy(self, models: Rows) -> NDArray[np.float64]:
         """Each client's accuracy on its own test data under its model, (m,); NaN for a client without test data."""
-        found = np.full(len(self.ids), np.nan)
-        index = models.index if models.index is not None else tuple(range(len(models)))
-        for row, flat in enumerate(models.table):
-            mine = [(k, t) for k, t in enumerate(self._tests) if index[k] == row and t is not None]
-            if not mine:
-                continue
-            views, samples = self.model.views(flat), torch.cat([t[0] for _, t in mine])
-            with torch.no_grad():
-                guess = torch.cat([self.model.call(views, x).argmax(-1) for x in torch.split(samples, EVALUATED)])
-            hit = (guess == torch.cat([t[1] for _, t in mine])).cpu().numpy()
-            for (k, _), own in zip(mine, np.split(hit, np.cumsum([len(t[1]) for _, t in mine])[:-1]), strict=True):
-                found[k] = own.mean()
-        return found
+        return self._test_on.mean(hit, self.model, models, range(len(self.ids)))
+
+    def loss(self, models: Rows, who: Sequence[int]) -> NDArray[np.float64]:
+        """The mean cross-entropy, in nats, of the training samples of each of `who` under its own row of `models`, (len(who),)."""
+        return self._train_on.mean(cross_entropy, self.model, models, who)
 
 
 def _split(order: list[int], size: int, threads: int) -> list[list[int]]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 
 class Agreement(TypedDict):
@@ -31,18 +30,6 @@ def agreement(labels: Sequence[int], truth: Sequence[int]) -> Agreement:
         "purity": float(table.max(axis=0).sum() / table.sum()),
         "exact": exact,
     }
-
-
-def separation_gap(alpha: NDArray[np.float64], truth: Sequence[int]) -> float | None:
-    """g = α_intra^min − α_cross^max over the true clusters (Sattler et al. 2019, eq. 28); None where one of the two is undefined.
-
-    g > 0 implies a correct bipartition; the converse does not hold (chained clusters).
-    """
-    same = np.equal.outer(np.asarray(truth), np.asarray(truth))
-    off = ~np.eye(len(same), dtype=bool)
-    if not (same & off).any() or same.all():
-        return None
-    return float(alpha[same & off].min() - alpha[~same].max())
 
 
 def mean(values: np.ndarray[Any, Any]) -> float | None:

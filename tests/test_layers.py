@@ -13,8 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "backend", "randomness", "parties"},
     {"files", "messages", "state", "similarity", "clustering", "hierarchy", "metrics", "optimizers", "networks", "dropout", "devices"},
-    {"wire", "stacks", "data", "distances"},
+    {"wire", "stacks", "data", "distances", "separation"},
     {"models"},
+    {"evaluation"},
     {"cohort", "transcript"},
     {"transport", "privacy", "settings"},
     {"endpoint", "run"},

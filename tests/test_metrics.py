@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-from securecluster.metrics import agreement, mean, separation_gap
+from securecluster.metrics import agreement, mean
 
 PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=12)
 
@@ -56,30 +56,6 @@ def test_hand_made_scores(labels: list[int], truth: list[int], purity: float, ex
     found = agreement(labels, truth)
     assert found["purity"] == pytest.approx(purity)
     assert found["exact"] is exact
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.lists(st.integers(0, 3), min_size=2, max_size=9), st.integers(0, 10**6))
-def test_the_separation_gap_is_equation_28_by_a_loop(truth: list[int], seed: int) -> None:
-    raw = np.random.default_rng(seed).uniform(-1, 1, (len(truth), len(truth)))
-    alpha = (raw + raw.T) / 2
-    np.fill_diagonal(alpha, 1.0)
-    pairs = [(i, j) for i in range(len(truth)) for j in range(i)]
-    intra = [alpha[p] for p in pairs if truth[p[0]] == truth[p[1]]]
-    cross = [alpha[p] for p in pairs if truth[p[0]] != truth[p[1]]]
-    found = separation_gap(alpha, truth)
-    if intra and cross:
-        assert found == pytest.approx(min(intra) - max(cross))
-    else:
-        assert found is None
-
-
-def test_the_separation_gap_by_hand() -> None:
-    alpha = np.array([[1, 0.9, 0.2], [0.9, 1, -0.4], [0.2, -0.4, 1]])
-    assert separation_gap(alpha, [0, 0, 1]) == pytest.approx(0.7)
-    assert separation_gap(alpha, [0, 1, 0]) == pytest.approx(-0.7)
-    assert separation_gap(alpha, [0, 0, 0]) is None
-    assert separation_gap(alpha, [0, 1, 2]) is None
 
 
 def test_the_mean_leaves_out_clients_without_test_data() -> None:
