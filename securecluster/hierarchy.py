@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.backend import torch
+from securecluster.clustering import members
 from securecluster.errors import UsageError, unknown
+from securecluster.similarity import mean_row
 
 Array = NDArray[np.float64]
 LINKAGES = ("single", "complete", "average", "centroid", "ward")
@@ -94,3 +99,28 @@ def cut(tree: Array, at: float) -> list[int]:
         for i in members:
             labels[i] = number
     return labels
+
+
+def representatives(rows: torch.Tensor, labels: Sequence[int], linkage: str) -> tuple[torch.Tensor, list[int], list[int]]:
+    """What a later client must be compared with: rows, the cluster of each, and how many clients each stands for.
+
+    The mean of each cluster under centroid and ward, which need no more; else every row (m, d).
+    """
+    if linkage not in EUCLIDEAN:
+        return rows, list(labels), [1] * len(labels)
+    clusters = members(labels)
+    return torch.stack([mean_row(rows, own) for own in clusters]), list(range(len(clusters))), [len(own) for own in clusters]
+
+
+def nearest(distance: Array, labels: Sequence[int], sizes: Sequence[int], linkage: str) -> list[int]:
+    """The cluster that each new client, a cluster of one, would be merged with first, (n,); ties go to the first (ours).
+
+    Args:
+        distance: (n, r) to the r `representatives`, whose clusters and sizes follow.
+    """
+    join = {"single": np.min, "complete": np.max}.get(linkage, np.mean)
+    near = np.stack([join(distance[:, own], axis=1) for own in members(labels)], axis=1)
+    if linkage == "ward":  # the height at which clusters of 1 and s with centres at distance x merge is x·sqrt(2s / (s + 1))
+        size = np.asarray(sizes, dtype=np.float64)
+        near = near * np.sqrt(2 * size / (size + 1))
+    return [int(c) for c in near.argmin(1)]

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "backend", "randomness", "parties"},
-    {"files", "messages", "state", "similarity", "clustering", "hierarchy", "metrics", "optimizers", "networks", "dropout", "devices"},
-    {"wire", "stacks", "data", "distances", "separation"},
+    {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout", "devices"},
+    {"wire", "stacks", "data", "distances", "hierarchy", "separation"},
     {"models"},
     {"evaluation"},
     {"cohort", "transcript"},

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
+from securecluster.protocols import CFL, FLHC, FedAvg, Local, Protocol, Settings
 
 from securecluster import Federation, Iid, LabelSwap, wire
 from securecluster.cohort import Cohort
