@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from securecluster.protocols.base import Protocol
 
@@ -148,7 +148,7 @@ class FLHC(Protocol):
         check_linkage(self.metric, self.linkage)
         if self.metric == "l1" and self.mask not in ENTRYWISE:
             raise UsageError(
-                f"the mask {self.mask!r} mixes coordinates, which changes l1 distances: use the mask permutation or signed-permutation, or l2"
+                f"the mask {self.mask!r} mixes coordinates, which changes l1 distances: use permutation or signed-permutation, or metric l2"
             )
         if not (isinstance(self.pre_rounds, Integral) and 0 <= self.pre_rounds < self.rounds):
             raise UsageError(

@@ -95,8 +95,8 @@ def cut(tree: Array, at: float) -> list[int]:
     for n, (a, b, *_) in enumerate(tree[:made]):
         groups[m + n] = groups.pop(int(a)) + groups.pop(int(b))
     labels = [0] * m
-    for number, members in enumerate(sorted(groups.values(), key=min)):
-        for i in members:
+    for number, own in enumerate(sorted(groups.values(), key=min)):
+        for i in own:
             labels[i] = number
     return labels
 
