@@ -58,7 +58,7 @@ def _squared(rows: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> t
     total = torch.zeros(len(first), dtype=torch.float64, device=rows.device)
     for block in blocks(rows, size=WIDE):
         wide = block.double()
-        for part in torch.arange(len(first), device=rows.device).split(max(1, WIDE // wide.shape[1])):
+        for part in torch.split(torch.arange(len(first), device=rows.device), max(1, WIDE // wide.shape[1])):
             total[part] += (wide[first[part]] - wide[second[part]]).square().sum(1)
     return total
 
