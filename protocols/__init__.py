@@ -3,6 +3,7 @@
 from securecluster.protocols.base import Protocol
 from securecluster.protocols.cfl import CFL
 from securecluster.protocols.fedavg import FedAvg
+from securecluster.protocols.flhc import FLHC
 from securecluster.protocols.ifca import IFCA
 from securecluster.protocols.local import Local
 from securecluster.protocols.local_kmeans import LocalKMeans
@@ -10,4 +11,4 @@ from securecluster.protocols.random_clusters import RandomClusters
 
 from securecluster.settings import Settings
 
-__all__ = ["CFL", "IFCA", "FedAvg", "Local", "LocalKMeans", "Protocol", "RandomClusters", "Settings"]
+__all__ = ["CFL", "FLHC", "IFCA", "FedAvg", "Local", "LocalKMeans", "Protocol", "RandomClusters", "Settings"]
