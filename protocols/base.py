@@ -1,64 +1,52 @@
-"""What every protocol shares: the estimator conventions, and how clients, network and run are put together."""
+"""What every protocol shares: hyper-parameters, the estimator conventions, and its two sides."""
 
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
+from securecluster.protocols.assembly import Joined, build_client, carry_out, join, numbers, opened
+from securecluster.protocols.method import Method
+from securecluster.protocols.saving import Kept, load, save
 
-from securecluster import files
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining, check_training
 from securecluster.data import Federation
-from securecluster.devices import choose_device, cpu_threads
-from securecluster.displacements import Trainee, TraineeState
-from securecluster.endpoint import Endpoint, config_hash, message_types
-from securecluster.errors import RunFolderError, UsageError
+from securecluster.devices import cpu_threads
+from securecluster.displacements import Trainee
+from securecluster.endpoint import Endpoint, config_hash
+from securecluster.errors import UsageError
 from securecluster.messages import Rows
-from securecluster.metrics import Agreement, agreement, mean
-from securecluster.network import Network, NetworkState
-from securecluster.privacy.keys import KeyRing
+from securecluster.network import Network
 from securecluster.privacy.masks import MaskInfo, build, describe
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
-from securecluster.run import Kept, Line, Run
+from securecluster.run import Line, Run
 from securecluster.settings import Settings, check_settings
-from securecluster.state import pack
+from securecluster.state import pack, unpack
 from securecluster.transcript import Transcript
-from securecluster.transport import InProcess, Recorded, Replay, Transport, random_dropouts
+from securecluster.transport import Replay, Transport
 
 if TYPE_CHECKING:
     from securecluster.models import FlatModel
 
 
 @dataclass
-class Fit:
-    """The learned things of a fitted protocol, before they become attributes."""
-
-    labels: list[int]
-    models: Rows
-    run: Run
-    network: Network
-    transcript: Transcript
-    client: Any
-    result: bytes
-    device: str
-
-
-@dataclass
-class Protocol(ABC):
+class Protocol(Method):
     """Base of the methods: the constructor only stores, `fit` returns self, and what was learned ends in an underscore.
 
     Attributes after `fit`:
         labels_: each client's cluster, (m,) ints from 0.
-        models_: a `state_dict` per cluster, for `load_state_dict` of the module.
+        models_: a `state_dict` per cluster, for `load_state_dict` of the module; `model_of` gives a client's own.
         history_: a dict per round. ledger_: the releases. transcript_: the frames. bytes_: totals by direction and message.
+        accuracy_: each client's on its test data, (m,). agreement_: scores against the true clusters, where they are known.
+        joined_: after `predict`, what placing the newcomers released and cost.
     """
 
     rounds: int = 40
@@ -80,29 +68,9 @@ class Protocol(ABC):
     mask: str = "none"
     """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
 
-    name: ClassVar[str]
-    client: ClassVar[type[Trainee]] = Trainee
-
-    @abstractmethod
-    def serve(self, net: Network, run: Run) -> Any:
-        """The paper's loop: all that the server does. Returns its final state, which has `labels`."""
-
-    def state_class(self) -> type:
-        """The class of what `serve` returns."""
-        return get_type_hints(type(self).serve)["return"]  # type: ignore[no-any-return]
-
-    @property
-    def weighted(self) -> bool:
-        """Whether clients tell how many samples they hold."""
-        return False
-
-    def sees(self) -> list[str]:
-        """What the server sees beyond the values of single replies."""
-        return []
-
     def check(self, clients: int) -> None:
         """Raise UsageError for hyper-parameters or a federation this method cannot work with."""
-        check_training(self._training())
+        check_training(self.training())
         build(self.mask)
         whole, share = isinstance(self.rounds, Integral), isinstance(self.participation, Real)
         if not (whole and self.rounds >= 1 and share and 0 < self.participation <= 1):
@@ -143,37 +111,97 @@ class Protocol(ABC):
         self.check(len(federation))
         check_settings(settings, federation)
         with torch.inference_mode(False), cpu_threads(settings.threads):
-            found = self._run(federation, settings, folder, report)
-        self.labels_ = np.asarray(found.labels)
-        self.client_models_, self._flat = found.models, found.client.cohort.model
-        self.models_ = [self._state_dict(found.labels.index(c)) for c in range(max(found.labels) + 1)]
-        self.history_, self.ledger_, self.transcript_ = found.run.history, found.network.state.ledger, found.transcript
-        self.bytes_, self.dropped_ = found.transcript.totals(), dict(sorted(found.network.state.lost.items()))
-        self.accuracy_ = found.client.cohort.accuracy(found.models)
-        self.seconds_, self.device_, self.server_state_ = found.run.seconds, found.device, found.result
-        self.agreement_: Agreement | None = None if federation.truth is None else agreement(found.labels, federation.truth)
+            kept, transcript = carry_out(self, federation, settings, folder, report)
+        self.transcript_ = transcript
+        return self.adopt(kept)
+
+    def adopt(self, kept: Kept) -> Self:
+        """Take over what was learned: it becomes the attributes that end in an underscore."""
+        learned, config = kept.learned, kept.learned.config
+        self.kept_ = kept
+        self.labels_ = np.asarray(learned.labels)
+        self.client_models_ = Rows(kept.clients.table, tuple(kept.clients.index))
+        self._flat = self._network(config["shape"], config["classes"], config["seed"])
+        self.models_ = [self.model_of(learned.labels.index(c)) for c in range(max(learned.labels) + 1)]
+        self.history_, self.ledger_, self.bytes_ = learned.history, learned.network.ledger, learned.bytes
+        self.dropped_ = dict(sorted(learned.network.lost.items()))
+        self.accuracy_: NDArray[np.float64] = np.asarray(learned.accuracy, dtype=np.float64)
+        self.seconds_, self.device_, self.server_state_ = learned.seconds, learned.device, kept.server
+        self.agreement_ = learned.agreement
+        self.state_: Any = unpack(kept.server, self.state_class())
         return self
+
+    def model_of(self, client: int | str) -> dict[str, Any]:
+        """The `state_dict` of the model that a client holds, by its number or name."""
+        names = self._fitted().learned.names
+        if client not in names and (isinstance(client, str) or not 0 <= client < len(names)):
+            raise UsageError(f"no client {client!r}: clients are {', '.join(names[:3])} …, or numbers from 0 to {len(names) - 1}")
+        state: dict[str, Any] = self._flat.state_dict(self.client_models_.row(names.index(client) if isinstance(client, str) else client))
+        return state
+
+    def predict(self, newcomers: Federation) -> NDArray[np.int64]:
+        """The clusters of clients that were not there, (n,): they join the finished run over its own network, masked where it was.
+
+        Every call starts from the end of the run and changes nothing in it; `joined_` holds the frames, bytes and releases.
+
+        Raises:
+            UsageError: not fitted, or samples of another shape, or classes that the run did not know.
+        """
+        self._fitted()
+        self.joined_: Joined = join(self, newcomers)
+        return np.asarray(self.joined_.labels, dtype=np.int64)
+
+    def save(self, folder: Path | str) -> None:
+        """Write what was learned as safetensors; `clients.safetensors` holds models and keys and is for the owner's eyes only.
+
+        A module of your own is saved by its weights, not its code. The transcript is not saved: give `fit` a folder for that.
+        """
+        self._fitted()
+        save(self, Path(folder))
+
+    @classmethod
+    def load(cls, folder: Path | str, model: Any = None) -> Self:
+        """A fitted protocol from the folder that `save` wrote, or from a finished run's.
+
+        Args:
+            model: the module, where the run trained one of your own.
+
+        Raises:
+            RunFolderError: nothing to load there, or it does not parse. UsageError: another protocol's folder, or another module.
+        """
+        return load(cls, Path(folder), model)
+
+    def _fitted(self) -> Kept:
+        if not hasattr(self, "kept_"):
+            raise UsageError(f"this {type(self).__name__} is not fitted yet: call fit, or load")
+        return self.kept_
 
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """What client and server must agree on; its hash is in every frame."""
-        from securecluster.models import describe as describe_model
-
-        dimension = self._model(federation).dimension
+        dimension = self.flat_model(federation).dimension
         self.pipeline(dimension)  # a mask that cannot work on this model is refused before anything is written
         shape = {"shape": list(federation.shape), "classes": federation.classes, "clients": len(federation), "seed": federation.seed}
-        params = {**self.get_params(), "model": describe_model(self.model)}
-        found = {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **params, **shape}
-        return {name: value.item() if isinstance(value, np.generic) else value for name, value in found.items()}  # as JSON has them
+        found = {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **self.shown_params(), **shape}
+        return numbers(found)
+
+    def shown_params(self) -> dict[str, Any]:
+        """The hyper-parameters as JSON has them: of a module of your own, its text and the hash of its weights."""
+        from securecluster.models import describe as describe_model
+
+        return numbers({**self.get_params(), "model": describe_model(self.model)})
 
     def pipeline(self, dimension: int | None = None) -> Pipeline:
         """The stages between a client's update of `dimension` numbers and the wire."""
         return Pipeline(build(self.mask, dimension))
 
-    def _model(self, federation: Federation) -> FlatModel:
+    def flat_model(self, federation: Federation) -> FlatModel:
         """The network with its initial weights θ_0."""
+        return self._network(federation.shape, federation.classes, federation.seed)
+
+    def _network(self, shape: Sequence[int], classes: int, seed: int) -> FlatModel:
         from securecluster.models import build as build_model
 
-        return build_model(self.model, federation.shape, federation.classes, Randomness(federation.seed))
+        return build_model(self.model, tuple(shape), classes, Randomness(seed))
 
     def build_client(
         self, federation: Federation, settings: Settings, clients: Sequence[int] | None = None, simulated: bool = True
@@ -183,21 +211,13 @@ class Protocol(ABC):
         Args:
             simulated: derive keys from the federation's seed; a deployed node says False and takes them from the operating system.
         """
-        randomness, flat = Randomness(federation.seed), self._model(federation)
-        pipeline = self.pipeline(flat.dimension)
-        dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
-        cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients)
-        fingerprint_of_config = config_hash(self.config(federation, settings.dtype))
+        return build_client(self, federation, settings, clients, simulated)
 
-        def unlock(seed: bytes) -> None:
-            for stage in pipeline.stages:
-                if hasattr(stage, "unlock"):
-                    stage.unlock(seed)
+    def make_client(self, cohort: Cohort, pipeline: Pipeline) -> Trainee:
+        """The client's side of this method, over a cohort."""
+        return self.client(cohort, self.training(), pipeline, self.weighted)
 
-        keys = KeyRing(fingerprint_of_config, randomness if simulated else None, unlock)
-        return Endpoint(self.client(cohort, self._training(), pipeline, self.weighted), cohort.ids, fingerprint_of_config, pipeline, keys)
-
-    def build_network(self, transport: Transport, config: dict[str, Any]) -> Network:
+    def build_network(self, transport: Transport, config: Mapping[str, Any]) -> Network:
         """The server's side: ids and verbs, from the configuration alone."""
         return Network(
             config["clients"], transport, config_hash(config), self.pipeline(config.get("dimension")), Randomness(config["seed"])
@@ -215,57 +235,8 @@ class Protocol(ABC):
         transport.finish()
         return pack(state)
 
-    def served(self, client: Any, state: Any) -> Rows:
-        """The model each client would use after this round (for the observer: it looks outside the network)."""
-        everyone = range(len(client.cohort.ids))
-        return client.advanced(everyone, state.outbox.letter(everyone))  # type: ignore[no-any-return]
-
-    def observe(self, federation: Federation, client: Any, state: Any) -> Line:
-        """The researcher's numbers after a round."""
-        accuracy = client.cohort.accuracy(self.served(client, state))
-        line: Line = {"clusters": len(set(state.labels)), "accuracy": mean(accuracy)}
-        if federation.truth is not None:
-            line["ari"] = agreement(state.labels, federation.truth)["ari"]
-        return line
-
-    def _run(self, federation: Federation, settings: Settings, folder: Path | None, report: Callable[[Line], None]) -> Fit:
-        endpoint = self.build_client(federation, settings)
-        client, keys = endpoint.client, endpoint.keys
-        if folder:
-            files.make_folder(folder / "transcript")
-        transcript = Transcript(settings.transcript, folder and folder / "transcript", lambda m: message_types(self.client, m))
-        lost = random_dropouts(settings.dropout, Randomness(federation.seed))
-        config = self.config(federation, settings.dtype)
-        net = self.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), config)
-
-        def restore_clients(state: TraineeState) -> None:
-            client.restore(state)
-            keys.restore(state.secrets)
-
-        def check_origin(origin: Origin) -> None:
-            if origin.config != config_hash(config):
-                raise RunFolderError(f"{folder} holds a run of another configuration: resume with the same one, or give another folder")
-
-        def observe(state: Any) -> Line:
-            return {**self.observe(federation, client, state), "up": transcript.totals()["up"], "down": transcript.totals()["down"]}
-
-        kept = {
-            "origin": Kept(Origin, lambda: Origin(config_hash(config)), check_origin),
-            "clients": Kept(TraineeState, lambda: client.state(keys.secrets), restore_clients),
-            "network": Kept(NetworkState, lambda: net.state, lambda state: setattr(net, "state", state)),
-            "transcript": Kept(Recording, lambda: Recording(*transcript.snapshot()), lambda r: transcript.rewind(r.count, r.totals)),
-        }
-        run = Run(folder, kept, observe, report, lambda number: setattr(net, "round", number))
-        if not run.resumed:
-            transcript.rewind(0, {})  # what a run left that was killed before its first checkpoint
-        state = self.serve(net, run)
-        return Fit(list(state.labels), client.models, run, net, transcript, client, pack(state), client.cohort.device.type)
-
-    def _state_dict(self, client: int) -> dict[str, Any]:
-        state: dict[str, Any] = self._flat.state_dict(self.client_models_.row(client))
-        return state
-
-    def _training(self) -> LocalTraining:
+    def training(self) -> LocalTraining:
+        """What a client does in a round."""
         return LocalTraining(self.lr, self.epochs, self.batch_size, self.optimizer, self.momentum)
 
     def mask_info(self) -> MaskInfo:
@@ -273,16 +244,4 @@ class Protocol(ABC):
         return describe(self.mask, self._flat.dimension, self.client_models_.table.element_size())
 
 
-@dataclass
-class Origin:
-    """A checkpoint's word on where it comes from."""
-
-    config: str  # its hash
-
-
-@dataclass
-class Recording:
-    """A checkpoint's word on the transcript."""
-
-    count: int
-    totals: dict[str, dict[str, int]]
+__all__ = ["Joined", "Kept", "Protocol", "opened"]

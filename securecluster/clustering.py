@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,14 @@ from numpy.typing import NDArray
 from securecluster.errors import UsageError
 
 Array = NDArray[np.float64]
+
+
+def members(labels: Sequence[int]) -> list[list[int]]:
+    """The clients of each cluster 0 … max(labels), in order."""
+    found: list[list[int]] = [[] for _ in range(1 + max(labels, default=-1))]
+    for i, label in enumerate(labels):
+        found[label].append(i)
+    return found
 
 
 class Bipartition(NamedTuple):

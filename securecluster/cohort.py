@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from securecluster.backend import torch
 from securecluster.data import Federation
 from securecluster.errors import UsageError
+from securecluster.evaluation import Samples, cross_entropy, hit
 from securecluster.messages import Rows
 from securecluster.optimizers import OPTIMIZERS, Optimizer
 from securecluster.optimizers import build as build_optimizer
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from securecluster.models import FlatModel
 
 CPU_CHUNK, GPU_CHUNK = 1 << 22, 1 << 28  # parameters of the clients that train together
-EVALUATED = 1000  # samples at a time
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Cohort:
 
     Args:
         clients: which clients of the federation live here (all by default; a deployed node holds one).
+        first: the number of the federation's first client.
+        aside: share of each client's training samples that is kept out of training, to judge models by, in [0, 1).
     """
 
     def __init__(
@@ -91,22 +93,25 @@ class Cohort:
         device: torch.device,
         dtype: torch.dtype | None = None,
         clients: Sequence[int] | None = None,
+        first: int = 0,
+        aside: float = 0.0,
     ) -> None:
-        self.ids = tuple(range(len(federation)) if clients is None else clients)
+        here = tuple(range(len(federation)) if clients is None else clients)
+        self.ids = tuple(first + k for k in here)
         self.device, self.dtype = device, dtype or torch.float32
         self.model = model.to(device, self.dtype)
         self._workers: list[_Worker] = []
         self.start = self.model.initial()
         self._randomness = randomness
-        shards = [federation.shards[i] for i in self.ids]
-        self.sizes = [len(s.y) for s in shards]
-        self._offsets = np.concatenate([[0], np.cumsum(self.sizes)])
-        self._x = torch.as_tensor(np.concatenate([s.x for s in shards])).to(device, self.dtype)
-        self._y = torch.as_tensor(np.concatenate([s.y for s in shards])).to(device)
-        self._tests = [
-            (torch.as_tensor(s.x_test).to(device, self.dtype), torch.as_tensor(s.y_test).to(device)) if len(s.y_test) else None
-            for s in shards
-        ]
+        shards = [federation.shards[k] for k in here]
+        kept = [self._kept(i, len(s.y), aside) for i, s in zip(self.ids, shards, strict=True)]
+        self.sizes, self.aside = [int(k.sum()) for k in kept], [int((~k).sum()) for k in kept]
+        self._train_on, self._aside_on = (
+            Samples.of([s.x[k] for s, k in parts], [s.y[k] for s, k in parts], device, self.dtype)
+            for parts in (list(zip(shards, kept, strict=True)), [(s, ~k) for s, k in zip(shards, kept, strict=True)])
+        )
+        self._test_on = Samples.of([s.x_test for s in shards], [s.y_test for s in shards], device, self.dtype)
+        self._x, self._y, self._offsets = self._train_on.x, self._train_on.y, self._train_on.offsets
 
     def train(
         self, start: Rows, who: Sequence[int], plan: LocalTraining, step: int, room: int = 0, scale: Sequence[float] | None = None
@@ -232,19 +237,20 @@ class Cohort:
 
     def accuracy(self, models: Rows) -> NDArray[np.float64]:
         """Each client's accuracy on its own test data under its model, (m,); NaN for a client without test data."""
-        found = np.full(len(self.ids), np.nan)
-        index = models.index if models.index is not None else tuple(range(len(models)))
-        for row, flat in enumerate(models.table):
-            mine = [(k, t) for k, t in enumerate(self._tests) if index[k] == row and t is not None]
-            if not mine:
-                continue
-            views, samples = self.model.views(flat), torch.cat([t[0] for _, t in mine])
-            with torch.no_grad():
-                guess = torch.cat([self.model.call(views, x).argmax(-1) for x in torch.split(samples, EVALUATED)])
-            hit = (guess == torch.cat([t[1] for _, t in mine])).cpu().numpy()
-            for (k, _), own in zip(mine, np.split(hit, np.cumsum([len(t[1]) for _, t in mine])[:-1]), strict=True):
-                found[k] = own.mean()
-        return found
+        return self._test_on.mean(hit, self.model, models, range(len(self.ids)))
+
+    def _kept(self, client: int, size: int, aside: float) -> NDArray[np.bool_]:
+        """Which of a client's samples are trained on."""
+        order = self._randomness.generator("client", client, "aside").permutation(size)
+        return order >= math.floor(aside * size)  # of one sample none is kept aside
+
+    def loss_aside(self, models: Rows, who: Sequence[int]) -> NDArray[np.float64]:
+        """As `loss`, of the samples kept aside; NaN where there are none."""
+        return self._aside_on.mean(cross_entropy, self.model, models, who)
+
+    def loss(self, models: Rows, who: Sequence[int]) -> NDArray[np.float64]:
+        """The mean cross-entropy, in nats, of the training samples of each of `who` under its own row of `models`, (len(who),)."""
+        return self._train_on.mean(cross_entropy, self.model, models, who)
 
 
 def _split(order: list[int], size: int, threads: int) -> list[list[int]]:

@@ -16,9 +16,11 @@ from securecluster.cohort import Cohort, LocalTraining
 from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
-from securecluster.privacy.keys import Done, Secrets
+from securecluster.privacy.keys import Done, Hello, Secrets
 from securecluster.privacy.stages import Pipeline
 from securecluster.run import Run
+
+NEVER = 1 << 62  # no post has this number
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,19 @@ class Update:
 
     delta: Rows  # (b, d) SGD_n(θ_i, D_i) − θ_i
     size: Rows | None  # (b,) |D_i|, only where the average is weighted
+
+
+def nothing() -> torch.Tensor:
+    """No tensor yet."""
+    return torch.zeros(0)
+
+
+@dataclass
+class Posted:
+    """A model as the server may hold it."""
+
+    displacement: torch.Tensor = field(default_factory=nothing)  # θ − θ_0, (d,), masked where updates are; empty: not posted
+    step: int = 0  # the call whose mask it carries
 
 
 @dataclass
@@ -74,6 +89,15 @@ class Trainee:
         self.models = self.advanced(turn.at, query)
         return Done()
 
+    @answers(GATHER, through=("delta",), fresh=True)
+    def post(self, turn: Turn, query: Hello) -> Update:
+        """θ_i − θ_0, masked on the way out: how a model reaches those who were not there (Sattler et al. 2019, V-C; ours)."""
+        d = self.cohort.model.dimension
+        delta = self.cohort.start.new_zeros(len(turn.at), self._pipeline.room(d))
+        for row, k in zip(delta, turn.at, strict=True):
+            torch.sub(self.models.row(k), self.cohort.start, out=row[:d])
+        return Update(Rows(delta), None)
+
     def advanced(self, at: Sequence[int], query: Means) -> Rows:
         """All clients' models, with those at positions `at` moved by what the query brings them."""
         assert self.models.index is not None
@@ -102,11 +126,17 @@ class Trainee:
         if key not in self._memo.moved:
             for p in picks:
                 if p not in self._memo.undone:
-                    mean = query.means.table[p].to(theta.device, theta.dtype)
-                    self._memo.undone[p] = self._pipeline.inverse(mean, int(query.steps.table[p]))
+                    self._memo.undone[p] = self._undone(query.means.table[p], int(query.steps.table[p]))
                 theta = (self.cohort.start if query.absolute else theta) + self._memo.undone[p]
             self._memo.moved[key] = (theta, _print(theta))
         return self._memo.moved[key]
+
+    def _undone(self, row: torch.Tensor, step: int) -> torch.Tensor:
+        return self._pipeline.inverse(row.to(self.cohort.start.device, self.cohort.start.dtype), step)
+
+    def model_at(self, displacement: torch.Tensor, step: int) -> torch.Tensor:
+        """θ_0 + P⁻¹(displacement), (d,), of a displacement under the mask of call `step`."""
+        return self.cohort.start + self._undone(displacement, step)
 
     def _sizes(self, turn: Turn) -> Rows:
         return Rows(torch.as_tensor([float(self.cohort.sizes[k]) for k in turn.at], dtype=self.models.table.dtype))
@@ -172,6 +202,10 @@ class Outbox:
             self.posts = []
         self.posts.append(Post(step, means, list(labels)))
 
+    def displacement(self, client: int, width: int) -> torch.Tensor:
+        """Without a mask: all averages so far for a client, as one row; zero of `width` numbers before the first."""
+        return self.posts[-1].table[self.posts[-1].row_of[client]] if self.posts else torch.zeros(width)
+
     def letter(self, to: Sequence[int]) -> Means:
         """What each of `to` lacks."""
         if not self.posts:
@@ -184,10 +218,15 @@ class Outbox:
     def delivered(self, ids: Sequence[int]) -> None:
         """These clients replied, so they have everything posted so far; what nobody lacks is dropped."""
         for i in ids:
-            self.lacks[i] = self.first + len(self.posts)
+            self.lacks[i] = max(self.lacks[i], self.first + len(self.posts))
         while self.fresh and self.posts and min(self.lacks) > self.first:
             self.posts.pop(0)
             self.first += 1
+
+    def leave(self, ids: Sequence[int]) -> None:
+        """These clients go on alone: nothing posted later is meant for them."""
+        for i in ids:
+            self.lacks[i] = NEVER
 
     def late(self) -> list[int]:
         """The clients that lack some average."""
@@ -209,9 +248,24 @@ def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
     state.outbox = run.once("deliver", send, Outbox)
 
 
-def invite(net: Network, members: Sequence[int], share: float, *path: int) -> list[int]:
-    """A random share of some clients, at least one, in order."""
-    count = max(1, round(share * len(members)))
+def ask_for_model(net: Network, outbox: Outbox, members: Sequence[int], width: int) -> Posted:
+    """A cluster's model; where no member replies, none.
+
+    Without a mask the server knows its displacement (zero of `width` numbers before the first average); under fresh masks, whose averages
+    it cannot add, a member posts it.
+    """
+    if not outbox.fresh:
+        return Posted(outbox.displacement(members[0], width))
+    for i in members:
+        got = net.post(Trainee.post, Hello(), to=[i])
+        if got.ids:
+            return Posted(got.rows.delta.values[0].cpu(), got.step)
+    return Posted()
+
+
+def invite(net: Network, members: Sequence[int], share: float, *path: int, least: int = 1) -> list[int]:
+    """A random share of some clients, `least` or more where there are as many, in order."""
+    count = min(len(members), max(least, round(share * len(members))))
     if count == len(members):
         return list(members)
     return sorted(int(i) for i in net.randomness.generator("server", "invite", *path).choice(members, count, replace=False))

@@ -23,6 +23,7 @@ C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 
 GATHER, SUM, PAIRS = "gather", "sum", "pairs"
+MINIMUM = 2  # the fewest members of a sum of answers that may leave in sums only
 KEY_METHODS = {"key_offer": (Hello, PublicKey), "key_seal": (Peers, Boxes), "key_open": (Box, Done)}
 
 
@@ -95,7 +96,7 @@ class Endpoint(Generic[C]):
         minimum: the fewest members of a sum that a method which may only leave in sums takes part in.
     """
 
-    def __init__(self, client: C, ids: Sequence[int], config: str, pipeline: Pipeline, keys: KeyRing, minimum: int = 2) -> None:
+    def __init__(self, client: C, ids: Sequence[int], config: str, pipeline: Pipeline, keys: KeyRing, minimum: int = MINIMUM) -> None:
         self.client, self.ids, self.keys, self.minimum = client, tuple(ids), keys, minimum
         self._config, self._pipeline = config, pipeline
         self._place = {i: k for k, i in enumerate(self.ids)}

@@ -48,6 +48,12 @@ def move(source: Path, target: Path) -> None:
         os.replace(source, target)
 
 
+def remove(path: Path) -> None:
+    """Delete a file, if it is there."""
+    with _said(path, "remove"):
+        path.unlink(missing_ok=True)
+
+
 def read(path: Path) -> bytes:
     """A file's bytes."""
     with _said(path, "read"):

@@ -36,3 +36,9 @@ def mean(values: np.ndarray[Any, Any]) -> float | None:
     """The mean over clients that have test data; None where nobody has."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else None
+
+
+def share_at(values: np.ndarray[Any, Any], target: float) -> float | None:
+    """The share of clients whose value reaches the target, of those that have test data; None where nobody has."""
+    known = values[~np.isnan(values)]
+    return float((known >= target).mean()) if known.size else None

@@ -16,7 +16,7 @@ from torch import nn
 from securecluster.dropout import SeededDropout, seeded, with_seeded_dropout
 from securecluster.errors import UsageError, unknown
 from securecluster.networks import NETWORKS, Shape
-from securecluster.randomness import Randomness
+from securecluster.randomness import Part, Randomness
 from securecluster.stacks import Stack, compile_stack
 
 Params = dict[str, torch.Tensor]
@@ -110,6 +110,32 @@ class FlatModel:
         """The module's own parameters as one vector (d,)."""
         return torch.cat([p.detach().flatten() for p in self.module.parameters() if p.requires_grad])
 
+    def redrawn(self, randomness: Randomness, *path: Part) -> torch.Tensor:
+        """Initial weights drawn anew from (seed, *path) by the layers' own `reset_parameters`, (d,).
+
+        A tied weight is drawn by the layer that has it under its first name.
+
+        Raises:
+            UsageError: a parameter that no `reset_parameters` draws.
+        """
+        module = copy.deepcopy(self.module).float().cpu()
+        own = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(randomness.integer(*path))
+            for p in own.values():
+                p.fill_(torch.nan)
+            for name, part in reversed(list(module.named_modules())):  # a whole may draw over what its parts drew
+                tied = [(p, p.clone()) for n, p in part.named_parameters(recurse=False) if f"{name}.{n}".lstrip(".") not in own]
+                _reset(name, part)
+                for p, value in tied:
+                    p.copy_(value)
+        undrawn = [name for name, p in own.items() if not bool(p.isfinite().all())]
+        if undrawn:
+            raise UsageError(
+                f"the parameter {undrawn[0]!r} of {type(module).__name__} cannot be drawn anew: give its layer a method reset_parameters"
+            )
+        return FlatModel(module).initial().to(self.initial())
+
     def state_dict(self, flat: torch.Tensor) -> dict[str, Any]:
         """The module's own `state_dict` with these parameters (d,): what is frozen and constant is in it, tied weights under each name."""
         views, names = self.views(flat), {id(p): name for name, p in self.module.named_parameters()}
@@ -123,6 +149,15 @@ class FlatModel:
     def copy(self) -> FlatModel:
         """One that another thread may call at the same time."""
         return replace(self, module=copy.deepcopy(self.module))
+
+
+def _reset(name: str, part: nn.Module) -> None:
+    reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)  # nn.MultiheadAttention's own
+    try:
+        if callable(reset):
+            reset()
+    except Exception as error:  # a user's own code
+        raise UsageError(f"reset_parameters of {name or 'the model'} ({type(part).__name__}) fails: {_reason(error)}") from error
 
 
 def build(model: str | nn.Module, shape: Shape, classes: int, randomness: Randomness) -> FlatModel:

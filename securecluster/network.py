@@ -6,12 +6,13 @@ Whatever the server learns went through a verb, so bytes, releases and transcrip
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
 from securecluster.backend import torch
-from securecluster.endpoint import GATHER, PAIRS, SUM, Turn, release_of
+from securecluster.endpoint import GATHER, MINIMUM, PAIRS, SUM, Turn, release_of
 from securecluster.errors import FrameError, UpdateError, UsageError
 from securecluster.messages import Answer, Call, Rows, Shared, frames
 from securecluster.privacy.aggregators import Aggregator, Plain
@@ -51,12 +52,16 @@ class Sums(Generic[A]):
     step: int
 
 
+APART = 1 << 32  # models are posted only where updates are masked: numbered apart, they leave the batches of later calls as they are
+
+
 @dataclass
 class NetworkState:
     """What the server's side of the network remembers between calls."""
 
     step: int = 0  # of calls to protocol methods: batches and masks are drawn from it, so the key agreement counts apart
     key_step: int = 0
+    post_step: int = APART
     keyed: list[int] = field(default_factory=list)
     lost: dict[int, list[int]] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
@@ -86,23 +91,39 @@ class Network:
         self.randomness = randomness
         self.aggregator = aggregator or Plain()
         self._transport, self._config = transport, config
+        self.noise = pipeline.noise  # (d) -> expected squared norm of the noise in a reply
         self._keyed = any(s.kind is Kind.MASK for s in pipeline.stages)
 
-    def gather(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int]) -> Replies[A]:
-        """Each client's reply on its own."""
-        ready, step = self._open(method, query, to)
+    def gather(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int], step: int | None = None) -> Replies[A]:
+        """Each client's reply on its own.
+
+        Args:
+            step: of an earlier call that these clients were not part of: their replies then compare with its replies under one mask.
+        """
+        ready, step = self._open(method, query, to, step)
         call = self._call(method, GATHER, query, to, ready, step, [1] * len(ready))
         answer = self._exchange(call) if ready else Answer((), None)
         self._heard(method, GATHER, answer.ids)
         return Replies(answer.ids, cast(A, answer.reply), self._missing(to, answer.ids), step)
 
+    def post(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int]) -> Replies[A]:
+        """As `gather`, with a number, hence a mask, of its own that no other call's batches depend on."""
+        self.state.post_step += 1
+        return self.gather(method, query, to, self.state.post_step)
+
     def sum(
         self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int], by: Sequence[int] | None = None, groups: int | None = None
     ) -> Sums[A]:
-        """Only sums, one per group: `by[k]` is the group of `to[k]` (one group without it). The client weighs what it sends."""
+        """Only sums, one per group: `by[k]` is the group of `to[k]` (one group without it). The client weighs what it sends.
+
+        Where the answer may leave in sums only, a group that shrank below what clients ask for, since members lack the mask seed, waits.
+        """
         ready, step = self._open(method, query, to)
         group = dict(zip(to, by if by is not None else [0] * len(to), strict=True))
         number = groups if groups is not None else 1 + max(group.values(), default=0)
+        if GATHER not in release_of(method).via:
+            asked, left = Counter(group.values()), Counter(group[i] for i in ready)
+            ready = [i for i in ready if left[group[i]] >= min(MINIMUM, asked[group[i]])]
         own = [group[i] for i in ready]
         call = self._call(method, SUM, query, to, ready, step, [own.count(g) for g in own])
         total = self.aggregator.run(self._exchange, call, own, number)
@@ -134,8 +155,8 @@ class Network:
         symmetric = (square + square.T) / 2
         return symmetric if then is None else then(symmetric)
 
-    def _open(self, method: Callable[..., Any], query: Any, to: Sequence[int]) -> tuple[list[int], int]:
-        """The clients that can answer now, and the number of this call."""
+    def _open(self, method: Callable[..., Any], query: Any, to: Sequence[int], step: int | None = None) -> tuple[list[int], int]:
+        """The clients that can answer now, and the number of this call: the next one, where it is not given."""
         expected = frames(query, len(to))
         if expected != len(to):
             raise UsageError(f"a query with {expected} rows cannot go to {len(to)} clients")
@@ -144,8 +165,9 @@ class Network:
         if self._keyed:  # also a client that only receives must undo the mask
             self._agree(to)
             ready = [i for i in to if i in self.state.keyed]
-        self.state.step += 1
-        return ready, self.state.step
+        if step is None:
+            self.state.step += 1
+        return ready, self.state.step if step is None else step
 
     def _call(
         self, method: Callable[..., Any], verb: str, query: Any, to: Sequence[int], ready: Sequence[int], step: int, members: Sequence[int]

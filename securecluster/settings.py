@@ -24,6 +24,8 @@ class Settings:
     """numbers of models and frames: float32 or float64"""
     dropout: float = 0.0
     """chance that a client does not reply to a call, in [0, 1)"""
+    target: float = 0.99
+    """test accuracy: the history says what share of the clients reaches it"""
     transcript: str = "sizes"
     """what is kept of the frames: none, sizes or full; on the command line also auto, full where the run sends less than 256 MB"""
 
@@ -33,8 +35,8 @@ def check_settings(settings: Settings, federation: Federation) -> None:
     for what, value, known in (("dtype", settings.dtype, DTYPES), ("transcript", settings.transcript, MODES)):
         if value not in known:
             raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(known)}")
-    if not 0 <= settings.dropout < 1 or settings.threads < 0:
-        raise UsageError("dropout lies in [0, 1) and threads is at least 0")
+    if not 0 <= settings.dropout < 1 or settings.threads < 0 or not 0 <= settings.target <= 1:
+        raise UsageError("dropout lies in [0, 1), target in [0, 1], and threads is at least 0")
     if len({fingerprint(s) for s in federation.shards}) == 1:
         raise UsageError(
             f"all {len(federation)} clients hold identical data, so there is nothing to cluster: check how the clients were made"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from securecluster import Federation, models, networks
+from securecluster import Federation, evaluation, models, networks
 from securecluster import cohort as cohorts
 from securecluster.cohort import Cohort, LocalTraining, check_training
 from securecluster.devices import choose_device, cpu_threads
@@ -238,7 +238,8 @@ def test_dropout_follows_the_seed_the_client_and_the_step_alone() -> None:
     torch.testing.assert_close(alone[0], whole[3], rtol=0, atol=1e-12)
     off.model.dropouts[0].p = 0.0
     assert not torch.allclose(off.train(Rows(starts(off)), EVERYONE, PLANS["sgd"], 1), whole, atol=1e-3)
-    x, y = off._tests[0] or (torch.zeros(0), torch.zeros(0))
+    shard = federation().shards[0]
+    x, y = torch.as_tensor(shard.x_test).double(), torch.as_tensor(shard.y_test)
     expected = (module.double().eval()(x).argmax(1) == y).double().mean()
     assert off.accuracy(Rows(off.start[None].expand(len(SIZES), -1)))[0] == expected
 
@@ -295,6 +296,33 @@ def test_accuracy_is_the_share_of_a_clients_own_test_samples(model: str, index: 
                 guess = module_at(batched, table[k if index is None else index[k]])(torch.as_tensor(shard.x_test).double()).argmax(1)
             assert found[k] == sum(int(g) == int(y) for g, y in zip(guess, shard.y_test, strict=True)) / len(shard.y_test)
     assert len(set(found[~np.isnan(found)])) > 1
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("who", [[0, 1, 2, 3, 4, 5], [5, 2, 0], [3]])
+@pytest.mark.parametrize("shared", [False, True])
+def test_loss_is_the_mean_cross_entropy_of_a_clients_training_samples(
+    model: str, who: list[int], shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batched = cohort(model)
+    monkeypatch.setattr(evaluation, "EVALUATED", 7)
+    noise = torch.randn(len(who), batched.model.dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    flat = Rows(noise[:1], (0,) * len(who)) if shared else Rows(noise)
+    for k, found, own in zip(who, batched.loss(flat, who), flat.values, strict=True):
+        shard = federation().shards[k]
+        with torch.no_grad():
+            logits = module_at(batched, own)(torch.as_tensor(shard.x).double()).numpy()
+        shifted = logits - logits.max(1, keepdims=True)
+        expected = (np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(shard.y)), shard.y]).mean()
+        assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_dropout_is_off_where_a_loss_is_measured() -> None:
+    with torch.random.fork_rng():
+        batched, module = dropping(5)
+    shard = federation().shards[0]
+    expected = nn.functional.cross_entropy(module.double().eval()(torch.as_tensor(shard.x).double()), torch.as_tensor(shard.y))
+    assert batched.loss(Rows(batched.start[None]), [0])[0] == pytest.approx(float(expected.detach()), abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def trained(method: CFL | FedAvg, federation: Federation, missing: set[int]) -> 
     endpoint = method.build_client(federation, Settings())
 
     def lost(call: Call) -> set[int]:
-        return {1} if call.method == "train" and call.round in missing else set()
+        return {1} if call.method in ("train", "contribute") and call.round in missing else set()
 
     net = method.build_network(InProcess(endpoint.answer, lost), method.config(federation, "float32"))
     method.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
@@ -138,7 +138,7 @@ def test_updates_are_masked_where_training_wrote_them(mask: str, tiny: Federatio
 
     def answer(call: Call) -> Answer:
         reply = endpoint.answer(call)
-        sent.extend([reply.reply.delta.table] if call.method == "train" else [])
+        sent.extend([reply.reply.delta.table] if call.method in ("train", "contribute") else [])
         return reply
 
     net = method.build_network(InProcess(answer), method.config(tiny, "float32"))

@@ -15,14 +15,18 @@ LAYERS = [
     {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout", "devices"},
     {"wire", "stacks", "data", "separation"},
     {"models"},
+    {"evaluation"},
     {"cohort", "transcript"},
     {"transport", "privacy", "settings"},
     {"endpoint", "run"},
     {"network"},
     {"displacements"},
+    {"averaging", "tree"},
+    {"looks"},
     {"protocols"},
     {"app", "benchmarks"},
 ]
+SHARED = ("base", "method", "assembly", "saving")  # of protocols: what every method stands on
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 FILES = [p for folder in ("securecluster", "protocols", "benchmarks") for p in sorted((ROOT / folder).rglob("*.py"))]
 
@@ -56,9 +60,8 @@ def upward(module: str, source: str) -> list[str]:
     if here is None or here.startswith("__"):
         return []
     wrong = [m for m in imported(source) if room(m) != here and RANK[str(room(m))] >= RANK[here]]
-    siblings = {"base", "__init__"}
-    if here == "protocols" and module.split(".")[-1] not in ("protocols", "base"):
-        wrong += [m for m in imported(source) if room(m) == "protocols" and m.split(".")[-1] not in siblings]
+    if here == "protocols" and module.split(".")[-1] not in ("protocols", *SHARED):
+        wrong += [m for m in imported(source) if room(m) == "protocols" and m.split(".")[-1] != "base"]
     return wrong
 
 

@@ -357,3 +357,98 @@ def test_a_description_tells_modules_apart_and_is_json() -> None:
 class Stateful(nn.Tanh):
     def get_extra_state(self) -> dict[str, int]:
         return {"version": 1}
+
+
+class _Scaled(nn.Module):
+    """A layer with a parameter of its own, and no way to draw it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * x
+
+
+class _Drawn(_Scaled):
+    def reset_parameters(self) -> None:
+        self.scale.data.normal_(5, 0.01)
+
+
+class _Failing(_Scaled):
+    def reset_parameters(self) -> None:
+        raise ZeroDivisionError("nothing to divide")
+
+
+class _Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)[:, None]
+        out: torch.Tensor = self.head(self.attention(x, x, x)[0][:, 0])
+        return out
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_weights_drawn_anew_are_spread_as_the_networks_own(name: str) -> None:
+    flat, before = models.build(name, IMAGE, 4, Randomness(1)), torch.get_rng_state()
+    one, two, other = (flat.redrawn(Randomness(1), "start", 0, j) for j in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before) and torch.equal(flat.initial(), models.build(name, IMAGE, 4, Randomness(1)).initial())
+    assert torch.equal(one, two) and not torch.equal(one, other) and not torch.equal(one, flat.initial())
+    assert not torch.equal(one, flat.redrawn(Randomness(2), "start", 0, 1))
+    for drawn, own in zip(flat.views(one).values(), flat.views(flat.initial()).values(), strict=True):
+        if own.numel() >= 1000:  # means and spreads of so many numbers hardly differ
+            assert abs(float(drawn.mean() - own.mean())) < 0.15 * float(own.std())
+            assert float(drawn.std()) == pytest.approx(float(own.std()), rel=0.1)
+            assert float(drawn.abs().max()) == pytest.approx(float(own.abs().max()), rel=0.1)
+        elif own.unique().numel() == 1:  # group norm starts at 1 and 0
+            assert torch.equal(drawn, own)
+
+
+def test_weights_drawn_anew_have_the_models_own_type_and_the_same_values_in_every_type() -> None:
+    flat = models.build("mlp", IMAGE, 4, Randomness(1))
+    double = flat.to(torch.device("cpu"), torch.float64).redrawn(Randomness(1), "x")
+    assert double.dtype is torch.float64
+    assert torch.equal(double, flat.redrawn(Randomness(1), "x").double())
+
+
+def test_what_is_frozen_is_not_drawn_and_what_is_tied_is_drawn_by_its_first_owner() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3))
+    module[1].weight.data.fill_(7.0)
+    module[1].weight.requires_grad_(False)
+    flat = FlatModel(module)
+    drawn = flat.redrawn(Randomness(0), "a")
+    assert len(drawn) == flat.dimension == 16 + 16 * 16 + 16 + 16 * 3 + 3
+    assert (module[1].weight == 7).all()
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(200, 64)  # spread 1
+            self.head = nn.Linear(64, 200)  # spread 1 / 14
+            self.head.weight = self.embedding.weight
+
+    tied = FlatModel(Tied())
+    assert tied.dimension == 200 * 64 + 200
+    assert float(tied.redrawn(Randomness(0), "a")[: 200 * 64].std()) == pytest.approx(1, rel=0.05)
+
+
+def test_a_whole_draws_over_what_its_parts_drew() -> None:
+    flat = FlatModel(_Attending())
+    views = flat.views(flat.redrawn(Randomness(0), "a"))
+    assert not views["attention.out_proj.bias"].any()  # set to 0 by the attention, to random numbers by its part
+    assert views["attention.in_proj_weight"].std() > 0
+
+
+def test_parameters_that_cannot_be_drawn_anew_are_named() -> None:
+    def build(part: nn.Module) -> FlatModel:
+        return FlatModel(nn.Sequential(nn.Linear(4, 4), part))
+
+    assert float(build(_Drawn()).redrawn(Randomness(0), "a")[-1]) == pytest.approx(5, abs=0.1)
+    with pytest.raises(UsageError, match=r"'1\.scale' of Sequential cannot be drawn anew: give its layer a method reset_parameters"):
+        build(_Scaled()).redrawn(Randomness(0), "a")
+    with pytest.raises(UsageError, match=r"reset_parameters of 1 \(_Failing\) fails: nothing to divide"):
+        build(_Failing()).redrawn(Randomness(0), "a")

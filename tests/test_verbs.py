@@ -222,7 +222,7 @@ def test_a_dropped_connection_is_a_dropout_and_a_stale_reply_is_refused(tiny: Fe
     from securecluster.displacements import Update
     from securecluster.privacy.keys import Done
 
-    replies = {"train": Update, "receive": Done}.__getitem__
+    replies = {"train": Update, "contribute": Update, "receive": Done}.__getitem__
     transcript, _ = served(method, tiny, Framed({**nodes, 2: gone}, replies))
     assert all(entry.lost == (2,) for entry in transcript.entries)
     with pytest.raises(FrameError, match="another request"):
@@ -240,7 +240,7 @@ def test_the_key_agreement_survives_lost_leaders_and_peers(tiny: Federation) -> 
         return {3} if call.method == "key_open" and call.round <= 2 else set()
 
     def answer(call: Call) -> Answer:
-        if call.method == "train":
+        if call.method in ("train", "contribute"):
             trained[call.round] = call.to
         return endpoint.answer(call)
 

@@ -52,10 +52,10 @@ class Stepwise(FedAvg):
         self.pipe.begin()
         return super().serve(net, run)
 
-    def observe(self, federation: Federation, client: Any, state: Any) -> Line:
+    def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
         """Nothing is evaluated; only where the global model is to be found is kept."""
         self.looked = (client, state)
-        return {}
+        return np.empty(0)
 
     def weights(self) -> Weights:
         """The global model, as every client will have it."""

@@ -151,17 +151,22 @@ def _automatic() -> Settings:
 
 def options_class(protocol: type) -> type:
     """One flat dataclass of all options of `run PROTOCOL`."""
+    return flat_class("protocol", protocol)
+
+
+def flat_class(name: str, kind: type) -> type:
+    """One flat dataclass of the options of `kind`, called `name`, and those that every run takes."""
     import tyro
 
     flat: Any = tyro.conf.OmitArgPrefixes
 
     parts: dict[str, tuple[Any, Any]] = {
-        "protocol": (protocol, protocol),
+        name: (kind, kind),
         "simulation": (Simulation, Simulation),
         "settings": (Settings, _automatic),
         "output": (Output, Output),
     }
     return make_dataclass(
         "Options",
-        [(name, flat[part], field(default_factory=make)) for name, (part, make) in parts.items()],
+        [(part, flat[each], field(default_factory=make)) for part, (each, make) in parts.items()],
     )

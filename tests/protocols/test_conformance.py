@@ -104,7 +104,7 @@ def test_masked_updates_are_not_the_updates_and_change_their_order_each_round(sm
 
 def _update(fitted: Protocol, number: int) -> torch.Tensor:
     """The updates (m, d) of one training call, as the server got them."""
-    calls = [k for k, e in enumerate(fitted.transcript_.entries) if e.method == "train"]
+    calls = [k for k, e in enumerate(fitted.transcript_.entries) if e.method in ("train", "contribute")]
     delta: torch.Tensor = fitted.transcript_.content(calls[number])[1].reply.delta.values
     return delta
 
@@ -176,7 +176,7 @@ def test_a_client_that_misses_rounds_is_named_and_catches_up(protocol: type[Prot
     models = endpoint.client.models.values
     assert len(same) > 1
     assert all(torch.equal(models[2], models[i]) for i in same)
-    late = next(e for e in transcript.entries if e.method == "train" and e.round == 4)
+    late = next(e for e in transcript.entries if e.method in ("train", "contribute") and e.round == 4)
     behind, current = late.down[2], late.down[0]
     assert behind > 2 * current if mask != "none" else behind == current
 
@@ -194,7 +194,7 @@ def test_partial_participation_waits_for_complete_rounds_and_recovers_the_cluste
         fitted = CFL(rounds=60, participation=0.3).fit(Federation.simulate("digits", scenario=scenario, seed=0))
         assert fitted.agreement_ is not None
         assert fitted.agreement_["exact"]
-        asked = [len(e.to) for e in fitted.transcript_.entries if e.method == "train"]
+        asked = [len(e.to) for e in fitted.transcript_.entries if e.method in ("train", "contribute")]
         assert min(asked) == 6
         assert max(asked) == (20 if clusters > 1 else 6)
 
@@ -207,7 +207,7 @@ def test_labels_of_every_protocol_are_numbered_from_zero(small: Federation) -> N
 
 def test_padding_is_on_the_wire_and_in_the_result(small: Federation) -> None:
     plain, masked = (CFL(rounds=1, mask=mask).fit(small, FULL) for mask in ("permutation", "rotation"))
-    train = [next(e for e in fitted.transcript_.entries if e.method == "train") for fitted in (plain, masked)]
+    train = [next(e for e in fitted.transcript_.entries if e.method in ("train", "contribute")) for fitted in (plain, masked)]
     assert _update(masked, 0).shape == (6, 4864)  # 64·64 + 64 + 64·10 + 10 = 4810, then 8·8·76
     assert train[1].up[0] - train[0].up[0] == 4 * 54
     assert (plain.mask_info().padding_bytes, masked.mask_info().padding_bytes) == (0, 4 * 54)

@@ -1,0 +1,190 @@
+"""How clients, network and run are put together: for a run, for its replay, and for newcomers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from securecluster.protocols.saving import SCHEMA, Kept, Learned
+
+from securecluster import files
+from securecluster.backend import torch
+from securecluster.cohort import Cohort
+from securecluster.data import Federation
+from securecluster.devices import choose_device, cpu_threads
+from securecluster.displacements import Posted, Trainee, TraineeState
+from securecluster.endpoint import Endpoint, config_hash, message_types
+from securecluster.errors import RunFolderError, UsageError
+from securecluster.messages import Answer, Call
+from securecluster.metrics import agreement, share_at
+from securecluster.network import NetworkState
+from securecluster.privacy.keys import KeyRing, Secrets
+from securecluster.privacy.ledger import Ledger
+from securecluster.privacy.stages import Pipeline
+from securecluster.randomness import Randomness
+from securecluster.run import Kept as Part
+from securecluster.run import Line, Run
+from securecluster.settings import Settings
+from securecluster.state import pack, unpack
+from securecluster.transcript import Transcript
+from securecluster.transport import InProcess, Recorded, random_dropouts
+
+if TYPE_CHECKING:
+    from securecluster.protocols.base import Protocol
+
+
+@dataclass
+class Origin:
+    """A checkpoint's word on where it comes from."""
+
+    config: str  # its hash
+
+
+@dataclass
+class Recording:
+    """A checkpoint's word on the transcript."""
+
+    count: int
+    totals: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What placing newcomers released and cost."""
+
+    labels: tuple[int, ...]
+    ledger: Ledger
+    transcript: Transcript
+    bytes: dict[str, Any]
+
+
+def build_client(
+    protocol: Protocol,
+    federation: Federation,
+    settings: Settings,
+    clients: Sequence[int] | None = None,
+    simulated: bool = True,
+    joins: Mapping[str, Any] | None = None,
+) -> Endpoint[Trainee]:
+    """The endpoint of some clients of a federation.
+
+    Args:
+        joins: the configuration of a run that these clients join as newcomers, numbered after its own.
+    """
+    config = protocol.config(federation, settings.dtype) if joins is None else joins
+    if joins is not None:
+        federation = replace(federation, seed=config["seed"], classes=config["classes"])
+    randomness, flat = Randomness(federation.seed), protocol.flat_model(federation)
+    pipeline = protocol.pipeline(flat.dimension)
+    dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
+    first = 0 if joins is None else int(config["clients"])
+    cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, first, protocol.aside)
+    keys = KeyRing(config_hash(config), randomness if simulated else None, lambda seed: _unlock(pipeline, seed))
+    return Endpoint(protocol.make_client(cohort, pipeline), cohort.ids, config_hash(config), pipeline, keys)
+
+
+def _unlock(pipeline: Pipeline, seed: bytes) -> None:
+    for stage in pipeline.stages:
+        if hasattr(stage, "unlock"):
+            stage.unlock(seed)
+
+
+def carry_out(
+    protocol: Protocol, federation: Federation, settings: Settings, folder: Path | None, report: Callable[[Line], None]
+) -> tuple[Kept, Transcript]:
+    """Run a protocol on a federation in this process, or go on with the run in the folder."""
+    endpoint = protocol.build_client(federation, settings)
+    client, keys = endpoint.client, endpoint.keys
+    if folder:
+        files.make_folder(folder / "transcript")
+    transcript = Transcript(settings.transcript, folder and folder / "transcript", lambda m: message_types(protocol.client, m))
+    lost = random_dropouts(settings.dropout, Randomness(federation.seed))
+    config = protocol.config(federation, settings.dtype)
+    net = protocol.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), config)
+
+    def restore_clients(state: TraineeState) -> None:
+        client.restore(state)
+        keys.restore(state.secrets)
+
+    def check_origin(origin: Origin) -> None:
+        if origin.config != config_hash(config):
+            raise RunFolderError(f"{folder} holds a run of another configuration: resume with the same one, or give another folder")
+
+    def observe(state: Any) -> Line:
+        accuracy, sent = protocol.evaluate(client, state), transcript.totals()
+        seen = {**protocol.observe(federation, client, state, accuracy), "at_target": share_at(accuracy, settings.target)}
+        return {**seen, "up": sent["up"], "down": sent["down"]}
+
+    parts = {
+        "origin": Part(Origin, lambda: Origin(config_hash(config)), check_origin),
+        "clients": Part(TraineeState, lambda: client.state(keys.secrets), restore_clients),
+        "network": Part(NetworkState, lambda: net.state, lambda state: setattr(net, "state", state)),
+        "transcript": Part(Recording, lambda: Recording(*transcript.snapshot()), lambda r: transcript.rewind(r.count, r.totals)),
+    }
+    run = Run(folder, parts, observe, report, lambda number: setattr(net, "round", number))
+    if not run.resumed:
+        transcript.rewind(0, {})  # what a run left that was killed before its first checkpoint
+    state = protocol.serve(net, run)
+    labels, models = [int(c) for c in state.labels], protocol.final(client, state)
+    accuracy = client.cohort.accuracy(models)
+    learned = Learned(
+        SCHEMA, protocol.name, protocol.shown_params(), config, settings, list(federation.names), labels, run.history, transcript.totals(),
+        accuracy.tolist(), None if federation.truth is None else dict(agreement(labels, federation.truth)), net.state, run.seconds,
+        client.cohort.device.type,
+    )  # fmt: skip
+    assert models.index is not None
+    return Kept(learned, pack(state), TraineeState(models.table, list(models.index), keys.secrets)), transcript
+
+
+def join(protocol: Protocol, newcomers: Federation) -> Joined:
+    """Place clients that a finished run never saw; every call starts from the end of the run, and changes nothing in it."""
+    learned, config = protocol.kept_.learned, protocol.kept_.learned.config
+    if list(newcomers.shape) != config["shape"] or newcomers.classes > config["classes"]:
+        raise UsageError(
+            f"newcomers hold samples of shape {newcomers.shape} in {newcomers.classes} classes, the run's {tuple(config['shape'])} in"
+            f" {config['classes']}: give them the same kind of data"
+        )
+    settings = learned.settings
+    guests = build_client(protocol, newcomers, settings, joins=config)
+    hosts = _hosts(config, protocol.kept_.clients.secrets)
+
+    def answer(call: Call) -> Answer:
+        return (hosts if call.to[0] < config["clients"] else guests).answer(call)
+
+    transcript = Transcript(settings.transcript, None, lambda m: message_types(protocol.client, m))
+    net = protocol.build_network(Recorded(InProcess(answer), transcript), config)
+    net.state = replace(unpack(pack(learned.network), NetworkState), ledger=Ledger())
+    net.round = 1 + max((line["round"] for line in learned.history), default=0)
+    with torch.inference_mode(False), cpu_threads(settings.threads):
+        labels = protocol.place(net, unpack(protocol.kept_.server, protocol.state_class()), guests.ids)
+    return Joined(tuple(map(int, labels)), net.state.ledger, transcript, transcript.totals())
+
+
+def _hosts(config: Mapping[str, Any], secrets: Secrets) -> Endpoint[Any]:
+    """The run's own clients, as far as newcomers need them: one of them seals the mask seed."""
+    keys = KeyRing(config_hash(config), None, lambda seed: None)
+    keys.restore(secrets)
+    return Endpoint(None, range(config["clients"]), config_hash(config), Pipeline(), keys)
+
+
+def opened(protocol: Protocol, posted: Posted) -> torch.Tensor:
+    """The model (d,) behind a displacement that the server holds, as the owner of a fitted protocol reads it.
+
+    Raises:
+        UsageError: the server holds none.
+    """
+    if not len(posted.displacement):
+        raise UsageError("this model was not kept: run with tree=True, and with members that reply")
+    kept, flat = protocol.kept_, protocol._flat
+    pipeline = protocol.pipeline(flat.dimension)
+    for seed in list(kept.clients.secrets.seed.values())[:1]:
+        _unlock(pipeline, seed)
+    return flat.initial().to(posted.displacement.dtype) + pipeline.inverse(posted.displacement, posted.step)
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's values as JSON has them."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}

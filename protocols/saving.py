@@ -1,0 +1,113 @@
+"""What a fitted protocol keeps, and its way to a folder and back, without pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from securecluster import files
+from securecluster.displacements import TraineeState
+from securecluster.errors import RunFolderError, UsageError
+from securecluster.network import NetworkState
+from securecluster.run import Line
+from securecluster.settings import Settings
+from securecluster.state import pack, unpack
+
+if TYPE_CHECKING:
+    from securecluster.protocols.base import Protocol
+
+P = TypeVar("P", bound="Protocol")
+SCHEMA = 1
+
+
+@dataclass
+class Learned:
+    """What was learned and may be shown."""
+
+    schema: int
+    protocol: str
+    params: dict[str, Any]
+    config: dict[str, Any]  # that clients and server of the run agreed on
+    settings: Settings
+    names: list[str]
+    labels: list[int]
+    history: list[Line]
+    bytes: dict[str, Any]
+    accuracy: list[float]  # NaN where a client has no test data
+    agreement: dict[str, Any] | None
+    network: NetworkState
+    seconds: float
+    device: str
+
+
+@dataclass
+class Kept:
+    """All that a fitted protocol keeps."""
+
+    learned: Learned
+    server: bytes  # the server's final state, packed
+    clients: TraineeState  # models and secrets, for the owner's eyes only
+
+
+def save(protocol: Protocol, folder: Path) -> None:
+    """Write a fitted protocol; `learned.safetensors` comes last and means that the folder is whole."""
+    from safetensors.torch import save as encode
+
+    kept = protocol.kept_
+    files.make_folder(folder)
+    last = folder / "learned.safetensors"
+    files.remove(last)
+    tensors = {f"cluster{c}.{name}": t.contiguous() for c, state in enumerate(protocol.models_) for name, t in state.items()}
+    meta = {"labels": json.dumps(kept.learned.labels), "model": json.dumps(kept.learned.params["model"])}
+    files.write_atomic(folder / "models.safetensors", encode(tensors, {"securecluster": json.dumps(meta, sort_keys=True)}))
+    files.write_atomic(folder / "server.safetensors", kept.server)
+    files.write_atomic(folder / "clients.safetensors", pack(kept.clients), 0o600)
+    if not isinstance(protocol.model, str):
+        files.write_atomic(folder / "start.safetensors", encode({n: t.contiguous() for n, t in protocol.model.state_dict().items()}))
+    files.write_atomic(last, pack(kept.learned))
+
+
+def load(kind: type[P], folder: Path, model: Any) -> P:
+    """The fitted protocol of a folder."""
+    path = folder / "learned.safetensors"
+    if not path.is_file():
+        raise RunFolderError(f"{folder} holds no fitted protocol (no {path.name}): give the folder that save wrote, or a finished run's")
+    learned = unpack(files.read(path), Learned)
+    if learned.schema != SCHEMA:
+        raise RunFolderError(f"{folder} was saved in schema {learned.schema}, this version reads {SCHEMA}: use the version that saved it")
+    if learned.protocol != kind.name:
+        raise UsageError(f"{folder} holds the protocol {learned.protocol!r}, not {kind.name!r}: load it with that protocol's class")
+    names = {f.name for f in dataclasses.fields(kind)}
+    if set(learned.params) != names:
+        raise RunFolderError(f"{folder} was saved with other hyper-parameters than {kind.__name__} has: use the version that saved it")
+    found = kind(**{**learned.params, "model": _model(folder, learned.params["model"], model)})
+    found.adopt(Kept(learned, files.read(folder / "server.safetensors"), unpack(files.read(folder / "clients.safetensors"), TraineeState)))
+    return found
+
+
+def _model(folder: Path, saved: Any, given: Any) -> Any:
+    """The saved model's name, or the given module with the weights that the run started from."""
+    if isinstance(saved, str):
+        if given is not None:
+            raise UsageError(f"{folder} was trained with the network {saved!r}, which needs no module: leave the model out")
+        return saved
+    import copy
+
+    from safetensors import SafetensorError
+    from safetensors.torch import load as decode
+
+    from securecluster.models import describe
+
+    if given is None:
+        raise UsageError(f"{folder} was trained with a module of your own, whose code is not saved: load it with model=your module")
+    module = copy.deepcopy(given)
+    try:
+        module.load_state_dict(decode(files.read(folder / "start.safetensors")))
+    except (RuntimeError, AttributeError, SafetensorError):
+        module = None
+    if module is None or describe(module) != saved:
+        raise UsageError(f"the given module is not the one {folder} was trained with: its layers or shapes differ")
+    return module

@@ -1,0 +1,95 @@
+"""Federated averaging within clusters, by sums: what FedAvg does with one cluster and every method does once it knows its clusters.
+
+The client weighs what it sends, so that the server needs sums only. A cluster of one has nobody to average with: its client trains
+alone, and nothing leaves it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from securecluster.backend import torch
+from securecluster.clustering import members as clusters_of
+from securecluster.displacements import Means, Outbox, Trainee, Update, invite
+from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
+from securecluster.errors import UpdateError
+from securecluster.messages import Rows
+from securecluster.network import Network, Sums
+from securecluster.privacy.keys import Done
+
+
+class Contributor(Trainee):
+    """Clients that contribute to a weighted mean, or train alone."""
+
+    @answers(SUM, through=("delta",), fresh=True)
+    def contribute(self, turn: Turn, query: Means) -> Update:
+        """θ_i ← θ_i + P⁻¹Δ_c(i); reply n_i·P(SGD_n(θ_i, D_i) − θ_i) and n_i (McMahan et al. 2017, Algorithm 1)."""
+        found = self.trained(turn, query, [self.cohort.sizes[k] for k in turn.at])
+        return Update(found.delta, self._sizes(turn))
+
+    @answers(GATHER, private=False)
+    def alone(self, turn: Turn, query: Means) -> Done:
+        """θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i), which stays here."""
+        if any(query.means.picks):
+            self.models = self.advanced(turn.at, query)
+        self.models = self._apart(turn.at)
+        updates = self.cohort.train(self._rows(turn.at), turn.at, self.training, turn.step)
+        bad = [i for i, update in zip(turn.ids, updates, strict=True) if not bool(update.isfinite().all())]
+        if bad:  # no update is sent, so no server can tell
+            few = ", ".join(map(str, bad[:5]))
+            raise UpdateError(f"round {turn.round}: the model of client(s) {few} is not finite: lower the learning rate (--lr)")
+        for k, update in zip(turn.at, updates, strict=True):
+            self.models.row(k).add_(update)
+        self._printed = (None, [])  # of rows that have changed in place
+        return Done()
+
+    def _rows(self, at: Sequence[int]) -> Rows:
+        """The models at these positions, without a copy."""
+        assert self.models.index is not None
+        return Rows(self.models.table, tuple(self.models.index[k] for k in at))
+
+    def _apart(self, at: Sequence[int]) -> Rows:
+        """All models, with rows of their own for the clients at these positions."""
+        assert self.models.index is not None
+        index, users = list(self.models.index), Counter(self.models.index)
+        copies: list[int] = []
+        for k in at:
+            if users[index[k]] > 1:
+                users[index[k]] -= 1
+                copies.append(index[k])
+                index[k] = len(self.models.table) + len(copies) - 1
+        table = torch.cat([self.models.table, self.models.table[torch.as_tensor(copies)]]) if copies else self.models.table
+        return Rows(table, tuple(index))
+
+
+@dataclass
+class Averaged:
+    """What the server's loop changes."""
+
+    labels: list[int]
+    outbox: Outbox
+
+
+def average(net: Network, state: Averaged, share: float, t: int) -> None:
+    """Round t of FedAvg in each cluster: a share of its members, two or more since a sum over one hides nothing, averaged by n_i."""
+    clusters = clusters_of(state.labels)
+    lone = [own[0] for own in clusters if len(own) == 1]
+    if lone:
+        state.outbox.leave(net.gather(Contributor.alone, state.outbox.letter(lone), to=lone).ids)
+    asked = sorted(i for c, own in enumerate(clusters) if len(own) > 1 for i in invite(net, own, share, t, c, least=MINIMUM))
+    if asked:
+        by = [state.labels[i] for i in asked]
+        total = net.sum(Contributor.contribute, state.outbox.letter(asked), to=asked, by=by, groups=len(clusters))
+        state.outbox.delivered(total.ids)
+        if total.ids:
+            state.outbox.post(total.step, weighted_means(total), state.labels)
+
+
+def weighted_means(total: Sums[Update]) -> torch.Tensor:
+    """Σ n_i·Δ_i / Σ n_i per group, (K, d); zero for a group nobody replied from."""
+    assert total.rows.size is not None
+    delta = total.rows.delta.table
+    size = total.rows.size.table.to(delta.device)
+    return delta / torch.where(size > 0, size, torch.ones_like(size))[:, None]

@@ -1,0 +1,85 @@
+"""What models make of clients' samples: those of all clients that share a model go through it together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.backend import torch
+from securecluster.messages import Rows
+
+if TYPE_CHECKING:
+    from securecluster.models import FlatModel
+
+EVALUATED = 1000  # samples at a time
+
+
+def hit(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """1 for each sample whose largest logit is its label's, else 0; logits (n, classes) and y (n,) give (n,)."""
+    return logits.argmax(-1) == y
+
+
+def cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Each sample's cross-entropy in nats; logits (n, classes) and y (n,) give (n,)."""
+    return torch.nn.functional.cross_entropy(logits, y, reduction="none")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Clients' samples, x (N, …) and y (N,), one client after the other: client k's are `offsets[k]` to `offsets[k + 1]`."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls, x: Sequence[NDArray[np.float32]], y: Sequence[NDArray[np.int64]], device: torch.device, dtype: torch.dtype | None
+    ) -> Samples:
+        """One client after the other, on the device where they are used."""
+        ends = np.cumsum([0, *map(len, y)])
+        return cls(torch.as_tensor(np.concatenate(x)).to(device, dtype), torch.as_tensor(np.concatenate(y)).to(device), ends)
+
+    def mean(
+        self,
+        score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        model: FlatModel,
+        flat: Rows,
+        who: Sequence[int],
+    ) -> NDArray[np.float64]:
+        """The mean score of each of `who`'s samples under its own row of `flat`, (len(who),); NaN where it has no sample.
+
+        Args:
+            score: of (logits, labels), a number a sample; `hit` or `cross_entropy`.
+            flat: parameters, one row for each of `who`.
+            who: positions of clients.
+        """
+        found = np.full(len(who), np.nan)
+        index = flat.index if flat.index is not None else tuple(range(len(flat)))
+        for row, own in enumerate(flat.table):
+            mine = [n for n, k in enumerate(who) if index[n] == row and self.offsets[k] < self.offsets[k + 1]]
+            if mine:
+                places = [np.arange(self.offsets[k], self.offsets[k + 1]) for k in (who[n] for n in mine)]
+                scores = self._scores(score, model, own, np.concatenate(places))
+                parts = np.split(scores, np.cumsum([len(p) for p in places])[:-1])
+                found[mine] = [part.mean() for part in parts]
+        return found
+
+    def _scores(
+        self,
+        score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        model: FlatModel,
+        flat: torch.Tensor,
+        places: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Each sample's score under one model, dropout off."""
+        views = model.views(flat)
+        with torch.no_grad():
+            parts = torch.split(torch.as_tensor(places).to(self.x.device), EVALUATED)
+            values = torch.cat([score(model.call(views, self.x[part]), self.y[part]) for part in parts])
+        found: NDArray[np.float64] = values.double().cpu().numpy()
+        return found
