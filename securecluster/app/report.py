@@ -29,7 +29,7 @@ def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> 
 
     Args:
         state: the server's final state. Where it has `handed`, the parameter tree's node whose model each cluster is handed, that
-            becomes `fallback`.
+            becomes `fallback`, with the validation losses that decided.
     """
     labels = [int(c) for c in fitted.labels_]
     handed = getattr(state, "handed", None)
@@ -55,7 +55,7 @@ def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> 
             "at_target": share_at(fitted.accuracy_, plan.settings.target),
         },
         "target": plan.settings.target,
-        **({"fallback": [int(node) for node in handed]} if handed else {}),
+        **({"fallback": {"nodes": handed.nodes, "losses": handed.losses}} if handed else {}),
         "observer": True,
         "bytes": fitted.bytes_,
         "privacy": _privacy(fitted),
@@ -164,7 +164,7 @@ def _show_clusters(console: Any, content: dict[str, Any], names: tuple[str, ...]
     from rich.table import Table
 
     clusters = Table(title=f"{content['protocol']} on {content['data']} ({content['scenario']}), {content['clients']} clients")
-    handed = content.get("fallback")
+    handed = content.get("fallback", {}).get("nodes")
     for heading in ("cluster", "clients", "true clusters in it", "accuracy", *(["model of"] if handed else [])):
         clusters.add_column(heading, overflow="fold")
     for c in range(content["clusters"])[:12]:

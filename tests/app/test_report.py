@@ -44,7 +44,7 @@ def test_the_closing_table_says_the_target_and_whose_model_a_cluster_has(capsys:
     report.show(_content(), Path("here"), ("a", "b", "c", "d"))
     plain = capsys.readouterr().out
     assert "model of" not in plain and "share of clients at 0.99: 0.250" in re.sub(r"\s+", " ", plain)
-    report.show(_content(fallback=[3, 1]), Path("here"), ("a", "b", "c", "d"))
+    report.show(_content(fallback={"nodes": [3, 1], "losses": [{}, {}]}), Path("here"), ("a", "b", "c", "d"))
     assert re.search(r"│ 0 +│ a b +│ 0 +│ 0.700 +│ node 3 +│\n│ 1 +│ c d +│ 1 +│ 0.800 +│ node 1", capsys.readouterr().out)
 
 
