@@ -140,7 +140,7 @@ class Trainee:
 
     def model_at(self, displacement: torch.Tensor, step: int) -> torch.Tensor:
         """θ_0 + P⁻¹(displacement), (d,), of a displacement under the mask of call `step`."""
-        return self.cohort.start + self._undone(displacement, step)
+        return self._start + self._undone(displacement, step)
 
     def _sizes(self, turn: Turn) -> Rows:
         return Rows(torch.as_tensor([float(self.cohort.sizes[k]) for k in turn.at], dtype=self.models.table.dtype))

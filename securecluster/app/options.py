@@ -18,8 +18,8 @@ PROTOCOLS = {  # module and class
     "flhc": "flhc:FLHC",
     "ifca": "ifca:IFCA",
     "local-kmeans": "local_kmeans:LocalKMeans",
-    "fedavg": "fedavg:FedAvg",
     "random": "random_clusters:RandomClusters",
+    "fedavg": "fedavg:FedAvg",
     "local": "local:Local",
 }
 

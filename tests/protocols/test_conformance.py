@@ -20,7 +20,7 @@ from securecluster.transcript import Transcript, load_entries
 from securecluster.transport import Framed, InProcess, Recorded
 
 MASKS = ("permutation", "signed-permutation", "rotation", "haar")
-MASKED = [(protocol, mask) for protocol in (CFL, FLHC, IFCA, LocalKMeans, RandomClusters, FedAvg) for mask in ("none", *MASKS)]
+MASKED = [(protocol, mask) for protocol in (CFL, FLHC, FedAvg, IFCA, LocalKMeans, RandomClusters) for mask in ("none", *MASKS)]
 ONE_MODEL = [(protocol, mask) for protocol, mask in MASKED if protocol is not IFCA]  # its clients hold several: see its own tests
 EVERY = [*MASKED, (Local, "none")]
 OWN: dict[type[Protocol], dict[str, Any]] = {
@@ -34,7 +34,7 @@ FULL = Settings(transcript="full")
 def method(protocol: type[Protocol], mask: str, **params: Any) -> Any:
     """A protocol with a mask, a model small enough for it, and clusters as early as round 2."""
     early = {"pre_rounds": min(1, params["rounds"] - 1)} if protocol is FLHC else {}
-    return protocol(mask=mask, model="linear" if mask == "haar" else "mlp", **early, **OWN.get(protocol, {}), **params)
+    return protocol(mask=mask, model="linear" if mask == "haar" else "mlp", **OWN.get(protocol, {}), **early, **params)
 
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
@@ -63,7 +63,7 @@ def test_the_server_replays_bit_for_bit(protocol: type[Protocol], mask: str, sma
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("protocol", [CFL, FLHC, IFCA, LocalKMeans, RandomClusters, FedAvg])
+@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg, IFCA, LocalKMeans, RandomClusters])
 def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], mask: str, small: Federation) -> None:
     made = method(protocol, mask, rounds=1)
     masked, plain = made.fit(small).client_models_.values, made.set_params(mask="none").fit(small).client_models_.values
@@ -252,7 +252,7 @@ def test_a_folder_of_another_configuration_is_not_resumed(
     assert len(protocol(**start).fit(small, folder=tmp_path).history_) == protocol(**start).total
 
 
-@pytest.mark.parametrize("protocol", [CFL, FLHC, IFCA, LocalKMeans, RandomClusters, FedAvg, Local])
+@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg, IFCA, Local, LocalKMeans, RandomClusters])
 def test_divergence_is_an_error_that_names_the_clients(protocol: type[Protocol], small: Federation) -> None:
     with pytest.raises(UpdateError, match=r"round 1: .* client\(s\) 0, 1.*lower the learning rate"):
         method(protocol, "none", rounds=3, lr=1e30).fit(small)
