@@ -152,7 +152,7 @@ def test_the_clusters_of_swapped_digits_are_found(seed: int) -> None:
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
     judged = [line["loss"] for line in fitted.history_ if line["loss"] is not None]
     assert len(judged) == 10 and fitted.history_[-1]["start"] == int(np.argmin(judged))
-    assert len(fitted.history_) == 10 * 3 + 15 - 3
+    assert len(fitted.history_) == fitted.total == 10 * 5 + 15 - 5
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "signed-permutation", "rotation"])
