@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     summarise(rows, ["data", "points"], [*CURVES, *(f"correct_{name}" for name in CURVES), "accuracy"])
     for value, label in CURVES.items():
         print(f"{label}: g is positive with every seed from", positive_from(rows, value))
-    return sheet.save(draw(rows))
+    return sheet.save(draw(rows), chosen.scale)
 
 
 if __name__ == "__main__":
