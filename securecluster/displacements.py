@@ -40,6 +40,19 @@ class Update:
     size: Rows | None  # (b,) |D_i|, only where the average is weighted
 
 
+def nothing() -> torch.Tensor:
+    """No tensor yet."""
+    return torch.zeros(0)
+
+
+@dataclass
+class Posted:
+    """A model as the server may hold it."""
+
+    displacement: torch.Tensor = field(default_factory=nothing)  # θ − θ_0, (d,), masked where updates are; empty: not posted
+    step: int = 0  # the call whose mask it carries
+
+
 @dataclass
 class TraineeState:
     """What clients keep between rounds; equal models are stored once."""
@@ -47,14 +60,18 @@ class TraineeState:
     table: torch.Tensor  # (u, d)
     index: list[int]  # (m,)
     secrets: Secrets
+    starts: list[int] = field(default_factory=list)  # where clients hold several models: the starts they belong to
 
 
 class Trainee:
     """Clients that train from their cluster's model (Sattler et al. 2019, Algorithm 5, "Client i does")."""
 
-    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool) -> None:
+    def __init__(
+        self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, start: torch.Tensor | None = None
+    ) -> None:
         self.cohort, self.training, self._pipeline, self._weighted = cohort, training, pipeline, weighted
-        self.models = Rows(cohort.start[None].clone(), (0,) * len(cohort.ids))
+        self._start = cohort.start if start is None else start
+        self.models = Rows(self._start[None].clone(), (0,) * len(cohort.ids))
         self._memo = _Memo()
         self._printed: tuple[torch.Tensor | None, list[bytes]] = (None, [])  # a table of models, and the digests of its rows
 
@@ -80,9 +97,9 @@ class Trainee:
     def post(self, turn: Turn, query: Hello) -> Update:
         """θ_i − θ_0, masked on the way out: how a model reaches those who were not there (Sattler et al. 2019, V-C; ours)."""
         d = self.cohort.model.dimension
-        delta = self.cohort.start.new_zeros(len(turn.at), self._pipeline.room(d))
+        delta = self._start.new_zeros(len(turn.at), self._pipeline.room(d))
         for row, k in zip(delta, turn.at, strict=True):
-            torch.sub(self.models.row(k), self.cohort.start, out=row[:d])
+            torch.sub(self.models.row(k), self._start, out=row[:d])
         return Update(Rows(delta), None)
 
     def advanced(self, at: Sequence[int], query: Means) -> Rows:
@@ -113,11 +130,17 @@ class Trainee:
         if key not in self._memo.moved:
             for p in picks:
                 if p not in self._memo.undone:
-                    mean = query.means.table[p].to(theta.device, theta.dtype)
-                    self._memo.undone[p] = self._pipeline.inverse(mean, int(query.steps.table[p]))
-                theta = (self.cohort.start if query.absolute else theta) + self._memo.undone[p]
+                    self._memo.undone[p] = self._undone(query.means.table[p], int(query.steps.table[p]))
+                theta = (self._start if query.absolute else theta) + self._memo.undone[p]
             self._memo.moved[key] = (theta, _print(theta))
         return self._memo.moved[key]
+
+    def _undone(self, row: torch.Tensor, step: int) -> torch.Tensor:
+        return self._pipeline.inverse(row.to(self.cohort.start.device, self.cohort.start.dtype), step)
+
+    def model_at(self, displacement: torch.Tensor, step: int) -> torch.Tensor:
+        """θ_0 + P⁻¹(displacement), (d,), of a displacement under the mask of call `step`."""
+        return self._start + self._undone(displacement, step)
 
     def _sizes(self, turn: Turn) -> Rows:
         return Rows(torch.as_tensor([float(self.cohort.sizes[k]) for k in turn.at], dtype=self.models.table.dtype))
@@ -183,6 +206,10 @@ class Outbox:
             self.posts = []
         self.posts.append(Post(step, means, list(labels)))
 
+    def displacement(self, client: int, width: int) -> torch.Tensor:
+        """Without a mask: all averages so far for a client, as one row; zero of `width` numbers before the first."""
+        return self.posts[-1].table[self.posts[-1].row_of[client]] if self.posts else torch.zeros(width)
+
     def letter(self, to: Sequence[int]) -> Means:
         """What each of `to` lacks."""
         if not self.posts:
@@ -223,6 +250,21 @@ def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
         return outbox
 
     state.outbox = run.once("deliver", send, Outbox)
+
+
+def ask_for_model(net: Network, outbox: Outbox, members: Sequence[int], width: int) -> Posted:
+    """A cluster's model; where no member replies, none.
+
+    Without a mask the server knows its displacement (zero of `width` numbers before the first average); under fresh masks, whose averages
+    it cannot add, a member posts it.
+    """
+    if not outbox.fresh:
+        return Posted(outbox.displacement(members[0], width))
+    for i in members:
+        got = net.post(Trainee.post, Hello(), to=[i])
+        if got.ids:
+            return Posted(got.rows.delta.values[0].cpu(), got.step)
+    return Posted()
 
 
 def invite(net: Network, members: Sequence[int], share: float, *path: int, least: int = 1) -> list[int]:

@@ -1,28 +1,29 @@
-"""`securecluster run | resume | replay | list`."""
+"""`securecluster run | compare | resume | replay | list`."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securecluster.app.options import DEFAULT_CLIENTS, PROTOCOLS, options_class, protocol_class
-from securecluster.backend import prepare, torch
-from securecluster.errors import RunFolderError, SecureClusterError, UsageError, unknown
+from securecluster.app import compare, runs
+from securecluster.app.options import PROTOCOLS, options_class, protocol_class
+from securecluster.backend import prepare
+from securecluster.errors import SecureClusterError, UsageError, unknown
 
-AUTO_FULL = 256 * 10**6  # bytes on the wire up to which `auto` keeps the contents of frames
 USAGE = """usage: securecluster COMMAND
 
-  run PROTOCOL [options]   run a protocol on simulated clients and leave a run folder
-  resume DIR [--quiet]     go on with a run that was stopped
-  replay DIR               run the server alone against a full transcript, bit for bit
-  list                     protocols, data sets, scenarios, models and masks
+  run PROTOCOL [options]         run a protocol on simulated clients and leave a run folder
+  compare PROTOCOLS [options]    run several protocols on the same clients and set them side by side
+  resume DIR [--quiet]           go on with a run or a comparison that was stopped
+  replay DIR                     run the server alone against a full transcript, bit for bit
+  list                           protocols, data sets, scenarios, models and masks
 
 protocols: {protocols}
-`securecluster run PROTOCOL --help` shows every option with its default.
+`securecluster run PROTOCOL --help` shows every option with its default, and so does `compare PROTOCOLS --help`.
 """
 
 
@@ -47,15 +48,21 @@ def main(argv: Sequence[str]) -> int:
     except SecureClusterError as error:
         print(f"securecluster: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("securecluster: stopped", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"securecluster: stopped{stop}", file=sys.stderr)
         return 130
     except SystemExit as stop:  # --help, or an option that does not parse
         return stop.code if isinstance(stop.code, int) else 2
 
 
 def _dispatch(argv: list[str]) -> int:
-    commands: dict[str, Callable[[list[str]], int]] = {"run": _run, "resume": _resume, "replay": _replay, "list": _list}
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "run": _run,
+        "compare": _compare,
+        "resume": _resume,
+        "replay": _replay,
+        "list": _list,
+    }
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE.format(protocols=", ".join(PROTOCOLS)), end="")
         return 0 if argv else 2
@@ -76,61 +83,20 @@ def _run(argv: list[str]) -> int:
     import tyro
 
     options: Any = tyro.cli(options_class(protocol_class(argv[0])), prog=f"securecluster run {argv[0]}", args=argv[1:])
-    _check_names(options)
+    plans, federation = runs.prepare([options.protocol], options)
     from securecluster.app import folder as folders
-    from securecluster.devices import choose_device
 
-    folders.check_free(options.output.out, options.output.force)
-    if not options.simulation.own:
-        options.protocol.check(options.simulation.clients or DEFAULT_CLIENTS)  # before any data is read
-    federation = options.simulation.federation()
-    options.protocol.check(len(federation))
-    if options.settings.threads < 0:
-        raise UsageError("threads is at least 0")
-    threads = options.settings.threads or torch.get_num_threads()  # by name and number, since others round sums differently
-    device = choose_device(options.settings.device).type
-    settings = replace(options.settings, device=device, threads=threads, transcript=_transcript_mode(options, federation))
-    plan = folders.Plan(options.protocol, options.simulation.located(), settings)
-    _check_settings(plan, federation)
-    folder = folders.create(options.output.out, options.output.force, plan, federation)
+    (plan,) = plans
+    texts = {"config.json": plan.as_json(federation)}
+    folder = folders.create(options.output.out, options.output.force, f"{plan.protocol.name}-{federation.data}", texts)
     return _carry_out(plan, federation, folder, options.output.quiet)
 
 
-def _check_names(options: Any) -> None:
-    """Names that can be refused without loading anything heavy."""
-    from securecluster.privacy.masks import MASKS
-    from securecluster.transcript import MODES
-
-    options.simulation.check()
-    known = (
-        ("mask", options.protocol.mask, MASKS),
-        ("device", options.settings.device, ("auto", "cpu", "cuda")),
-        ("transcript", options.settings.transcript, ("auto", *MODES)),
-    )
-    for what, name, names in known:
-        if name not in names:
-            raise unknown(what, name, names)
-
-
-def _check_settings(plan: Any, federation: Any) -> None:
-    from securecluster.networks import NETWORKS
-    from securecluster.settings import check_settings
-
-    if plan.protocol.model not in NETWORKS:
-        raise unknown("model", plan.protocol.model, NETWORKS)
-    check_settings(plan.settings, federation)
-
-
-def _transcript_mode(options: Any, federation: Any) -> str:
-    """`auto` is full where all frames together stay below AUTO_FULL bytes."""
-    if options.settings.transcript != "auto":
-        return str(options.settings.transcript)
-    from securecluster.models import build
-    from securecluster.randomness import Randomness
-
-    d = build(options.protocol.model, federation.shape, federation.classes, Randomness(0)).dimension
-    width = 8 if options.settings.dtype == "float64" else 4
-    return "full" if 2 * d * width * len(federation) * options.protocol.rounds < AUTO_FULL else "sizes"
+def _compare(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE.format(protocols=", ".join(PROTOCOLS)), end="")
+        return 0 if argv else 2
+    return compare.start(argv)
 
 
 def _resume(argv: list[str]) -> int:
@@ -141,10 +107,11 @@ def _resume(argv: list[str]) -> int:
     from securecluster.app import folder as folders
     from securecluster.app import report
 
+    if folders.compared(folder) is not None:
+        return compare.resume(folder, quiet)
     plan, config = folders.load(folder)
     federation = plan.simulation.federation()
-    if federation.digest() != config["data_digest"]:
-        raise RunFolderError(f"{folder} was run on other data than {plan.simulation.data} is now: restore the data, or start the run anew")
+    runs.check_data(folder, plan, config, federation)
     if (folder / "result.json").is_file():
         if not quiet:
             print(f"{folder} is complete")
@@ -154,29 +121,12 @@ def _resume(argv: list[str]) -> int:
 
 
 def _carry_out(plan: Any, federation: Any, folder: Path, quiet: bool) -> int:
-    """Run or resume in a folder, then write and show what came of it."""
-    from rich.console import Console
+    """Run or resume in a folder, then show what came of it."""
+    from securecluster.app import report
 
-    from securecluster.app import folder as folders
-    from securecluster.app import plots, report
-    from securecluster.state import unpack
-
-    console = Console(quiet=quiet, highlight=False, soft_wrap=True)
-    with folders.locked(folder):
-        try:
-            fitted = plan.protocol.fit(
-                federation,
-                plan.settings,
-                folder=folder,
-                report=lambda line: console.print(report.line_text(line, plan.protocol.total)),
-            )
-            content = report.result(plan, federation, fitted)
-            state = unpack(fitted.server_state_, plan.protocol.state_class())
-            pictures = plots.draw(folder, content, fitted.history_, state)
-            report.write(folder, content, fitted)
-        except KeyboardInterrupt:
-            print(f"securecluster: stopped; go on with: securecluster resume {folder}", file=sys.stderr)
-            return 130
+    console = runs.console(quiet)
+    with runs.resumable(folder):
+        content, pictures = runs.carry_out(plan, federation, folder, console)
     if not quiet:
         report.show(content, folder, federation.names)
         console.print("pictures: " + ", ".join(p.name for p in pictures))
@@ -190,6 +140,9 @@ def _replay(argv: list[str]) -> int:
     from securecluster.app import folder as folders
     from securecluster.app.audit import replay
 
+    names = folders.compared(folder)
+    if names:
+        raise UsageError(f"{folder} holds a comparison: replay one of its runs, such as {folder / names[0]}")
     plan, config = folders.load(folder)
     calls = replay(plan, config, folder)
     print(f"{folder}: the server alone made the same {calls} calls and ended in the same state, bit for bit")

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,17 +57,18 @@ def check_free(target: Path | None, force: bool) -> None:
         raise UsageError(f"{target} is not a run folder, so --force will not delete it: choose another --out")
 
 
-def create(out: Path | None, force: bool, plan: Plan, federation: Federation) -> Path:
-    """Make the run folder, by one rename, with its configuration in it.
+def create(out: Path | None, force: bool, name: str, texts: dict[str, str]) -> Path:
+    """Make a folder, by one rename, with texts in it (by path in the folder).
+
+    Args:
+        out: where; None is a new folder `runs/NAME-TIME-PID`.
 
     Raises:
         UsageError: it exists and is not empty, and `force` is not given or it is no run folder.
     """
-    target = out or Path("runs") / f"{plan.protocol.name}-{federation.data}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    target = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     check_free(target, force)
-    if (target / "config.json").exists():
-        with locked(target):
-            pass
+    _check_idle(target)
     files.make_folder(target.parent)
     try:
         draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -77,14 +78,24 @@ def create(out: Path | None, force: bool, plan: Plan, federation: Federation) ->
         ) from error
     draft.chmod(0o755)
     try:
-        files.write_atomic(draft / "config.json", plan.as_json(federation).encode())
+        for path, text in texts.items():
+            files.make_folder((draft / path).parent)
+            files.write_atomic(draft / path, text.encode())
         if target.exists():
             shutil.rmtree(target)
-        os.replace(draft, target)
+        files.move(draft, target)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return target
+
+
+def _check_idle(target: Path) -> None:
+    """Raise RunFolderError where another process writes to the run in a folder, or to one of a comparison's runs."""
+    for config in (target / "config.json", *target.glob("*/config.json")):
+        if config.exists():
+            with locked(config.parent):
+                pass
 
 
 def load(folder: Path) -> tuple[Plan, dict[str, Any]]:
@@ -108,6 +119,24 @@ def load(folder: Path) -> tuple[Plan, dict[str, Any]]:
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} does not parse ({type(error).__name__}): restore it, or start the run anew") from None
     return plan, config
+
+
+def comparison_json(names: Sequence[str]) -> str:
+    """The text of a comparison's config.json; what each protocol runs with stands in the folder of its name."""
+    return json.dumps({"schema": SCHEMA, "version": securecluster.__version__, "compare": list(names)}, indent=2) + "\n"
+
+
+def compared(folder: Path) -> list[str] | None:
+    """The protocols that a comparison's folder compares; None where it is none."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(files.read(path))
+    except ValueError:
+        return None
+    names = config.get("compare") if isinstance(config, dict) else None
+    return [str(name) for name in names] if isinstance(names, list) else None
 
 
 @contextmanager

@@ -13,14 +13,23 @@ from securecluster.data.sources import default_scenario
 from securecluster.errors import UsageError, unknown
 from securecluster.settings import Settings
 
-PROTOCOLS = {"cfl": "CFL", "flhc": "FLHC", "fedavg": "FedAvg", "local": "Local"}
+PROTOCOLS = {  # module and class
+    "cfl": "cfl:CFL",
+    "flhc": "flhc:FLHC",
+    "ifca": "ifca:IFCA",
+    "local-kmeans": "local_kmeans:LocalKMeans",
+    "random": "random_clusters:RandomClusters",
+    "fedavg": "fedavg:FedAvg",
+    "local": "local:Local",
+}
 
 
 def protocol_class(name: str) -> Any:
     """The class of a protocol name."""
     if name not in PROTOCOLS:
         raise unknown("protocol", name, PROTOCOLS)
-    return getattr(importlib.import_module(f"securecluster.protocols.{name}"), PROTOCOLS[name])
+    module, _, kind = PROTOCOLS[name].partition(":")
+    return getattr(importlib.import_module(f"securecluster.protocols.{module}"), kind)
 
 
 DEFAULT_CLIENTS = 20
@@ -151,17 +160,22 @@ def _automatic() -> Settings:
 
 def options_class(protocol: type) -> type:
     """One flat dataclass of all options of `run PROTOCOL`."""
+    return flat_class("protocol", protocol)
+
+
+def flat_class(name: str, kind: type) -> type:
+    """One flat dataclass of the options of `kind`, called `name`, and those that every run takes."""
     import tyro
 
     flat: Any = tyro.conf.OmitArgPrefixes
 
     parts: dict[str, tuple[Any, Any]] = {
-        "protocol": (protocol, protocol),
+        name: (kind, kind),
         "simulation": (Simulation, Simulation),
         "settings": (Settings, _automatic),
         "output": (Output, Output),
     }
     return make_dataclass(
         "Options",
-        [(name, flat[part], field(default_factory=make)) for name, (part, make) in parts.items()],
+        [(part, flat[each], field(default_factory=make)) for part, (each, make) in parts.items()],
     )

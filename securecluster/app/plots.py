@@ -8,40 +8,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster import files
+from securecluster.app.figure import figure, save
+from securecluster.app.tree_picture import tree
 
 
 def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], state: Any) -> list[Path]:
     """Write the pictures that this run, which ended in the server's `state`, has numbers for; returns their paths."""
-    made = [_save(folder / "accuracy.png", _accuracy(history, content))] if content["metrics"]["accuracy"]["after"] is not None else []
+    made = [save(folder / "accuracy.png", _accuracy(history, content))] if content["metrics"]["accuracy"]["after"] is not None else []
     alpha = getattr(state, "alpha", None)
     if alpha is not None and len(alpha):
-        made.append(_save(folder / "similarity.png", _similarity(alpha.numpy(), content["labels"])))
+        made.append(save(folder / "similarity.png", _similarity(alpha.numpy(), content["labels"])))
     if any(line.get("looks") for line in history):
-        made.append(_save(folder / "separation.png", _separation(history)))
+        made.append(save(folder / "separation.png", _separation(history)))
+    grown = getattr(state, "tree", None)
+    if grown is not None:
+        made.append(save(folder / "tree.png", tree(grown.nodes, content)))
     return made
-
-
-def _figure(width: float, height: float, rows: int = 1) -> tuple[Any, Any]:
-    """A figure that no global state knows of."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(rows, 1, sharex=rows > 1)
-
-
-def _save(path: Path, figure: Any) -> Path:
-    import io
-
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    files.write_atomic(path, buffer.getvalue())
-    return path
 
 
 def _similarity(alpha: NDArray[np.float64], labels: list[int]) -> Any:
     order = np.argsort(labels, kind="stable")
-    figure, axes = _figure(5.4, 4.6)
+    made, axes = figure(5.4, 4.6)
     shown = alpha.copy()
     np.fill_diagonal(shown, np.nan)
     limit = max(0.05, float(np.nanmax(np.abs(shown))))
@@ -53,27 +40,27 @@ def _similarity(alpha: NDArray[np.float64], labels: list[int]) -> Any:
         axes.set_xticks(range(len(labels)), [str(i) for i in order], fontsize=6)
         axes.set_yticks(range(len(labels)), [str(i) for i in order], fontsize=6)
     axes.set(title="cosine of updates under one shared model", xlabel="client, by found cluster", ylabel="client")
-    figure.colorbar(image, ax=axes, label="cosine")
-    return figure
+    made.colorbar(image, ax=axes, label="cosine")
+    return made
 
 
 def _marks(axes: Any, history: list[dict[str, Any]]) -> None:
-    rounds = [line["round"] for line in history if line.get("splits")]
-    for k, number in enumerate(rounds):
-        axes.axvline(number, color="grey", linestyle=":", linewidth=1, label="split" if k == 0 else None)
+    for word, key in (("split", "splits"), ("clustered", "clustered")):
+        for k, number in enumerate([line["round"] for line in history if line.get(key)]):
+            axes.axvline(number, color="grey", linestyle=":", linewidth=1, label=word if k == 0 else None)
 
 
 def _accuracy(history: list[dict[str, Any]], content: dict[str, Any]) -> Any:
-    figure, axes = _figure(6.4, 3.8)
+    made, axes = figure(6.4, 3.8)
     axes.plot([line["round"] for line in history], [line["accuracy"] for line in history], marker=".", label="mean over clients")
     _marks(axes, history)
     axes.set(title=f"{content['protocol']} on {content['data']}", xlabel="round", ylabel="test accuracy", ylim=(0, 1.02))
     axes.legend(loc="lower right")
-    return figure
+    return made
 
 
 def _separation(history: list[dict[str, Any]]) -> Any:
-    figure, (top, bottom) = _figure(6.4, 5.6, rows=2)
+    made, (top, bottom) = figure(6.4, 5.6, rows=2)
     true = [(line["round"], line["gap"]) for line in history if line.get("gap") is not None]
     if true:
         top.plot(*zip(*true, strict=True), color="black", marker=".", label="true clusters (all clients, one model)")
@@ -91,4 +78,4 @@ def _separation(history: list[dict[str, Any]]) -> Any:
             axes.legend(fontsize=6, loc="upper right", framealpha=0.6)
     top.set(ylabel="separation gap")
     bottom.set(xlabel="round", ylabel="norm (solid: max, dashed: mean)", yscale="log")
-    return figure
+    return made

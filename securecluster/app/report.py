@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import securecluster
 from securecluster import files
 from securecluster.app.folder import SCHEMA, Plan
 from securecluster.data import Federation
-from securecluster.metrics import mean
+from securecluster.metrics import mean, share_at
 from securecluster.protocols.base import Protocol
 
 NOT_COVERED = [
@@ -23,9 +24,15 @@ NOT_COVERED = [
 ]
 
 
-def result(plan: Plan, federation: Federation, fitted: Protocol) -> dict[str, Any]:
-    """The content of result.json."""
+def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> dict[str, Any]:
+    """The content of result.json.
+
+    Args:
+        state: the server's final state. Where it has `handed`, the parameter tree's node whose model each cluster is handed, that
+            becomes `fallback`, with the validation losses that decided.
+    """
     labels = [int(c) for c in fitted.labels_]
+    handed = getattr(state, "handed", None)
     return {
         "schema": SCHEMA,
         "protocol": fitted.name,
@@ -36,6 +43,7 @@ def result(plan: Plan, federation: Federation, fitted: Protocol) -> dict[str, An
         "device": fitted.device_,
         "version": securecluster.__version__,
         "clients": len(federation),
+        "names": list(federation.names),
         "clusters": len(set(labels)),
         "labels": labels,
         "truth": None if federation.truth is None else list(federation.truth),
@@ -44,7 +52,10 @@ def result(plan: Plan, federation: Federation, fitted: Protocol) -> dict[str, An
         "metrics": {
             **(fitted.agreement_ or {"ari": None, "nmi": None, "purity": None, "exact": None}),
             "accuracy": _accuracy(fitted, labels),
+            "at_target": share_at(fitted.accuracy_, plan.settings.target),
         },
+        "target": plan.settings.target,
+        **({"fallback": {"nodes": handed.nodes, "losses": handed.losses}} if handed else {}),
         "observer": True,
         "bytes": fitted.bytes_,
         "privacy": _privacy(fitted),
@@ -53,7 +64,7 @@ def result(plan: Plan, federation: Federation, fitted: Protocol) -> dict[str, An
 
 
 def _accuracy(fitted: Protocol, labels: list[int]) -> dict[str, Any]:
-    shared = [line["accuracy"] for line in fitted.history_ if line["clusters"] == 1]
+    shared = [line["accuracy"] for line in takewhile(lambda line: line["clusters"] == 1, fitted.history_)]
     first_split = next((line["accuracy"] for line in fitted.history_ if line.get("splits")), None)
     before = first_split if first_split is not None else (shared[-1] if shared else None)
     per = [mean(fitted.accuracy_[np.asarray(labels) == c]) for c in range(max(labels) + 1)]
@@ -97,10 +108,22 @@ def line_text(line: dict[str, Any], total: int) -> str:
         parts.append(f"ARI {line['ari']:.2f}")
     looks = line.get("looks") or []
     if looks:
-        parts.append("‖mean‖/max " + " ".join(f"{look['mean_norm'] / look['max_norm'] if look['max_norm'] else 0:.2f}" for look in looks))
+        shares = [f"{look['mean_norm'] / look['max_norm'] if look['max_norm'] else 0:.2f}" for look in looks]
+        parts.append("‖mean‖/max " + " ".join(_first(shares, 8)))
     parts.append(f"up {megabytes(line['up'])} down {megabytes(line['down'])}")
     splits = [f"[bold]split {len(one) + len(two)} into {len(one)} + {len(two)}[/bold]" for _, one, two in line.get("splits", [])]
-    return "  ".join(parts + splits)
+    clustered = [f"[bold]clustered into {_sizes(line['clustered'])}[/bold]"] if line.get("clustered") else []
+    return "  ".join(parts + _first(splits, 4) + clustered)
+
+
+def _sizes(clusters: list[list[int]]) -> str:
+    """5 + 5 + 3, the largest first."""
+    sizes = [str(size) for size in sorted(map(len, clusters), reverse=True)]
+    return " + ".join(_first(sizes, 12)) + (f" ({len(sizes)} clusters)" if len(sizes) > 12 else "")
+
+
+def _first(texts: list[str], most: int) -> list[str]:
+    return texts if len(texts) <= most else [*texts[:most], "…"]
 
 
 def megabytes(count: int) -> str:
@@ -114,20 +137,13 @@ def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
     from rich.table import Table
 
     console = Console()
-    accuracy, score = content["metrics"]["accuracy"], content["metrics"]
-    clusters = Table(title=f"{content['protocol']} on {content['data']} ({content['scenario']}), {content['clients']} clients")
-    for heading in ("cluster", "clients", "true clusters in it", "accuracy"):
-        clusters.add_column(heading, overflow="fold")
-    for c in range(content["clusters"])[:12]:
-        members = [i for i, label in enumerate(content["labels"]) if label == c]
-        true = "–" if content["truth"] is None else " ".join(map(str, sorted({content["truth"][i] for i in members})))
-        clusters.add_row(str(c), _few([names[i] for i in members]), true, _number(accuracy["per_cluster"][c]))
-    console.print(clusters)
-    if content["clusters"] > 12:
-        console.print(f"… and {content['clusters'] - 12} more clusters in result.json")
+    score = content["metrics"]
+    accuracy = score["accuracy"]
+    _show_clusters(console, content, names)
     exact = "–" if score["exact"] is None else score["exact"]
     console.print(
         f"accuracy before clusters {_number(accuracy['before'])}, after {_number(accuracy['after'])}; "
+        f"share of clients at {content['target']:g}: {_number(score['at_target'])}; "
         f"ARI {_number(score['ari'])}, NMI {_number(score['nmi'])}, purity {_number(score['purity'])}, exact {exact}"
     )
     wire = Table(title="bytes on the wire")
@@ -139,10 +155,26 @@ def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
     console.print(wire)
     _show_privacy(console, content)
     if content["dropped"]:
-        console.print(
-            "did not reply (client: rounds): " + "; ".join(f"{k}: {' '.join(map(str, v))}" for k, v in content["dropped"].items())
-        )
+        lost = [f"{name}: {_few(list(map(str, rounds)))}" for name, rounds in content["dropped"].items()]
+        console.print("did not reply (client: rounds): " + "; ".join(_first(lost, 12)))
     console.print(f"{content['seconds']:.1f} s on {content['device']}; everything is in {folder}", soft_wrap=True)
+
+
+def _show_clusters(console: Any, content: dict[str, Any], names: tuple[str, ...]) -> None:
+    from rich.table import Table
+
+    clusters = Table(title=f"{content['protocol']} on {content['data']} ({content['scenario']}), {content['clients']} clients")
+    handed = content.get("fallback", {}).get("nodes")
+    for heading in ("cluster", "clients", "true clusters in it", "accuracy", *(["model of"] if handed else [])):
+        clusters.add_column(heading, overflow="fold")
+    for c in range(content["clusters"])[:12]:
+        members = [i for i, label in enumerate(content["labels"]) if label == c]
+        true = "–" if content["truth"] is None else _few(list(map(str, sorted({content["truth"][i] for i in members}))))
+        row = [str(c), _few([names[i] for i in members]), true, _number(content["metrics"]["accuracy"]["per_cluster"][c])]
+        clusters.add_row(*row, *([f"node {handed[c]}"] if handed else []))
+    console.print(clusters)
+    if content["clusters"] > 12:
+        console.print(f"… and {content['clusters'] - 12} more clusters in result.json")
 
 
 def _show_privacy(console: Any, content: dict[str, Any]) -> None:

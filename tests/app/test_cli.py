@@ -25,7 +25,7 @@ def test_the_run_folder_holds_what_the_contract_says(tmp_path: Path, capsys: pyt
     result = json.loads((out / "result.json").read_text())
     assert set(result) >= {"schema", "protocol", "data", "scenario", "model", "seed", "device", "version", "clients", "clusters", "labels",
                            "truth", "dropped", "metrics", "observer", "bytes", "privacy", "seconds"}  # fmt: skip
-    assert set(result["metrics"]) == {"ari", "nmi", "purity", "exact", "accuracy"}
+    assert set(result["metrics"]) == {"ari", "nmi", "purity", "exact", "accuracy", "at_target"}
     assert set(result["metrics"]["accuracy"]) == {"before", "after", "per_cluster"}
     assert set(result["bytes"]) == {"up", "down", "servers", "by_message"}
     privacy = result["privacy"]

@@ -1,0 +1,153 @@
+"""`securecluster compare`: several protocols on one federation, side by side.
+
+A comparison's folder holds a run folder per protocol, which `replay` and `resume` take, and `compare.json`, written last.
+How far it is follows from those folders alone: a run that ended has its `result.json`, one that was stopped its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from securecluster.app import runs, union
+from securecluster.errors import RunFolderError, SecureClusterError, UsageError
+
+if TYPE_CHECKING:
+    from securecluster.app.folder import Plan
+    from securecluster.data import Federation
+
+Row = dict[str, Any]
+EMPTY: Row = dict.fromkeys(("clusters", "ari", "accuracy_before", "accuracy", "at_target", "up", "down", "epsilon", "seconds", "error"))
+
+
+def start(argv: Sequence[str]) -> int:
+    """Compare the protocols named first, under the options that follow."""
+    names = list(takewhile(lambda word: not word.startswith("-"), argv))
+    if not names:
+        raise UsageError("compare takes the protocols first: securecluster compare cfl fedavg --rounds 20")
+    union.check_chosen(names)
+    rest = list(argv[len(names) :])
+    union.check_owned(names, rest)
+    import tyro
+
+    options: Any = tyro.cli(union.comparison_class(names), prog=f"securecluster compare {' '.join(names)}", args=rest)
+    plans, federation = runs.prepare(union.chosen(names, options.protocols), options)
+    from securecluster.app import folder as folders
+
+    texts = {f"{plan.protocol.name}/config.json": plan.as_json(federation) for plan in plans}
+    texts["config.json"] = folders.comparison_json(names)
+    folder = folders.create(options.output.out, options.output.force, f"compare-{federation.data}", texts)
+    return _carry_out(folder, plans, federation, options.output.quiet)
+
+
+def resume(folder: Path, quiet: bool) -> int:
+    """Go on with a comparison that was stopped; a protocol that failed is tried again from its last round."""
+    from securecluster.app import folder as folders
+
+    found = [folders.load(folder / name) for name in folders.compared(folder) or ()]
+    plans = [plan for plan, _ in found]
+    if not plans:
+        raise RunFolderError(f"{folder} compares nothing: start the comparison anew")
+    federation = plans[0].simulation.federation()
+    for plan, config in found:
+        runs.check_data(folder / plan.protocol.name, plan, config, federation)
+    return _carry_out(folder, plans, federation, quiet)
+
+
+def _carry_out(folder: Path, plans: Sequence[Plan], federation: Federation, quiet: bool) -> int:
+    """Run what has not ended, then write and show everything side by side.
+
+    Raises:
+        SecureClusterError: some of the protocols failed; the others are in the folder.
+    """
+    from securecluster import files
+    from securecluster.app import folder as folders
+    from securecluster.app import side_by_side
+
+    console = runs.console(quiet)
+    try:
+        with runs.resumable(folder), folders.locked(folder):
+            rows = list(_rows(folder, plans, federation, console))
+            content = _content(plans, federation, rows)
+            pictures = side_by_side.draw(folder, content, {row["protocol"]: _history(folder, row) for row in rows})
+            files.write_atomic(folder / "compare.json", (json.dumps(content, indent=2) + "\n").encode())
+    except RunFolderError as error:
+        raise RunFolderError(f"{error}; go on with: securecluster resume {folder}") from error
+    if not quiet:
+        side_by_side.show(content)
+        console.print(f"everything is in {folder}; pictures: " + ", ".join(p.name for p in pictures))
+    failed = [row for row in rows if row["error"]]
+    if failed:
+        said = "; ".join(f"{row['protocol']} failed: {row['error']}" for row in failed)
+        raise SecureClusterError(f"{said}; {len(rows) - len(failed)} of {len(rows)} protocols ended, see {folder / 'compare.json'}")
+    return 0
+
+
+def _rows(folder: Path, plans: Sequence[Plan], federation: Federation, console: Any) -> Iterator[Row]:
+    """A row for each protocol. What stops one of them does not stop the others, but a folder that cannot be written does."""
+    for number, plan in enumerate(plans, 1):
+        name = plan.protocol.name
+        console.print(f"[bold]{name}[/bold] ({number} of {len(plans)})")
+        try:
+            yield _row(_result(plan, federation, folder / name, console))
+        except RunFolderError:
+            raise
+        except SecureClusterError as error:
+            console.print(f"{name} failed: {error}")
+            yield {"protocol": name, **EMPTY, "error": str(error)}
+
+
+def _result(plan: Plan, federation: Federation, folder: Path, console: Any) -> dict[str, Any]:
+    """The content of a run's result.json; the run is carried out, or goes on, where it has none."""
+    path = folder / "result.json"
+    if not path.is_file():
+        return runs.carry_out(plan, federation, folder, console)[0]
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except ValueError:
+        raise RunFolderError(f"{path} does not parse: delete it, and the run ends anew from its last round") from None
+    console.print("is complete")
+    return found
+
+
+def _row(result: dict[str, Any]) -> Row:
+    metrics, sent = result["metrics"], result["bytes"]
+    return {
+        "protocol": result["protocol"],
+        **EMPTY,
+        "clusters": result["clusters"],
+        "ari": metrics["ari"],
+        "accuracy_before": metrics["accuracy"]["before"] if result["clusters"] > 1 else None,
+        "accuracy": metrics["accuracy"]["after"],
+        "at_target": metrics["at_target"],
+        "up": sent["up"],
+        "down": sent["down"],
+        "epsilon": result["privacy"]["epsilon"],
+        "seconds": result["seconds"],
+    }
+
+
+def _content(plans: Sequence[Plan], federation: Federation, rows: list[Row]) -> dict[str, Any]:
+    """The content of compare.json; an epsilon of null is infinite where there is no error."""
+    import securecluster
+    from securecluster.app.folder import SCHEMA
+
+    return {
+        "schema": SCHEMA,
+        "version": securecluster.__version__,
+        "data": federation.data,
+        "scenario": federation.scenario,
+        "clients": len(federation),
+        "seed": federation.seed,
+        "device": plans[0].settings.device,
+        "target": plans[0].settings.target,
+        "protocols": rows,
+    }
+
+
+def _history(folder: Path, row: Row) -> list[dict[str, Any]]:
+    path = folder / row["protocol"] / "history.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

@@ -1,0 +1,25 @@
+"""How a picture is begun and saved."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from securecluster import files
+
+
+def figure(width: float, height: float, rows: int = 1) -> tuple[Any, Any]:
+    """A figure of `width` × `height` inches that no global state knows of, and its axes."""
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width, height), layout="constrained")
+    return made, made.subplots(rows, 1, sharex=rows > 1)
+
+
+def save(path: Path, made: Any) -> Path:
+    """Write a figure as PNG, whole or not at all."""
+    buffer = io.BytesIO()
+    made.savefig(buffer, format="png", dpi=120)
+    files.write_atomic(path, buffer.getvalue())
+    return path

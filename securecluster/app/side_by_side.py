@@ -1,0 +1,133 @@
+"""A comparison's table and pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from securecluster.app.figure import figure, save
+from securecluster.app.report import megabytes
+
+Lines = list[dict[str, Any]]
+NONE = "–"
+WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
+LEADER = {"arrowstyle": "-", "linewidth": 0.5, "color": "grey"}
+MARKERS = "osD^vP*X<>"
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the table; a column that has no number for any protocol is left out."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{content['data']} ({content['scenario']}), {content['clients']} clients, seed {content['seed']}"
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    rows = [_cells(row, content["target"]) for row in content["protocols"]]
+    for heading in rows[0]:
+        if any(row[heading] != NONE for row in rows):
+            table.add_column(heading, justify="left" if heading == "protocol" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[str(column.header)] for column in table.columns))
+    Console().print(table)
+
+
+def _cells(row: dict[str, Any], target: float | None) -> dict[str, str]:
+    """A row of the table by heading."""
+    failed = row["error"] is not None
+    return {
+        "protocol": row["protocol"],
+        "clusters": "failed" if failed else str(row["clusters"]),
+        "ARI": _number(row["ari"], 2),
+        "before": _number(row["accuracy_before"], 3),
+        "accuracy": _number(row["accuracy"], 3),
+        f"at {target}": _number(row["at_target"], 3),
+        "up+down": NONE if failed else megabytes(row["up"] + row["down"]),
+        "ε": NONE if failed else "∞" if row["epsilon"] is None else f"{row['epsilon']:g}",
+        "s": _number(row["seconds"], 1),
+    }
+
+
+def _number(value: float | None, digits: int) -> str:
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def draw(folder: Path, content: dict[str, Any], histories: dict[str, Lines]) -> list[Path]:
+    """Write accuracy.png and cost.png, as far as there are numbers for them; returns their paths."""
+    title = f"{content['data']} ({content['scenario']}), {content['clients']} clients"
+    curves = {name: points for name, lines in histories.items() if (points := _points(lines))}
+    ended = [row for row in content["protocols"] if row["accuracy"] is not None]
+    made = [save(folder / "accuracy.png", _accuracy(title, curves, list(histories)))] if curves else []
+    return [*made, save(folder / "cost.png", _cost(title, ended, list(histories)))] if ended else made
+
+
+def _points(lines: Lines) -> list[tuple[int, float, bool]]:
+    """(round, accuracy, whether clusters changed in it) of each round that was evaluated."""
+    numbered = enumerate(lines, 1)
+    return [(t, line["accuracy"], _changed(line)) for t, line in numbered if line.get("accuracy") is not None]
+
+
+def _changed(line: dict[str, Any]) -> bool:
+    return bool(line.get("splits") or line.get("clustered"))
+
+
+def _style(name: str, names: list[str]) -> dict[str, Any]:
+    """A protocol's colour and marker, the same in both pictures."""
+    k = names.index(name)
+    return {"color": f"C{k % 10}", "marker": MARKERS[k % len(MARKERS)]}
+
+
+def _accuracy(title: str, curves: dict[str, list[tuple[int, float, bool]]], names: list[str]) -> Any:
+    made, axes = figure(6.8, 4.2)
+    for name, points in curves.items():
+        at = [k for k, (_, _, changed) in enumerate(points) if changed]
+        few = {"markevery": at, "markersize": 6} if at or len(points) > 1 else {}
+        axes.plot([t for t, _, _ in points], [value for _, value, _ in points], linewidth=1.4, label=name, **_style(name, names), **few)
+    axes.set(title=title, xlabel="round (markers: clusters changed)", ylabel="mean test accuracy over clients", ylim=(0, 1.02))
+    axes.grid(alpha=0.25)
+    axes.legend(loc="lower right", fontsize=8)
+    return made
+
+
+def _cost(title: str, rows: Lines, names: list[str]) -> Any:
+    made, axes = figure(6.8, 4.2)
+    spots = [(max(1, row["up"] + row["down"]), row["accuracy"]) for row in rows]  # a logarithm needs a byte
+    for row, (x, y) in zip(rows, spots, strict=True):
+        axes.plot([x], [y], linestyle="none", markersize=7, **_style(row["protocol"], names))
+    low, high = min(x for x, _ in spots), max(x for x, _ in spots)
+    axes.set(title=title, xlabel="bytes on the wire, up and down", ylabel="mean test accuracy over clients", xscale="log")
+    axes.set_xlim(low / 2, high * 2)
+    axes.margins(y=0.15)
+    axes.grid(alpha=0.25)
+    label(axes, spots, [row["protocol"] for row in rows])
+    return made
+
+
+def label(axes: Any, spots: list[tuple[float, float]], texts: list[str]) -> list[Any]:
+    """Write each text beside its point where it covers no point, no other text and no edge, with a thin line when it is far."""
+    from matplotlib.transforms import Bbox
+
+    axes.figure.draw_without_rendering()  # fixes where points lie
+    pixels = axes.transData.transform(spots)
+    taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in pixels]
+    made = []
+    for spot, text in zip(spots, texts, strict=True):
+        note = axes.annotate(text, spot, xytext=(0, 0), textcoords="offset points", fontsize=8, va="center", zorder=4, bbox=WHITE)
+        note.set_in_layout(False)
+        for dx, dy, side in _offsets():
+            note.set(position=(dx, dy), ha=side)
+            box = note.get_window_extent().padded(1)
+            if not any(box.overlaps(other) for other in taken) and axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max):
+                break
+        if max(abs(dx), abs(dy)) > 16:
+            axes.annotate("", spot, xytext=(dx, dy), textcoords="offset points", arrowprops=LEADER, zorder=1)
+        taken.append(box)
+        made.append(note)
+    return made
+
+
+def _offsets() -> list[tuple[float, float, str]]:
+    """Places around a point, nearest first: (right, up) in typographic points, and the text's alignment."""
+    sides = [(1, 0, "left"), (-1, 0, "right"), (0, 1, "center"), (0, -1, "center"), (1, 1, "left"), (1, -1, "left")]
+    sides += [(-1, 1, "right"), (-1, -1, "right")]
+    return [(8.0 * r * x, 11.0 * r * y, side) for r in range(1, 13) for x, y, side in sides]

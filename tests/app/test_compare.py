@@ -1,0 +1,310 @@
+"""`securecluster compare` as a user meets it, and breaks it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from securecluster.protocols import CFL, FedAvg
+
+from securecluster.app import side_by_side
+from securecluster.app.cli import main
+from securecluster.app.figure import figure
+from securecluster.app.options import PROTOCOLS, Simulation
+from securecluster.errors import UpdateError
+
+SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "3", "--threads", "1"]
+NAMES = ["cfl", "fedavg", "local"]
+
+
+def _timeless(path: Path) -> Any:
+    """A JSON file without its clocks."""
+    found = json.loads(path.read_text())
+    for row in (found, *found.get("protocols", ())):
+        row.pop("seconds", None)
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison that nobody disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "deep" / "out"
+    assert main(["compare", *NAMES, *SMALL, "--quiet", "--out", str(out)]) == 0
+    return out
+
+
+def test_each_run_is_the_one_that_run_alone_makes(whole: Path, tmp_path: Path) -> None:
+    for name in NAMES:
+        assert main(["run", name, *SMALL, "--quiet", "--out", str(tmp_path / name)]) == 0
+        assert _timeless(whole / name / "result.json") == _timeless(tmp_path / name / "result.json")
+        for part in ("config.json", "history.jsonl", "models.safetensors", "server.safetensors", "transcript/index.jsonl"):
+            assert (whole / name / part).read_bytes() == (tmp_path / name / part).read_bytes(), (name, part)
+
+
+def test_the_rows_say_what_the_runs_say(whole: Path) -> None:
+    content = json.loads((whole / "compare.json").read_text())
+    assert (content["data"], content["scenario"], content["clients"], content["seed"]) == ("digits", "label-swap", 6, 0)
+    assert [row["protocol"] for row in content["protocols"]] == NAMES
+    for row in content["protocols"]:
+        result = json.loads((whole / row["protocol"] / "result.json").read_text())
+        assert (row["clusters"], row["ari"], row["error"]) == (result["clusters"], result["metrics"]["ari"], None)
+        assert (row["up"], row["down"], row["seconds"]) == (result["bytes"]["up"], result["bytes"]["down"], result["seconds"])
+        assert row["accuracy"] == result["metrics"]["accuracy"]["after"]
+        assert row["epsilon"] == result["privacy"]["epsilon"] == (0 if row["protocol"] == "local" else None)
+        assert row["accuracy_before"] is None  # nobody was clustered in three rounds
+    for picture in ("accuracy.png", "cost.png"):
+        assert (whole / picture).read_bytes().startswith(b"\x89PNG")
+    assert not list(whole.rglob("*.tmp"))
+
+
+def test_each_run_replays_and_resumes_by_itself(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in NAMES:
+        assert main(["replay", str(whole / name)]) == 0
+        assert main(["resume", str(whole / name), "--quiet"]) == 0
+    assert main(["replay", str(whole)]) == 2
+    assert f"holds a comparison: replay one of its runs, such as {whole / 'cfl'}" in capsys.readouterr().err
+
+
+def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "fedavg", "local", *SMALL, "--out", str(tmp_path / "a")]) == 0
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^round +\d/3 ", printed, re.M)) == 6
+    assert re.search(r"^ *fedavg +1 +0.00 +0\.\d{3} +0\.000 +\d+\.\d+ [kM]B +∞ +\d+\.\d *$", printed, re.M)
+    assert re.search(r"^ *local +6 +0.00 +0\.\d{3} +0\.000 +\d+\.\d kB +0 +\d+\.\d *$", printed, re.M)
+    assert "before" not in printed and str(tmp_path / "a") in printed
+    assert main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(tmp_path / "b")]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_federation_is_dealt_once_and_lies_under_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dealt: list[int] = []
+    deal = Simulation.federation
+    monkeypatch.setattr(Simulation, "federation", lambda self: dealt.append(1) or deal(self))
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *NAMES, *SMALL, "--quiet"]) == 0
+    assert dealt == [1]
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"compare-digits-\d{8}-\d{6}-\d+", folder.name)
+
+
+def test_values_go_to_every_protocol_that_has_the_option_and_defaults_stay(tmp_path: Path) -> None:
+    given = ["--lr", "0.05", "--eps1", "0.3", "--average", "weighted"]
+    assert main(["compare", "fedavg", "cfl", *SMALL, *given, "--quiet", "--out", str(tmp_path / "r")]) == 0
+    cfl, fedavg = (json.loads((tmp_path / "r" / n / "config.json").read_text())["protocol"] for n in ("cfl", "fedavg"))
+    assert cfl == {"name": "cfl", **CFL(rounds=3, lr=0.05, eps1=0.3, average="weighted").get_params()}
+    assert fedavg == {"name": "fedavg", **FedAvg(rounds=3, lr=0.05).get_params()}
+    assert CFL().mask != FedAvg().mask, "or this test could not see each one's own default"
+
+
+def test_help_says_which_protocol_has_an_option_and_each_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "cfl", "fedavg", "--help"]) == 0
+    text = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
+    assert "cfl: clusters with fewer members are not split (default: 3)" in text
+    assert "communication rounds in all (default: 40)" in text
+    assert "(default: cfl: permutation; fedavg: none)" in text
+    assert "training samples per client" in text and "--force" in text and "chance that a client does not reply" in text
+    assert main(["compare", "--help"]) == 0
+
+
+def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
+    arguments = ["--clients", "6", "--clusters", "2", "--samples", "20", "--rounds", "12", "--epochs", "1", "--transcript", "none"]
+    assert main(["compare", *PROTOCOLS, *arguments, "--quiet", "--out", str(tmp_path / "r")]) == 0
+    rows = json.loads((tmp_path / "r" / "compare.json").read_text())["protocols"]
+    assert [row["protocol"] for row in rows] == list(PROTOCOLS)
+    assert all(row["error"] is None and 0 <= row["accuracy"] <= 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["cfl", "cfll"], "did you mean 'cfl'"),
+        (["cfl"], "two protocols or more"),
+        (["cfl", "fedavg", "cfl"], "cfl is named twice"),
+        (["--rounds", "3", "cfl", "fedavg"], "the protocols first"),
+        (["fedavg", "local", "--eps1", "0.3"], "--eps1 is an option of cfl only"),
+        (["fedavg", "local", "--gamma-max=0.3"], "--gamma-max is an option of cfl only"),
+        (["cfl", "local", "--mask", "permutatoin"], "did you mean 'permutation'"),
+        (["fedavg", "local", "--mask", "haar"], "fedavg: "),
+        (["fedavg", "cfl", "--eps1", "-1"], "cfl: eps1, eps2 and evidence are positive"),
+        (["local", "cfl", "--criterion", "paper"], "cfl: unknown criterion"),
+        (["cfl", "fedavg", "--model", "mpl"], "did you mean 'mlp'"),
+        (["cfl", "fedavg", "--data", "digit"], "did you mean 'digits'"),
+        (["cfl", "fedavg", "--clients", "1"], "at least two clients"),
+        (["cfl", "fedavg", "--clients", "3"], "4 clusters among 3 clients"),
+        (["cfl", "fedavg", "--rounds", "0"], "cfl: rounds"),
+        (["cfl", "fedavg", "--dropout", "1"], "dropout"),
+        (["cfl", "fedavg", "--transcript", "all"], "unknown transcript"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_leave_nothing(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("rest", [["--zeta", "1"], ["--rounds", "3", "local"], ["--rounds", "many"]])
+def test_what_does_not_parse_is_refused_and_leaves_nothing(rest: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "cfl", "fedavg", *rest]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_replaced_only_where_it_is_a_run_and_force_says_so(tmp_path: Path) -> None:
+    mine, out = tmp_path / "mine", tmp_path / "out"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("years of work")
+    for force in ([], ["--force"]):
+        assert main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(mine), *force]) == 2
+    assert (mine / "thesis.tex").read_text() == "years of work"
+    assert main(["run", "cfl", *SMALL, "--quiet", "--out", str(out)]) == 0
+    assert main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(out)]) == 2
+    assert (out / "result.json").exists()
+    assert main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(out), "--force"]) == 0
+    assert not (out / "result.json").exists() and (out / "compare.json").exists()
+    assert main(["compare", "fedavg", "cfl", *SMALL, "--quiet", "--out", str(out), "--force"]) == 0
+    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == ["cfl", "fedavg"]
+
+
+def test_a_protocol_that_fails_loses_nobody_else_and_is_tried_again(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diverge(*_: object) -> None:
+        raise UpdateError("round 1: not finite")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FedAvg, "serve", diverge)
+        assert main(["compare", *NAMES, *SMALL, "--out", str(tmp_path / "r")]) == 2
+    said, content = capsys.readouterr(), json.loads((tmp_path / "r" / "compare.json").read_text())
+    assert said.err.count("\n") == 1 and "fedavg failed: round 1: not finite; 2 of 3 protocols ended" in said.err
+    assert re.search(r"^ *fedavg +failed +– ", said.out, re.M)
+    failed = {row["protocol"]: row["error"] for row in content["protocols"]}
+    assert failed == {"cfl": None, "fedavg": "round 1: not finite", "local": None}
+    assert content["protocols"][2] | {"seconds": 0} == json.loads((whole / "compare.json").read_text())["protocols"][2] | {"seconds": 0}
+    assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 0
+    assert _timeless(tmp_path / "r" / "compare.json") == _timeless(whole / "compare.json")
+
+
+def test_when_everyone_diverges_each_row_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "cfl", "local", *SMALL, "--lr", "1e30", "--quiet", "--out", str(tmp_path / "r")]) == 2
+    assert "0 of 2 protocols ended" in capsys.readouterr().err
+    rows = json.loads((tmp_path / "r" / "compare.json").read_text())["protocols"]
+    assert all("lower the learning rate" in row["error"] for row in rows)
+    assert [p.name for p in (tmp_path / "r").glob("*.png")] == []
+
+
+def test_a_full_disk_is_one_sentence_and_the_comparison_goes_on_afterwards(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, real = tmp_path / "r", os.replace
+
+    def full(source: Any, target: Any) -> None:
+        if "fedavg" in str(target) and "checkpoint-000002" in str(target):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        assert main(["compare", *NAMES, *SMALL, "--quiet", "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "free some space" in said and said.endswith(f"go on with: securecluster resume {out}\n")
+    assert not (out / "compare.json").exists() and (out / "cfl" / "result.json").exists()
+    assert not list((out / "local").glob("checkpoint-*")), "what cannot be written stops the comparison"
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert _timeless(out / "compare.json") == _timeless(whole / "compare.json")
+
+
+def test_other_data_and_damaged_folders_are_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r"
+    assert main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(out)]) == 0
+    kept = (out / "local" / "config.json").read_text()
+    for name, text, sentence in (
+        ("local/config.json", kept.replace('"data_digest": "', '"data_digest": "0'), "was run on other data"),
+        ("local/config.json", "{", "does not parse"),
+        ("fedavg/result.json", "{", "does not parse"),
+        ("config.json", '{"schema": 1, "compare": []}', "compares nothing"),
+        ("config.json", '{"schema": 1, "compare": ["fedavg", "gone"]}', "is not a run folder"),
+        ("config.json", "[]", "does not parse"),
+    ):
+        before = (out / name).read_text()
+        (out / name).write_text(text)
+        assert main(["resume", str(out)]) == 2
+        said = capsys.readouterr().err
+        assert sentence in said and said.count("\n") == 1, said
+        (out / name).write_text(before)
+    assert main(["resume", str(out), "--quiet"]) == 0
+
+
+KILLED = ["compare", "cfl", "fedavg", "local", "--clients", "8", "--rounds", "12", "--dropout", "0.05", "--quiet", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    assert main([*KILLED, "--out", str(out)]) == 0
+    return out
+
+
+def _hear() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize(("how", "running"), [(signal.SIGKILL, "cfl"), (signal.SIGINT, "fedavg")])
+def test_a_stopped_comparison_resumes_to_the_same_one(how: signal.Signals, running: str, undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "stopped"
+    command = [sys.executable, "-m", "securecluster", *KILLED, "--out", str(out)]
+    with subprocess.Popen(command, env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}, stderr=subprocess.PIPE, preexec_fn=_hear) as process:
+        history = out / running / "history.jsonl"
+        while process.poll() is None and (not history.exists() or history.read_bytes().count(b"\n") < 3):
+            time.sleep(0.002)
+        process.send_signal(how)
+        _, said = process.communicate(timeout=60)
+    assert not (out / "compare.json").exists(), "the comparison ended before it was stopped"
+    assert (out / "cfl" / "result.json").exists() == (running == "fedavg")
+    if how is signal.SIGINT:
+        assert process.returncode == 130
+        assert said.decode() == f"securecluster: stopped; go on with: securecluster resume {out}\n"
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert _timeless(out / "compare.json") == _timeless(undisturbed / "compare.json")
+    for name in ("cfl/history.jsonl", "fedavg/models.safetensors", "local/server.safetensors", "accuracy.png", "cost.png"):
+        assert (out / name).read_bytes() == (undisturbed / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.02])
+def test_labels_of_close_points_do_not_overlap(spread: float) -> None:
+    made, axes = figure(6.8, 4.2)
+    spots = [(1e7 * (1 + spread * k), 0.9 + spread * (k % 3)) for k in range(8)] + [(8e4, 0.86)]
+    axes.set(xscale="log", xlim=(4e4, 2e7), ylim=(0.6, 1.0))
+    notes = side_by_side.label(axes, spots, [f"local-kmeans{k}" for k in range(9)])
+    made.draw_without_rendering()
+    boxes = [note.get_window_extent() for note in notes]
+    assert not any(one.overlaps(two) for k, one in enumerate(boxes) for two in boxes[:k])
+    assert all(axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max) for box in boxes)
+    points = axes.transData.transform(spots)
+    assert not any(box.contains(*point) for box in boxes for point in points)
+
+
+def test_columns_without_a_number_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"protocol": "cfl", "clusters": 4, "ari": None, "accuracy_before": 0.7, "accuracy": 0.95, "at_target": None, "error": None}
+    row |= {"up": 10, "down": 20, "epsilon": None, "seconds": 1.0}
+    content = {"data": "digits", "scenario": "iid", "clients": 20, "seed": 0, "target": 0.9, "protocols": [row]}
+    side_by_side.show(content)
+    printed = capsys.readouterr().out
+    assert "at 0.9" not in printed and "ARI" not in printed
+    side_by_side.show(content | {"protocols": [row | {"at_target": 0.75}, row]})
+    assert re.search(r"before +accuracy +at 0.9 .* 0.700 +0.950 +0.750 .* 0.700 +0.950 +– ", capsys.readouterr().out, re.S)

@@ -1,0 +1,55 @@
+"""Lines and tables that people read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from securecluster.app import report
+
+LINE: dict[str, Any] = {"round": 7, "clusters": 4, "accuracy": 0.5, "ari": 1.0, "up": 1500, "down": 2500000}
+
+
+def test_a_line_of_clustering_says_the_sizes() -> None:
+    clustered = [list(range(5)), list(range(5, 8)), list(range(8, 20))]
+    assert report.line_text(LINE | {"clustered": clustered}, 9) == (
+        "round   7/9  clusters 4  accuracy 0.500  ARI 1.00  up 1.5 kB down 2.50 MB  [bold]clustered into 12 + 5 + 3[/bold]"
+    )
+    many = report.line_text(LINE | {"clustered": [[i] for i in range(100)]}, 9)
+    assert "clustered into 1 + 1" in many and many.count(" + ") == 12 and "… (100 clusters)" in many
+    assert "clustered" not in report.line_text(LINE | {"clustered": []}, 9)
+
+
+def test_a_line_of_many_clusters_stays_short() -> None:
+    looks = [{"mean_norm": 1.0, "max_norm": 2.0} for _ in range(50)]
+    splits = [[c, [0, 1], [2]] for c in range(9)]
+    text = report.line_text(LINE | {"looks": looks, "splits": splits}, 9)
+    assert text.count("0.50") == 8 + 1 and text.count("split 3 into 2 + 1") == 4 and len(text) < 300
+
+
+def _content(**more: Any) -> dict[str, Any]:
+    accuracy = {"before": 0.5, "after": 0.75, "per_cluster": [0.7, 0.8]}
+    metrics = {"ari": 1.0, "nmi": 1.0, "purity": 1.0, "exact": True, "accuracy": accuracy, "at_target": 0.25}
+    privacy = {"epsilon": 0.0, "sees": [], "masks": [], "placement": "nothing", "neighbouring": "one", "not_covered": []}
+    head = {"protocol": "cfl", "data": "digits", "scenario": "iid", "clients": 4, "clusters": 2, "labels": [0, 0, 1, 1]}
+    sent = {"up": 1, "down": 1, "by_message": {}}
+    found = {"truth": [0, 0, 1, 1], "metrics": metrics, "bytes": sent, "privacy": privacy, "dropped": {}, "seconds": 1.0, "device": "cpu"}
+    return {**head, **found, "target": 0.99, **more}
+
+
+def test_the_closing_table_says_the_target_and_whose_model_a_cluster_has(capsys: pytest.CaptureFixture[str]) -> None:
+    report.show(_content(), Path("here"), ("a", "b", "c", "d"))
+    plain = capsys.readouterr().out
+    assert "model of" not in plain and "share of clients at 0.99: 0.250" in re.sub(r"\s+", " ", plain)
+    report.show(_content(fallback={"nodes": [3, 1], "losses": [{}, {}]}), Path("here"), ("a", "b", "c", "d"))
+    assert re.search(r"│ 0 +│ a b +│ 0 +│ 0.700 +│ node 3 +│\n│ 1 +│ c d +│ 1 +│ 0.800 +│ node 1", capsys.readouterr().out)
+
+
+def test_long_lists_are_shortened(capsys: pytest.CaptureFixture[str]) -> None:
+    dropped = {f"client{i}": list(range(100)) for i in range(50)}
+    report.show(_content(dropped=dropped, truth=None), Path("here"), ("a", "b", "c", "d"))
+    said = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "client11: 0 1" in said and "client12" not in said and "19 … (100); …" in said
