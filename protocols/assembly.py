@@ -15,7 +15,7 @@ from securecluster.backend import torch
 from securecluster.cohort import Cohort
 from securecluster.data import Federation
 from securecluster.devices import choose_device, cpu_threads
-from securecluster.displacements import Trainee, TraineeState
+from securecluster.displacements import Posted, Trainee, TraineeState
 from securecluster.endpoint import Endpoint, config_hash, message_types
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messages import Answer, Call
@@ -81,7 +81,7 @@ def build_client(
     pipeline = protocol.pipeline(flat.dimension)
     dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
     first = 0 if joins is None else int(config["clients"])
-    cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, first)
+    cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, first, protocol.aside)
     keys = KeyRing(config_hash(config), randomness if simulated else None, lambda seed: _unlock(pipeline, seed))
     return Endpoint(protocol.make_client(cohort, pipeline), cohort.ids, config_hash(config), pipeline, keys)
 
@@ -168,6 +168,21 @@ def _hosts(config: Mapping[str, Any], secrets: Secrets) -> Endpoint[Any]:
     keys = KeyRing(config_hash(config), None, lambda seed: None)
     keys.restore(secrets)
     return Endpoint(None, range(config["clients"]), config_hash(config), Pipeline(), keys)
+
+
+def opened(protocol: Protocol, posted: Posted) -> torch.Tensor:
+    """The model (d,) behind a displacement that the server holds, as the owner of a fitted protocol reads it.
+
+    Raises:
+        UsageError: the server holds none.
+    """
+    if not len(posted.displacement):
+        raise UsageError("this model was not kept: run with tree=True, and with members that reply")
+    kept, flat = protocol.kept_, protocol._flat
+    pipeline = protocol.pipeline(flat.dimension)
+    for seed in list(kept.clients.secrets.seed.values())[:1]:
+        _unlock(pipeline, seed)
+    return flat.initial().to(posted.displacement.dtype) + pipeline.inverse(posted.displacement, posted.step)
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,18 @@
-"""What every protocol shares: the estimator conventions, and the hooks that a method fills in."""
+"""What every protocol shares: hyper-parameters, the estimator conventions, and its two sides."""
 
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.protocols.assembly import Joined, build_client, carry_out, join, numbers
+from securecluster.protocols.assembly import Joined, build_client, carry_out, join, numbers, opened
+from securecluster.protocols.method import Method
 from securecluster.protocols.saving import Kept, load, save
 
 from securecluster.backend import torch
@@ -23,14 +23,13 @@ from securecluster.displacements import Trainee
 from securecluster.endpoint import Endpoint, config_hash
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
-from securecluster.metrics import agreement, mean
 from securecluster.network import Network
 from securecluster.privacy.masks import MaskInfo, build, describe
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
 from securecluster.run import Line, Run
 from securecluster.settings import Settings, check_settings
-from securecluster.state import pack
+from securecluster.state import pack, unpack
 from securecluster.transcript import Transcript
 from securecluster.transport import Replay, Transport
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Protocol(ABC):
+class Protocol(Method):
     """Base of the methods: the constructor only stores, `fit` returns self, and what was learned ends in an underscore.
 
     Attributes after `fit`:
@@ -68,39 +67,6 @@ class Protocol(ABC):
     """share of clients asked in a round, in (0, 1]"""
     mask: str = "none"
     """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
-
-    name: ClassVar[str]
-    client: ClassVar[type[Trainee]] = Trainee
-
-    @abstractmethod
-    def serve(self, net: Network, run: Run) -> Any:
-        """The paper's loop: all that the server does. Returns its final state, which has `labels`."""
-
-    def state_class(self) -> type:
-        """The class of what `serve` returns."""
-        return get_type_hints(type(self).serve)["return"]  # type: ignore[no-any-return]
-
-    @property
-    def weighted(self) -> bool:
-        """Whether clients tell how many samples they hold."""
-        return False
-
-    @property
-    def total(self) -> int:
-        """Lines of the history: one a round."""
-        return self.rounds
-
-    @abstractmethod
-    def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:
-        """The clusters of newcomers: clients with numbers `to` that the run never saw, asked through verbs.
-
-        Args:
-            state: what `serve` returned.
-        """
-
-    def sees(self) -> list[str]:
-        """What the server sees beyond the values of single replies."""
-        return []
 
     def check(self, clients: int) -> None:
         """Raise UsageError for hyper-parameters or a federation this method cannot work with."""
@@ -162,6 +128,7 @@ class Protocol(ABC):
         self.accuracy_: NDArray[np.float64] = np.asarray(learned.accuracy, dtype=np.float64)
         self.seconds_, self.device_, self.server_state_ = learned.seconds, learned.device, kept.server
         self.agreement_ = learned.agreement
+        self.state_: Any = unpack(kept.server, self.state_class())
         return self
 
     def model_of(self, client: int | str) -> dict[str, Any]:
@@ -268,28 +235,6 @@ class Protocol(ABC):
         transport.finish()
         return pack(state)
 
-    def served(self, client: Any, state: Any) -> Rows:
-        """The model each client would use after this round (for the observer: it looks outside the network)."""
-        everyone = range(len(client.cohort.ids))
-        return client.advanced(everyone, state.outbox.letter(everyone))  # type: ignore[no-any-return]
-
-    def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
-        """Each client's accuracy after this round, (m,); NaN without test data."""
-        found: NDArray[np.float64] = client.cohort.accuracy(self.served(client, state))
-        return found
-
-    def final(self, client: Any, state: Any) -> Rows:
-        """The model each client holds at the end."""
-        models: Rows = client.models
-        return models
-
-    def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
-        """The researcher's numbers after a round; `accuracy` is each client's, (m,), NaN without test data."""
-        line: Line = {"clusters": len(set(state.labels)), "accuracy": mean(accuracy)}
-        if federation.truth is not None:
-            line["ari"] = agreement(state.labels, federation.truth)["ari"]
-        return line
-
     def training(self) -> LocalTraining:
         """What a client does in a round."""
         return LocalTraining(self.lr, self.epochs, self.batch_size, self.optimizer, self.momentum)
@@ -297,3 +242,6 @@ class Protocol(ABC):
     def mask_info(self) -> MaskInfo:
         """What the result says of this run's mask."""
         return describe(self.mask, self._flat.dimension, self.client_models_.table.element_size())
+
+
+__all__ = ["Joined", "Kept", "Protocol", "opened"]

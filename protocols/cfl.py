@@ -1,9 +1,9 @@
 """Clustered Federated Learning: Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task
-Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32(8), 2021. Algorithm 5, with Algorithms 1 and 3.
+Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32(8), 2021. Algorithm 5, with Algorithms 1, 3 and 4.
 
 θ      a client's model; the server never needs it (it may know θ_0)
 Δ_i    client i's masked update P(SGD_n(θ_i, D_i) − θ_i); Δ_c the mean over cluster c
-α      cosine similarities of updates (eq. 44); α_cross^max the largest across the two halves of a split (eq. 35)
+α      cosine similarities of updates (eq. 51) or full gradients (eq. 50); α_cross^max the largest across the halves of a split (eq. 35)
 ε1, ε2 the split test: ‖Δ_c‖ < ε1 and max ‖Δ_i‖ > ε2 (eq. 32–34); γ_max the assumed approximation noise (eq. 39)
 """
 
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.protocols.base import Protocol
+from securecluster.protocols.base import Kept, Protocol, opened
 
 from securecluster.backend import torch
 from securecluster.clustering import bipartition, evidence
@@ -23,10 +23,12 @@ from securecluster.clustering import members as clusters_of
 from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, deliver, invite
 from securecluster.errors import UsageError
+from securecluster.looks import Look, compare_gradients, divide, look_at, model_for
 from securecluster.network import Network
 from securecluster.run import Line, Run
 from securecluster.separation import largest_noise, separation_gap
-from securecluster.similarity import cosine, gram, gram_norms, mean_norm, mean_row
+from securecluster.similarity import cosine
+from securecluster.tree import Branching, Handed, Tree, fall_back, walk
 
 
 @dataclass
@@ -35,10 +37,12 @@ class State:
 
     labels: list[int]
     outbox: Outbox
+    tree: Tree
     scale: float = 0.0  # max ‖Δ_i‖ of the first round, the unit of later ones
     wanted: list[int] = field(default_factory=list)  # clusters that wait for a round with every member
     alpha: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # (m, m), of the last round that all clients shared
     shared: bool = True  # whether alpha is of this round
+    handed: Handed | None = None  # whose model each cluster got in the end
 
 
 @dataclass
@@ -59,144 +63,138 @@ class CFL(Protocol):
     """accept a split only if γ_max < sqrt((1 − α_cross^max) / 2), in [0, 1)"""
     min_size: int = 3
     """clusters with fewer members are not split"""
+    similarity: str = "update"
+    """what α compares: update, or gradient (the full one, for which members of a stationary cluster are asked besides)"""
     average: str = "uniform"
     """mean over clients: uniform (Algorithm 5) or weighted by |D_i| (Algorithm 2)"""
+    tree: bool = True
+    """keep every split's model and updates at the server (as many numbers as a round's updates): newcomers and the fallback need them"""
+    fallback: float = 0.0
+    """share of each client's training samples kept aside to judge in the end whether splits helped, in [0, 1); 0 trusts them"""
 
     name: ClassVar[str] = "cfl"
+    client: ClassVar[type[Trainee]] = Branching
 
     def serve(self, net: Network, run: Run) -> State:
         """Algorithm 5, "Server does"."""
         m = len(net.clients)
-        state = State([0] * m, Outbox.start(m, fresh=self.mask != "none"))
+        state = State([0] * m, Outbox.start(m, fresh=self.mask != "none"), Tree.start(m))
         for t in run.rounds("train", state, self.rounds):
             asked = self._invited(net, state, t)
-            got = net.gather(Trainee.train, state.outbox.letter(asked), to=asked)
+            got = net.gather(Branching.train, state.outbox.letter(asked), to=asked)
             state.outbox.delivered(got.ids)
-            means: list[torch.Tensor | None] = []
-            looks: list[Look] = []
+            looks, state.shared = [], False
             for c, members in enumerate(clusters_of(state.labels)):
-                came = [k for k, i in enumerate(got.ids) if state.labels[i] == c]
-                if not came:
-                    means.append(None)
-                    continue
-                delta, size = got.rows.delta.values, got.rows.size
-                means.append(mean_c := mean_row(delta, came, None if size is None else size.values[came]))
-                looks.append(self._look(state, c, members, [got.ids[k] for k in came], gram(delta, came), mean_c))
-            _post(state, got.step, means)
-            splits = [look for look in looks if look.split]
-            for look in splits:
-                _divide(state, look)
-            self._note(run, state, looks)
+                looks.append(look := look_at(net, got, c, members, state.labels))
+                if look.came:
+                    self._test(net, state, look)
+                if look.halves and self.tree and not model_for(net, state.outbox, look):
+                    look.halves = None  # nobody posts the model: the split waits
+            if got.ids:
+                still = torch.zeros_like(got.rows.delta.row(0))  # where nobody replied
+                state.outbox.post(got.step, torch.stack([still if k.mean is None else k.mean for k in looks]), state.labels)
+            run.note(splits=[[k.members, *k.halves] for k in looks if k.halves], looks=[k.line() for k in looks if k.mean is not None])
+            for look in looks:
+                if look.halves:
+                    divide(state.tree, state.labels, look, t)
+            run.note(wanted=list(state.wanted))
         deliver(net, run, state)
+        if self.tree:
+            state.tree = run.once("leaves", lambda: state.tree.with_leaves(net, state.outbox), Tree)
+        if self.fallback:
+            state.handed = run.once("handed", lambda: fall_back(net, state.tree, state.labels), Handed)
         return state
 
     def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:
-        """Needs the parameter tree."""
-        raise UsageError("CFL places no newcomers yet")
+        """Algorithm 4, down the parameter tree."""
+        if not self.tree:
+            raise UsageError("newcomers find their cluster down the parameter tree, and this run kept none: run it with tree=True")
+        return walk(net, state.tree, Branching.gradient if self.similarity == "gradient" else Branching.train, to)
 
-    def _look(self, state: State, c: int, members: list[int], came: list[int], inner: torch.Tensor, mean_c: torch.Tensor) -> Look:
-        """The split test of one cluster, lines 16–21: ε1, ε2, bipartition, γ_max. A cluster waits for a reply of every member."""
-        norms, alpha = gram_norms(inner), cosine(inner)
-        look = Look(c, members, mean_norm(mean_c, norms, len(members)), float(norms.max()), alpha)
+    def _test(self, net: Network, state: State, look: Look) -> None:
+        """Lines 16–21: ε1, ε2, bipartition, γ_max. A cluster waits for a reply of every member."""
         state.scale = state.scale or look.max_norm
-        state.shared = len(members) == len(state.labels) == len(came)
-        if state.shared:
-            state.alpha = alpha.cpu()
-        state.wanted = [w for w in state.wanted if w != c]
-        if len(members) < self.min_size or len(came) < 2:
-            return look
-        halves = bipartition(alpha.cpu().numpy())
-        look.gap, weighed = evidence(alpha.cpu().numpy(), halves)
+        state.wanted = [w for w in state.wanted if w != look.cluster]
+        stationary = look.mean_norm < self.eps1 * (look.max_norm if self.criterion == "relative" else 1)
+        tested = len(look.members) >= self.min_size
+        if self.similarity == "gradient":
+            if not (stationary and tested):
+                return
+            compare_gradients(net, state.outbox, look)
+        if len(look.came) < 2:
+            return
+        alpha = cosine(look.inner).cpu()
+        state.shared = look.complete and len(look.members) == len(state.labels)
+        state.alpha = alpha if state.shared else state.alpha
+        if not tested:
+            return
+        halves = bipartition(alpha.numpy())
+        look.gap, weighed = evidence(alpha.numpy(), halves)
         look.evidence = weighed * look.max_norm / state.scale if state.scale else 0.0
-        if not self._incongruent(look, look.evidence):
-            return look
-        if len(came) < len(members):
-            state.wanted.append(c)
-        elif self.gamma_max < largest_noise(halves.cross_max):
-            look.split = ([members[k] for k in halves.first], [members[k] for k in halves.second])
-        return look
+        if stationary and self._incongruent(look) and not look.complete:
+            state.wanted.append(look.cluster)
+        elif stationary and self._incongruent(look) and self.gamma_max < largest_noise(halves.cross_max):
+            look.halves = ([look.members[k] for k in halves.first], [look.members[k] for k in halves.second])
 
-    def _incongruent(self, look: Look, weighed: float) -> bool:
-        """Stationary, ‖Δ_c‖ < ε1, while the clients still pull: max ‖Δ_i‖ > ε2 (eq. 32, 33), or the scale-free form of it (ours).
+    def _incongruent(self, look: Look) -> bool:
+        """The clients of a stationary cluster still pull: max ‖Δ_i‖ > ε2 (eq. 33), or the scale-free form of it (ours).
 
         In the scale-free form, two of many noisy updates align by chance while larger groups do not, so a half counts by its size;
         and pure clusters' updates shrink below those of the first round while incongruent clients' do not.
         """
-        if self.criterion == "absolute":
-            return look.mean_norm < self.eps1 and look.max_norm > self.eps2
-        return look.mean_norm < self.eps1 * look.max_norm and weighed > self.evidence
+        return look.max_norm > self.eps2 if self.criterion == "absolute" else (look.evidence or 0.0) > self.evidence
 
     def _invited(self, net: Network, state: State, t: int) -> list[int]:
         """A share of each cluster; all of a cluster that only waits for complete replies to be split."""
-        shares = [1.0 if c in state.wanted else self.participation for c in range(1 + max(state.labels))]
-        return sorted(i for c, members in enumerate(clusters_of(state.labels)) for i in invite(net, members, shares[c], t, c))
-
-    def _note(self, run: Run, state: State, looks: list[Look]) -> None:
-        splits = [[look.members, *look.split] for look in looks if look.split]
-        run.note(splits=splits, looks=[look.line() for look in looks], wanted=list(state.wanted))
+        clusters, share = enumerate(clusters_of(state.labels)), self.participation
+        return sorted(i for c, own in clusters for i in invite(net, own, 1.0 if c in state.wanted else share, t, c))
 
     @property
     def weighted(self) -> bool:
         """Whether clients tell |D_i|: only for the weighted average."""
         return self.average == "weighted"
 
+    @property
+    def aside(self) -> float:
+        """The samples that the fallback is judged by."""
+        return self.fallback
+
     def check(self, clients: int) -> None:
         """Adds the split test's own fields."""
         super().check(clients)
-        for what, value, known in (
-            ("criterion", self.criterion, ("relative", "absolute")),
-            ("average", self.average, ("uniform", "weighted")),
-        ):
-            if value not in known:
-                raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(known)}")
+        known = {"criterion": ("relative", "absolute"), "average": ("uniform", "weighted"), "similarity": ("update", "gradient")}
+        for what, names in known.items():
+            if getattr(self, what) not in names:
+                raise UsageError(f"unknown {what} {getattr(self, what)!r}: choose one of {', '.join(names)}")
         if not (self.eps1 > 0 and self.eps2 > 0 and self.evidence > 0 and 0 <= self.gamma_max < 1 and self.min_size >= 2):
             raise UsageError("eps1, eps2 and evidence are positive, gamma_max lies in [0, 1) and min_size is at least 2")
+        if not 0 <= self.fallback < 1 or (self.fallback and not self.tree):
+            raise UsageError("fallback is a share of the training samples, in [0, 1), and needs the tree: leave tree on")
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
-        counts = [] if not self.weighted else ["each client's number of samples"]
-        return [
-            *counts,
-            "norms and pairwise cosines of the updates of each round",
-            "the clusters, when they split, and each client's cluster",
-        ]
+        found = ["norms and pairwise cosines of the updates of each round", "the clusters, when they split, and each client's cluster"]
+        counts, judged = ["each client's number of samples"], ["each cluster's validation loss under the models on its path"]
+        return counts * self.weighted + found + judged * (self.fallback > 0)
 
     def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
         """Adds the true separation gap g (eq. 28) while all clients share one model."""
         line = super().observe(federation, client, state, accuracy)
-        known = state.shared and len(state.alpha) and federation.truth is not None
+        known = federation.truth is not None and state.shared and len(state.alpha)
         return {**line, "gap": separation_gap(state.alpha.numpy(), federation.truth) if known and federation.truth else None}
 
+    def adopt(self, kept: Kept) -> Self:
+        """Adds the parameter tree."""
+        super().adopt(kept)
+        self.tree_: Tree = self.state_.tree
+        return self
 
-@dataclass
-class Look:
-    """One cluster in one round, as the server sees it."""
+    def node_model(self, node: int) -> dict[str, Any]:
+        """The `state_dict` of a node's model (V-C); `tree_.path(tree_.leaf(c))` are the nodes of cluster c, the most general first."""
+        state: dict[str, Any] = self._flat.state_dict(opened(self, self.tree_.nodes[node].model))
+        return state
 
-    cluster: int
-    members: list[int]
-    mean_norm: float
-    max_norm: float
-    alpha: torch.Tensor
-    gap: float | None = None
-    evidence: float | None = None
-    split: tuple[list[int], list[int]] | None = None
-
-    def line(self) -> Line:
-        """For the history."""
-        known = {name: getattr(self, name) for name in ("cluster", "mean_norm", "max_norm", "gap", "evidence")}
-        return {**known, "members": len(self.members), "split": self.split is not None}
-
-
-def _post(state: State, step: int, means: Sequence[torch.Tensor | None]) -> None:
-    """Δ_c to every member of c; a cluster nobody replied from stays where it is."""
-    known = next((v for v in means if v is not None), None)
-    if known is not None:
-        state.outbox.post(step, torch.stack([torch.zeros_like(known) if v is None else v for v in means]), state.labels)
-
-
-def _divide(state: State, look: Look) -> None:
-    """Both halves go on from the parent's θ (and inherit its mean); the second becomes a new cluster."""
-    assert look.split is not None
-    new = 1 + max(state.labels)
-    for i in look.split[1]:
-        state.labels[i] = new
+    def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
+        """Class probabilities (n, classes) of samples x (n, …): the mean over the models on the cluster's path, root to leaf (V-C)."""
+        path = [opened(self, self.tree_.nodes[v].model) for v in self.tree_.path(self.tree_.leaf(cluster))]
+        return torch.stack([self._flat.call(self._flat.views(w), x).softmax(-1) for w in path]).mean(0)

@@ -82,6 +82,7 @@ class Cohort:
     Args:
         clients: which clients of the federation live here (all by default; a deployed node holds one).
         first: the number of the federation's first client.
+        aside: share of each client's training samples that is kept out of training, to judge models by, in [0, 1).
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Cohort:
         dtype: torch.dtype | None = None,
         clients: Sequence[int] | None = None,
         first: int = 0,
+        aside: float = 0.0,
     ) -> None:
         here = tuple(range(len(federation)) if clients is None else clients)
         self.ids = tuple(first + k for k in here)
@@ -102,8 +104,12 @@ class Cohort:
         self.start = self.model.initial()
         self._randomness = randomness
         shards = [federation.shards[k] for k in here]
-        self.sizes = [len(s.y) for s in shards]
-        self._train_on = Samples.of([s.x for s in shards], [s.y for s in shards], device, self.dtype)
+        kept = [self._kept(i, len(s.y), aside) for i, s in zip(self.ids, shards, strict=True)]
+        self.sizes, self.aside = [int(k.sum()) for k in kept], [int((~k).sum()) for k in kept]
+        self._train_on, self._aside_on = (
+            Samples.of([s.x[k] for s, k in parts], [s.y[k] for s, k in parts], device, self.dtype)
+            for parts in (list(zip(shards, kept, strict=True)), [(s, ~k) for s, k in zip(shards, kept, strict=True)])
+        )
         self._test_on = Samples.of([s.x_test for s in shards], [s.y_test for s in shards], device, self.dtype)
         self._x, self._y, self._offsets = self._train_on.x, self._train_on.y, self._train_on.offsets
 
@@ -232,6 +238,15 @@ class Cohort:
     def accuracy(self, models: Rows) -> NDArray[np.float64]:
         """Each client's accuracy on its own test data under its model, (m,); NaN for a client without test data."""
         return self._test_on.mean(hit, self.model, models, range(len(self.ids)))
+
+    def _kept(self, client: int, size: int, aside: float) -> NDArray[np.bool_]:
+        """Which of a client's samples are trained on."""
+        order = self._randomness.generator("client", client, "aside").permutation(size)
+        return order >= math.floor(aside * size)  # of one sample none is kept aside
+
+    def loss_aside(self, models: Rows, who: Sequence[int]) -> NDArray[np.float64]:
+        """As `loss`, of the samples kept aside; NaN where there are none."""
+        return self._aside_on.mean(cross_entropy, self.model, models, who)
 
     def loss(self, models: Rows, who: Sequence[int]) -> NDArray[np.float64]:
         """The mean cross-entropy, in nats, of the training samples of each of `who` under its own row of `models`, (len(who),)."""

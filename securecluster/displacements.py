@@ -40,6 +40,19 @@ class Update:
     size: Rows | None  # (b,) |D_i|, only where the average is weighted
 
 
+def nothing() -> torch.Tensor:
+    """No tensor yet."""
+    return torch.zeros(0)
+
+
+@dataclass
+class Posted:
+    """A model as the server may hold it."""
+
+    displacement: torch.Tensor = field(default_factory=nothing)  # θ − θ_0, (d,), masked where updates are; empty: not posted
+    step: int = 0  # the call whose mask it carries
+
+
 @dataclass
 class TraineeState:
     """What clients keep between rounds; equal models are stored once."""
@@ -113,11 +126,17 @@ class Trainee:
         if key not in self._memo.moved:
             for p in picks:
                 if p not in self._memo.undone:
-                    mean = query.means.table[p].to(theta.device, theta.dtype)
-                    self._memo.undone[p] = self._pipeline.inverse(mean, int(query.steps.table[p]))
+                    self._memo.undone[p] = self._undone(query.means.table[p], int(query.steps.table[p]))
                 theta = (self.cohort.start if query.absolute else theta) + self._memo.undone[p]
             self._memo.moved[key] = (theta, _print(theta))
         return self._memo.moved[key]
+
+    def _undone(self, row: torch.Tensor, step: int) -> torch.Tensor:
+        return self._pipeline.inverse(row.to(self.cohort.start.device, self.cohort.start.dtype), step)
+
+    def model_at(self, displacement: torch.Tensor, step: int) -> torch.Tensor:
+        """θ_0 + P⁻¹(displacement), (d,), of a displacement under the mask of call `step`."""
+        return self.cohort.start + self._undone(displacement, step)
 
     def _sizes(self, turn: Turn) -> Rows:
         return Rows(torch.as_tensor([float(self.cohort.sizes[k]) for k in turn.at], dtype=self.models.table.dtype))
@@ -183,6 +202,10 @@ class Outbox:
             self.posts = []
         self.posts.append(Post(step, means, list(labels)))
 
+    def displacement(self, client: int, width: int) -> torch.Tensor:
+        """Without a mask: all averages so far for a client, as one row; zero of `width` numbers before the first."""
+        return self.posts[-1].table[self.posts[-1].row_of[client]] if self.posts else torch.zeros(width)
+
     def letter(self, to: Sequence[int]) -> Means:
         """What each of `to` lacks."""
         if not self.posts:
@@ -223,6 +246,21 @@ def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
         return outbox
 
     state.outbox = run.once("deliver", send, Outbox)
+
+
+def ask_for_model(net: Network, outbox: Outbox, members: Sequence[int], width: int) -> Posted:
+    """A cluster's model; where no member replies, none.
+
+    Without a mask the server knows its displacement (zero of `width` numbers before the first average); under fresh masks, whose averages
+    it cannot add, a member posts it.
+    """
+    if not outbox.fresh:
+        return Posted(outbox.displacement(members[0], width))
+    for i in members:
+        got = net.post(Trainee.post, Hello(), to=[i])
+        if got.ids:
+            return Posted(got.rows.delta.values[0].cpu(), got.step)
+    return Posted()
 
 
 def invite(net: Network, members: Sequence[int], share: float, *path: int, least: int = 1) -> list[int]:

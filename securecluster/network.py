@@ -52,12 +52,16 @@ class Sums(Generic[A]):
     step: int
 
 
+APART = 1 << 32  # models are posted only where updates are masked: numbered apart, they leave the batches of later calls as they are
+
+
 @dataclass
 class NetworkState:
     """What the server's side of the network remembers between calls."""
 
     step: int = 0  # of calls to protocol methods: batches and masks are drawn from it, so the key agreement counts apart
     key_step: int = 0
+    post_step: int = APART
     keyed: list[int] = field(default_factory=list)
     lost: dict[int, list[int]] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
@@ -87,6 +91,7 @@ class Network:
         self.randomness = randomness
         self.aggregator = aggregator or Plain()
         self._transport, self._config = transport, config
+        self.noise = pipeline.noise  # (d) -> expected squared norm of the noise in a reply
         self._keyed = any(s.kind is Kind.MASK for s in pipeline.stages)
 
     def gather(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int], step: int | None = None) -> Replies[A]:
@@ -100,6 +105,11 @@ class Network:
         answer = self._exchange(call) if ready else Answer((), None)
         self._heard(method, GATHER, answer.ids)
         return Replies(answer.ids, cast(A, answer.reply), self._missing(to, answer.ids), step)
+
+    def post(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int]) -> Replies[A]:
+        """As `gather`, with a number, hence a mask, of its own that no other call's batches depend on."""
+        self.state.post_step += 1
+        return self.gather(method, query, to, self.state.post_step)
 
     def sum(
         self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int], by: Sequence[int] | None = None, groups: int | None = None

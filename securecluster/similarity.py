@@ -10,14 +10,33 @@ from securecluster.backend import torch
 BLOCK = 1 << 24  # numbers of a column block
 
 
-def gram(rows: torch.Tensor, who: Sequence[int] | None = None) -> torch.Tensor:
-    """Inner products of rows (m, d), or of those of `who`, as (m, m) float64; by column blocks, so no second (m, d) is made."""
+def gram(rows: torch.Tensor, who: Sequence[int] | None = None, noise: float = 0.0) -> torch.Tensor:
+    """Inner products of rows (m, d), or of those of `who`, as (m, m) float64; by column blocks, so no second (m, d) is made.
+
+    Args:
+        noise: expected squared norm of the independent noise in each row, which is taken off the diagonal: ‖Δ + noise‖² exceeds ‖Δ‖² by
+            about σ²d. Norms and cosines that are made from it are then those of the rows without noise.
+    """
     m = len(rows) if who is None else len(who)
     total = torch.zeros(m, m, dtype=torch.float64, device=rows.device)
     for block in blocks(rows, who):
         wide = block.double()
         total += wide @ wide.T
-    return (total + total.T) / 2
+    return (total + total.T) / 2 - noise * torch.eye(m, dtype=total.dtype, device=total.device)
+
+
+def cross_cosine(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Cosine similarities (n, m) of rows (n, d) with others (m, d), float64 on the CPU; that of a zero row is 0, as in `cosine`."""
+    inner = torch.zeros(len(rows), len(others), dtype=torch.float64)
+    sizes = [torch.zeros(len(t), dtype=torch.float64) for t in (rows, others)]
+    width = max(1, BLOCK // max(len(rows), len(others), 1))
+    for one, two in zip(torch.split(rows, width, dim=1), torch.split(others, width, dim=1), strict=True):
+        left, right = one.double().cpu(), two.double().cpu()
+        inner += left @ right.T
+        for size, block in zip(sizes, (left, right), strict=True):
+            size += block.square().sum(1)
+    scale = [torch.where(size > 0, size.rsqrt(), torch.zeros_like(size)) for size in sizes]
+    return (inner * scale[0][:, None] * scale[1]).clamp(-1, 1)
 
 
 def mean_row(rows: torch.Tensor, who: Sequence[int] | None = None, weight: torch.Tensor | None = None) -> torch.Tensor:
@@ -51,7 +70,7 @@ def cosine(inner: torch.Tensor) -> torch.Tensor:
     return alpha.fill_diagonal_(1.0)
 
 
-def mean_norm(mean: torch.Tensor, norms: torch.Tensor, members: int) -> float:
+def mean_norm(mean: torch.Tensor, norms: torch.Tensor, members: int, noise: float = 0.0) -> float:
     """‖mean‖ over all members, estimated from those that came (ours).
 
     The mean of s of m rows scatters around theirs by (1/s − 1/m)·variance, which is taken off; exact where all came.
@@ -60,8 +79,9 @@ def mean_norm(mean: torch.Tensor, norms: torch.Tensor, members: int) -> float:
         mean: of the rows that came, (d,).
         norms: of the rows that came, (s,).
         members: m.
+        noise: expected squared norm of the noise in the mean, about σ²d/s; `norms` are without noise already.
     """
-    square, came = float(mean.double().square().sum()), len(norms)
+    square, came = float(mean.double().square().sum()) - noise, len(norms)
     if 1 < came < members:
         variance = max(0.0, float(norms.square().mean()) - square) * came / (came - 1)
         square -= (1 / came - 1 / members) * variance

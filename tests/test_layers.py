@@ -21,11 +21,12 @@ LAYERS = [
     {"endpoint", "run"},
     {"network"},
     {"displacements"},
-    {"averaging"},
+    {"averaging", "tree"},
+    {"looks"},
     {"protocols"},
     {"app", "benchmarks"},
 ]
-SHARED = ("base", "assembly", "saving")  # of protocols: what every method stands on
+SHARED = ("base", "method", "assembly", "saving")  # of protocols: what every method stands on
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 FILES = [p for folder in ("securecluster", "protocols", "benchmarks") for p in sorted((ROOT / folder).rglob("*.py"))]
 

@@ -121,3 +121,31 @@ def test_the_squared_norm_of_a_sampled_mean_is_unbiased() -> None:
     naive = np.mean([float(rows[p].mean(0).square().sum()) for p in picks])
     assert found == pytest.approx(exact, rel=0.05)
     assert naive > 1.5 * exact
+
+
+def test_cosines_with_other_rows_are_scikit_learns() -> None:
+    from sklearn.metrics.pairwise import cosine_similarity
+
+    rng = np.random.default_rng(5)
+    rows, others = rng.normal(size=(5, 300)), rng.normal(size=(7, 300))
+    rows[2] = 0
+    found = similarity.cross_cosine(torch.as_tensor(rows), torch.as_tensor(others))
+    np.testing.assert_allclose(found.numpy(), cosine_similarity(rows, others), rtol=0, atol=1e-14)
+
+
+def test_norms_and_cosines_are_those_without_noise() -> None:
+    """Updates of norm about 1 under noise of norm about 3: what is taken off leaves an error that falls as 1/√d."""
+    generator = torch.Generator().manual_seed(0)
+    d, m, sigma = 200_000, 6, 3 / 200_000**0.5
+    clean = torch.randn(m, d, generator=generator, dtype=torch.float64) / d**0.5 + torch.randn(d, generator=generator).double() / d**0.5
+    noisy = clean + sigma * torch.randn(m, d, generator=generator, dtype=torch.float64)
+    noise = sigma**2 * d
+    inner = similarity.gram(noisy, noise=noise)
+    norms = similarity.gram_norms(inner)
+    torch.testing.assert_close(norms, torch.linalg.norm(clean, dim=1), rtol=0.03, atol=0)
+    torch.testing.assert_close(similarity.cosine(inner), similarity.cosine(similarity.gram(clean)), rtol=0, atol=0.05)
+    mean = similarity.mean_norm(noisy.mean(0), norms, m, noise / m)
+    assert mean == pytest.approx(float(torch.linalg.norm(clean.mean(0))), rel=0.03)
+    assert float(torch.linalg.norm(noisy.mean(0))) > 1.3 * mean  # what the tests would have seen
+    some = similarity.mean_norm(noisy[:3].mean(0), norms[:3], m, noise / 3)
+    assert some == pytest.approx(mean, rel=0.15)

@@ -138,6 +138,17 @@ class Federation:
         made = cls.from_arrays(table.clients, truth=table.truth, seed=seed)
         return replace(made, data=Path(path).resolve().stem)
 
+    def select(self, clients: Sequence[int]) -> Federation:
+        """The federation of some of the clients, in this order; what was held back can join later (`Protocol.predict`).
+
+        Raises:
+            UsageError: a number that is no client's, or one twice.
+        """
+        if len(set(clients)) < len(clients) or not set(clients) <= set(range(len(self))):
+            raise UsageError(f"clients are numbers from 0 to {len(self) - 1}, each once: {list(clients)[:5]} …")
+        names, shards = tuple(self.names[i] for i in clients), tuple(self.shards[i] for i in clients)
+        return replace(self, names=names, shards=shards, truth=None if self.truth is None else tuple(self.truth[i] for i in clients))
+
     def digest(self) -> str:
         """A fingerprint of all samples, in hex: a resumed run refuses other data."""
         total = hashlib.blake2b(digest_size=16)

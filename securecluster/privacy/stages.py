@@ -56,6 +56,15 @@ class Overwriting(Protocol):
         ...
 
 
+@runtime_checkable
+class Noisy(Protocol):
+    """A stage that adds noise, and says how much."""
+
+    def squared_noise(self, d: int) -> float:
+        """The expected squared norm of what it adds to a row of d numbers: σ²d for Gaussian noise."""
+        ...
+
+
 class Pipeline:
     """Stages in order; an order that would void a guarantee cannot be constructed."""
 
@@ -83,6 +92,10 @@ class Pipeline:
     def room(self, d: int) -> int:
         """The width of rows, zero after the first d numbers, that `forward` can overwrite with what leaves the client."""
         return self.stages[0].width(d) if len(self.stages) == 1 and isinstance(self.stages[0], Overwriting) else d
+
+    def noise(self, d: int) -> float:
+        """The expected squared norm, σ²d, of the noise that a row of d numbers leaves with; tests of norms take it off."""
+        return float(sum(stage.squared_noise(d) for stage in self.stages if isinstance(stage, Noisy)))
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """Undo what can be undone, in reverse."""

@@ -1,0 +1,82 @@
+"""What a method fills in, and what it may leave as it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.data import Federation
+from securecluster.displacements import Trainee
+from securecluster.messages import Rows
+from securecluster.metrics import agreement, mean
+from securecluster.network import Network
+from securecluster.run import Line, Run
+
+
+class Method(ABC):
+    """The server's loop, newcomers, and the researcher's looks at both."""
+
+    name: ClassVar[str]
+    client: ClassVar[type[Trainee]] = Trainee
+    rounds: int
+
+    @abstractmethod
+    def serve(self, net: Network, run: Run) -> Any:
+        """The paper's loop: all that the server does. Returns its final state, which has `labels`."""
+
+    @abstractmethod
+    def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:
+        """The clusters of newcomers: clients with numbers `to` that the run never saw, asked through verbs.
+
+        Args:
+            state: what `serve` returned.
+        """
+
+    def sees(self) -> list[str]:
+        """What the server sees beyond the values of single replies."""
+        return []
+
+    def state_class(self) -> type:
+        """The class of what `serve` returns."""
+        return get_type_hints(type(self).serve)["return"]  # type: ignore[no-any-return]
+
+    @property
+    def weighted(self) -> bool:
+        """Whether clients tell how many samples they hold."""
+        return False
+
+    @property
+    def aside(self) -> float:
+        """Share of each client's training samples that is kept out of training, to judge models by."""
+        return 0.0
+
+    @property
+    def total(self) -> int:
+        """Lines of the history: one a round."""
+        return self.rounds
+
+    def served(self, client: Any, state: Any) -> Rows:
+        """The model each client would use after this round (for the observer: it looks outside the network)."""
+        everyone = range(len(client.cohort.ids))
+        return client.advanced(everyone, state.outbox.letter(everyone))  # type: ignore[no-any-return]
+
+    def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
+        """Each client's accuracy after this round, (m,); NaN without test data."""
+        found: NDArray[np.float64] = client.cohort.accuracy(self.served(client, state))
+        return found
+
+    def final(self, client: Any, state: Any) -> Rows:
+        """The model each client holds at the end."""
+        models: Rows = client.models
+        return models
+
+    def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
+        """The researcher's numbers after a round; `accuracy` is each client's, (m,), NaN without test data."""
+        line: Line = {"clusters": len(set(state.labels)), "accuracy": mean(accuracy)}
+        if federation.truth is not None:
+            line["ari"] = agreement(state.labels, federation.truth)["ari"]
+        return line

@@ -1,0 +1,186 @@
+"""The parameter tree of recursive clustering (Sattler et al. 2019, V-C, Algorithm 4), held by a server that cannot read a model.
+
+A node for every cluster that was or is, with its stationary model θ*_v as a displacement from θ_0, under a mask of its own where updates
+are masked; on the edges below it the updates from θ*_v of each child's clients, under the mask of their round. A newcomer undoes the
+first and replies under the second, so it finds its leaf without showing the server either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from securecluster.backend import torch
+from securecluster.cohort import LocalTraining
+from securecluster.displacements import Means, Outbox, Posted, Trainee, Update, ask_for_model, nothing
+from securecluster.endpoint import GATHER, SUM, Turn, answers
+from securecluster.errors import UpdateError
+from securecluster.messages import Picks, Rows
+from securecluster.network import Network
+from securecluster.similarity import cross_cosine
+
+FULL = LocalTraining(lr=1.0, epochs=1, batch_size=1 << 62)  # one step over all samples: θ − ∇r(θ)
+TRIES = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """Client to server: how several models do on samples that it keeps aside."""
+
+    loss: Rows  # (b, 1 + depth), summed over those samples: its own model's first, then the path's from the root; 0 after its end
+    size: Rows  # (b,) how many samples
+
+
+class Branching(Trainee):
+    """Clients that also reply with gradients, and judge the models on their path."""
+
+    @answers(GATHER, through=("delta",), fresh=True)
+    def gradient(self, turn: Turn, query: Means) -> Update:
+        """−∇r_i(θ_i) over all of D_i (Sattler et al. 2019, eq. 50; cosines do not mind the sign)."""
+        self.models = self.advanced(turn.at, query)
+        room = self._pipeline.room(self.cohort.model.dimension)
+        return Update(Rows(self.cohort.train(self.models.select(turn.at), turn.at, FULL, turn.step, room)), None)
+
+    @answers(SUM)
+    def judge(self, turn: Turn, query: Means) -> Losses:
+        """The losses of θ_i and of the models on its path, which the query brings, on the samples kept aside."""
+        depth = max((len(p) for p in query.means.picks), default=0)
+        found = np.zeros((len(turn.at), 1 + depth))
+        size = np.array([self.cohort.aside[k] for k in turn.at], dtype=np.float64)
+        found[:, 0] = self.cohort.loss_aside(self.models.select(turn.at), turn.at)  # NaN for a client that keeps nothing aside
+        for n in range(depth):
+            far = [k for k, picks in enumerate(query.means.picks) if len(picks) > n]
+            table, index = self._of(query, sorted({query.means.picks[k][n] for k in far}))
+            rows = Rows(table, tuple(index[query.means.picks[k][n]] for k in far))
+            found[far, 1 + n] = self.cohort.loss_aside(rows, [turn.at[k] for k in far])
+        kind = self.models.table.dtype
+        return Losses(Rows(torch.as_tensor(np.nan_to_num(found) * size[:, None], dtype=kind)), Rows(torch.as_tensor(size, dtype=kind)))
+
+    def _of(self, query: Means, rows: Sequence[int]) -> tuple[torch.Tensor, dict[int, int]]:
+        """The models that a letter's rows stand for, (len(rows), d), and each row's place."""
+        models = [self.model_at(query.means.table[row], int(query.steps.table[row])) for row in rows]
+        return torch.stack(models), {row: n for n, row in enumerate(rows)}
+
+
+@dataclass
+class Node:
+    """A cluster: one of its time, which was split, or a leaf."""
+
+    members: list[int]
+    parent: int | None = None
+    children: list[int] = field(default_factory=list)  # two, or none
+    cluster: int = -1  # a leaf's label
+    round: int = 0  # of its split
+    model: Posted = field(default_factory=Posted)  # θ*_v
+    updates: torch.Tensor = field(default_factory=nothing)  # (len(members), d), from θ*_v
+    step: int = 0  # the call whose mask they carry
+
+
+@dataclass
+class Tree:
+    """Nodes by number; 0 is the root, and children come after their parents."""
+
+    nodes: list[Node]
+
+    @classmethod
+    def start(cls, clients: int) -> Tree:
+        """Everyone in one cluster."""
+        return cls([Node(list(range(clients)), cluster=0)])
+
+    def leaf(self, cluster: int) -> int:
+        """The number of a cluster's node."""
+        return next(v for v, node in enumerate(self.nodes) if node.cluster == cluster)
+
+    def path(self, node: int) -> list[int]:
+        """From the root to a node, both included."""
+        above = self.nodes[node].parent
+        return [node] if above is None else [*self.path(above), node]
+
+    def branch(self, cluster: int, halves: tuple[list[int], list[int]], new: int) -> Node:
+        """Split a cluster; its second half becomes the cluster `new`. Returns the node that was its leaf."""
+        v = self.leaf(cluster)
+        self.nodes[v].cluster = -1
+        self.nodes[v].children = [len(self.nodes), len(self.nodes) + 1]
+        self.nodes += [Node(half, v, cluster=label) for half, label in zip(halves, (cluster, new), strict=True)]
+        return self.nodes[v]
+
+    def with_leaves(self, net: Network, outbox: Outbox) -> Tree:
+        """The same tree once every leaf's final model is in it, too."""
+        width = max(len(node.model.displacement) for node in self.nodes)
+        for node in self.nodes:
+            if not node.children:
+                node.model = ask_for_model(net, outbox, node.members, width)
+        return self
+
+    def letter(self, nodes: Sequence[Sequence[int]]) -> Means:
+        """Frames that bring the models of some nodes each, (len(nodes[k])) of them to recipient k."""
+        used = sorted({v for own in nodes for v in own})
+        models, place = [self.nodes[v].model for v in used], {v: n for n, v in enumerate(used)}
+        picks = tuple(tuple(place[v] for v in own) for own in nodes)
+        table = torch.stack([model.displacement for model in models])
+        return Means(Picks(table, picks), Picks(torch.as_tensor([model.step for model in models]), picks), True)
+
+
+def walk(net: Network, tree: Tree, ask: Callable[..., Any], to: Sequence[int]) -> list[int]:
+    """Each newcomer's leaf: at every node it goes to the child that holds the single most similar update, on a tie to the second
+    (Sattler et al. 2019, Algorithm 4).
+
+    Args:
+        ask: the client method whose replies the tree holds.
+
+    Raises:
+        UpdateError: a newcomer does not reply.
+    """
+    at = dict.fromkeys(to, 0)
+    for v, node in enumerate(tree.nodes):
+        left = [i for i in to if at[i] == v]
+        for _ in range(TRIES if node.children else 0):
+            if not left:
+                break
+            got = net.gather(ask, tree.letter([[v]] * len(left)), to=left, step=node.step)
+            if got.ids:
+                alpha = cross_cosine(got.rows.delta.values, node.updates).numpy()
+                one, two = (alpha[:, np.isin(node.members, tree.nodes[u].members)].max(1) for u in node.children)
+                at |= {i: node.children[0 if nearer else 1] for i, nearer in zip(got.ids, one > two, strict=True)}
+            left = [i for i in left if at[i] == v]
+        if left and node.children:
+            raise UpdateError(f"newcomer(s) {', '.join(map(str, left[:5]))} do not reply: ask them again later")
+    return [tree.nodes[v].cluster for v in at.values()]
+
+
+@dataclass
+class Handed:
+    """Which node's model each cluster is handed, and why."""
+
+    nodes: list[int]
+    losses: list[dict[int, float]]  # of each cluster: node -> mean validation loss in nats; none where it was not judged
+
+
+def fall_back(net: Network, tree: Tree, labels: Sequence[int]) -> Handed:
+    """Where a split made validation worse, the cluster returns to the best model before it (Sattler et al. 2019, end of II-A).
+
+    Clusters of two and more that were split off are judged, through sums; a cluster of one keeps its model, for a sum over one hides
+    nothing. Labels stay as they are.
+    """
+    leaves = [tree.leaf(c) for c in range(1 + max(labels))]
+    handed = Handed(list(leaves), [{} for _ in leaves])
+    above = [tree.path(v)[:-1] for v in leaves]
+    to = [i for i, c in enumerate(labels) if above[c] and labels.count(c) > 1]
+    if not to:
+        return handed
+    total = net.sum(Branching.judge, tree.letter([above[labels[i]] for i in to]), to=to, by=[labels[i] for i in to], groups=len(leaves))
+    for c, count in enumerate(total.counts):
+        size = float(total.rows.size.table[c]) if count else 0.0
+        if size > 0:
+            nodes = [leaves[c], *above[c]]
+            losses = {v: float(total.rows.loss.table[c, n]) / size for n, v in enumerate(nodes)}
+            handed.losses[c], handed.nodes[c] = losses, min(nodes, key=losses.__getitem__)
+    back = [i for i in to if handed.nodes[labels[i]] != leaves[labels[i]]]
+    for _ in range(TRIES):
+        if back:
+            letter = tree.letter([[handed.nodes[labels[i]]] for i in back])
+            back = sorted(set(back) - set(net.gather(Trainee.receive, letter, to=back).ids))
+    return handed

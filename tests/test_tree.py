@@ -1,0 +1,231 @@
+"""The parameter tree: Algorithm 4 against a walk by hand, and what is kept at every split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from securecluster.protocols import CFL, Settings
+
+from securecluster import Federation, LabelSwap
+from securecluster.displacements import Posted, Update
+from securecluster.errors import UpdateError, UsageError
+from securecluster.messages import Rows
+from securecluster.network import Replies
+from securecluster.tree import Tree, walk
+
+FULL = Settings(transcript="full", dtype="float64")
+MASKS = ("none", "permutation", "signed-permutation", "rotation")
+
+
+@pytest.fixture(scope="module")
+def halves() -> tuple[Federation, Federation]:
+    """Twenty clients of four clusters, and eight that come later."""
+    whole = Federation.simulate("digits", clients=28, seed=3)
+    return whole.select(range(20)), whole.select(range(20, 28))
+
+
+def grown() -> Tree:
+    """Six clients: {0, 1, 2} | {3, 4, 5}, then {3} | {4, 5}, with updates along the axes of R^6."""
+    tree = Tree.start(6)
+    for cluster, parts, new in ((0, ([0, 1, 2], [3, 4, 5]), 1), (1, ([3], [4, 5]), 2)):
+        node = tree.branch(cluster, parts, new)
+        node.updates = torch.eye(6, dtype=torch.float64)[node.members]
+        node.model = Posted(torch.zeros(6, dtype=torch.float64), 0)
+    return tree
+
+
+class Told:
+    """A network on which every newcomer replies with the same vector at each node, and some are deaf for a while."""
+
+    def __init__(self, vectors: dict[int, list[float]], deaf: int = 0) -> None:
+        self.vectors, self.deaf, self.steps = vectors, deaf, list[int]()
+
+    def gather(self, method: Any, query: Any, to: list[int], step: int | None = None) -> Any:
+        self.steps.append(-1 if step is None else step)
+        here = [] if self.deaf > 0 else to
+        self.deaf -= 1
+        rows = torch.tensor([self.vectors[i] for i in here], dtype=torch.float64)
+        return Replies(tuple(here), Update(Rows(rows), None), tuple(set(to) - set(here)), 0)
+
+
+def test_a_newcomer_follows_the_single_most_similar_update_and_ties_go_to_the_second_child() -> None:
+    tree = grown()
+    assert [node.cluster for node in tree.nodes] == [-1, 0, -1, 1, 2]
+    assert tree.path(4) == [0, 2, 4]
+    vectors = {
+        10: [0, 1.0, 0, 0.9, 0.9, 0.9],  # one update decides, not their mean
+        11: [0, 0, 0, 2.0, 1, 1],
+        12: [0.5, 0, 0, 0, 0.5, 0],  # a tie
+        13: [-1.0, -1, -1, -2, -3, -4],  # the least unlike
+        14: [0.0] * 6,  # no direction: all ties
+    }
+    assert walk(Told(vectors), tree, None, list(vectors)) == [0, 1, 2, 0, 2]  # type: ignore[arg-type]
+
+
+def test_a_newcomer_that_does_not_reply_is_asked_again_and_then_named() -> None:
+    assert walk(Told({7: [1.0, 0, 0, 0, 0, 0]}, deaf=2), grown(), None, [7]) == [0]  # type: ignore[arg-type]
+    with pytest.raises(UpdateError, match="7 do not reply"):
+        walk(Told({7: [1.0, 0, 0, 0, 0, 0]}, deaf=9), grown(), None, [7])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_node_keeps_the_model_and_the_updates_from_before_its_split(mask: str, halves: tuple[Federation, Federation]) -> None:
+    """The unmasked run's transcript is the oracle: models add up from its means, and updates are those of the split's round."""
+    plain, masked = (CFL(mask=m).fit(halves[0], FULL) for m in ("none", mask))
+    assert [n.members for n in plain.tree_.nodes] == [n.members for n in masked.tree_.nodes]
+    rounds = {}
+    for position, entry in enumerate(plain.transcript_.entries):
+        if entry.method == "train":
+            call, answer = plain.transcript_.content(position)
+            rounds[call.round] = (call.query, answer.reply.delta.values)
+    start = plain.build_client(halves[0], FULL).client.cohort.start
+    for v, node in enumerate(masked.tree_.nodes):
+        if not node.children:
+            continue
+        query, delta = rounds[node.round]
+        first = query.means.picks[node.members[0]]
+        theta = start + query.means.table[first[0]] if first else start
+        found = masked.node_model(v)
+        torch.testing.assert_close(torch.cat([t.flatten() for t in found.values()]), theta, rtol=0, atol=1e-9)
+        if mask == "none":
+            torch.testing.assert_close(node.updates, delta[node.members], rtol=0, atol=0)
+        else:
+            inner = delta[node.members] @ delta[node.members].T
+            torch.testing.assert_close(node.updates @ node.updates.T, inner, rtol=1e-7, atol=1e-9)
+            assert not torch.equal(node.updates[:, : delta.shape[1]], delta[node.members])
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_leaves_are_the_models_handed_out_and_ensembles_average_a_path(mask: str, halves: tuple[Federation, Federation]) -> None:
+    fitted = CFL(mask=mask).fit(halves[0])
+    x = torch.as_tensor(halves[0].shards[0].x_test)
+    for c, model in enumerate(fitted.models_):
+        path = fitted.tree_.path(fitted.tree_.leaf(c))
+        for name, value in fitted.node_model(path[-1]).items():
+            torch.testing.assert_close(value, model[name], rtol=0, atol=1e-5)
+        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        outputs = []
+        for v in path:
+            net.load_state_dict(dict(zip(net.state_dict(), fitted.node_model(v).values(), strict=True)))
+            outputs.append(net(x).softmax(-1).detach())
+        torch.testing.assert_close(fitted.ensemble(c, x), torch.stack(outputs).mean(0), rtol=0, atol=1e-6)
+        assert len(path) > 1
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("average", ["uniform", "weighted"])
+def test_newcomers_find_their_cluster_masked_as_well_as_plain(mask: str, average: str, halves: tuple[Federation, Federation]) -> None:
+    old, new = halves
+    fitted = CFL(mask=mask, average=average).fit(old)
+    assert fitted.agreement_ is not None
+    assert fitted.agreement_["exact"]
+    assert old.truth is not None
+    truth = {int(label): old.truth[k] for k, label in enumerate(fitted.labels_)}
+    before = fitted.bytes_["up"], len(fitted.ledger_.events), fitted.server_state_
+    found = fitted.predict(new)
+    assert tuple(truth[int(c)] for c in found) == new.truth
+    assert before == (fitted.bytes_["up"], len(fitted.ledger_.events), fitted.server_state_)
+    assert {e.method for e in fitted.joined_.ledger.events} == {"train"}
+    assert fitted.joined_.bytes["up"] > 0
+    assert list(fitted.predict(new)) == list(found)  # every call starts from the end of the run
+
+
+def test_newcomers_are_compared_by_gradients_where_the_clients_were(halves: tuple[Federation, Federation]) -> None:
+    fitted = CFL(similarity="gradient", evidence=0.2).fit(halves[0])
+    assert len(set(fitted.labels_)) > 1
+    fitted.predict(halves[1])
+    assert {e.method for e in fitted.joined_.ledger.events} == {"gradient"}
+
+
+def test_the_gradient_is_the_full_one(halves: tuple[Federation, Federation]) -> None:
+    """Against torch's own backward pass over all of a client's samples."""
+    fitted = CFL(mask="none", similarity="gradient", criterion="absolute", eps1=1e9, eps2=1e9, rounds=1).fit(halves[0], FULL)
+    entry = next(k for k, e in enumerate(fitted.transcript_.entries) if e.method == "gradient")
+    answer = fitted.transcript_.content(entry)[1]
+    client = fitted.build_client(halves[0], FULL).client
+    for i in (0, 7):
+        net, shard = client.cohort.model.module.double(), halves[0].shards[i]
+        net.zero_grad()
+        torch.nn.functional.cross_entropy(net(torch.as_tensor(shard.x).double()), torch.as_tensor(shard.y)).backward()
+        expected = torch.cat([p.grad.flatten() for p in net.parameters()])
+        torch.testing.assert_close(answer.reply.delta.values[i], -expected, rtol=0, atol=1e-12)
+
+
+def test_a_run_without_a_tree_sends_less_and_places_nobody(halves: tuple[Federation, Federation]) -> None:
+    small, whole = (CFL(tree=tree).fit(halves[0]) for tree in (False, True))
+    assert list(small.labels_) == list(whole.labels_)
+    assert "post" in whole.bytes_["by_message"]
+    assert "post" not in small.bytes_["by_message"]
+    assert sum(len(n.updates) for n in small.tree_.nodes) == 0
+    with pytest.raises(UsageError, match="tree=True"):
+        small.predict(halves[1])
+    with pytest.raises(UsageError, match="not kept"):
+        small.node_model(0)
+
+
+def test_a_split_waits_until_a_member_posts_the_model(monkeypatch: pytest.MonkeyPatch, halves: tuple[Federation, Federation]) -> None:
+    from securecluster.run import Run
+    from securecluster.transcript import Transcript
+    from securecluster.transport import InProcess, Recorded
+
+    made = CFL()
+    first = next(line["round"] for line in made.fit(halves[0]).history_ if line["splits"])
+    endpoint = made.build_client(halves[0], Settings())
+    for deaf in (range(20), range(1)):
+        transport = InProcess(
+            endpoint.answer, lambda call, deaf=deaf: set(deaf) if call.method == "post" and call.round == first else set()
+        )
+        net = made.build_network(Recorded(transport, Transcript("none")), made.config(halves[0], "float32"))
+        run = Run(begin=lambda number, net=net: setattr(net, "round", number))
+        endpoint = made.build_client(halves[0], Settings())
+        transport._answer = endpoint.answer
+        made.serve(net, run)
+        assert bool(run.history[first - 1]["splits"]) == (len(deaf) == 1)  # one deaf member: the next one posts
+        assert any(line["splits"] for line in run.history)
+
+
+def test_a_split_that_hurt_is_undone_in_the_models_and_not_in_the_labels() -> None:
+    """IID clients split by force have less data each: the root's model is better on samples that nobody trained on."""
+    from securecluster import Iid
+
+    federation = Federation.simulate("digits", scenario=Iid(), clients=8, samples=30, seed=1)
+    forced: dict[str, Any] = {"criterion": "absolute", "eps1": 1e9, "eps2": 1e-9, "gamma_max": 0.0, "rounds": 12, "min_size": 8}
+    fitted = CFL(fallback=0.3, lr=0.5, **forced).fit(federation, Settings(dtype="float64"))
+    handed = fitted.state_.handed
+    assert len(set(fitted.labels_)) == 2
+    for c, (node, losses) in enumerate(zip(handed.nodes, handed.losses, strict=True)):
+        own = fitted.tree_.leaf(c)
+        if list(fitted.labels_).count(c) == 1:
+            assert (node, losses) == (own, {})
+            continue
+        assert node == min(losses, key=losses.__getitem__)
+        expected = fitted.node_model(node)
+        for name, value in fitted.models_[c].items():
+            torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-9)
+
+
+def test_validation_losses_are_those_of_samples_that_nobody_trained_on() -> None:
+    federation = Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=6, samples=40, seed=0)
+    fitted = CFL(fallback=0.25, criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=1).fit(
+        federation, Settings(dtype="float64")
+    )
+    client = fitted.build_client(federation, Settings(dtype="float64")).client
+    cohort = client.cohort
+    assert cohort.sizes == [30] * 6
+    assert cohort.aside == [10] * 6
+    for i, shard in enumerate(federation.shards):
+        kept = {x.tobytes() for x in cohort._train_on.x[30 * i : 30 * i + 30].numpy()}
+        away = {x.tobytes() for x in cohort._aside_on.x[10 * i : 10 * i + 10].numpy()}
+        assert kept | away == {x.astype(np.float64).tobytes() for x in shard.x}
+        assert not kept & away
+    start = {n: t.double() for n, t in fitted.node_model(0).items()}
+    for c, losses in enumerate(fitted.state_.handed.losses):
+        members = [i for i, label in enumerate(fitted.labels_) if label == c]
+        if len(members) < 2:
+            continue
+        x, y = (torch.cat([part[10 * i : 10 * i + 10] for i in members]) for part in (cohort._aside_on.x, cohort._aside_on.y))
+        logits = torch.func.functional_call(cohort.model.module, start, (x,))
+        assert losses[0] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, y)), rel=1e-9)
