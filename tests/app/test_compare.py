@@ -100,10 +100,10 @@ def test_the_federation_is_dealt_once_and_lies_under_runs(tmp_path: Path, monkey
 
 
 def test_values_go_to_every_protocol_that_has_the_option_and_defaults_stay(tmp_path: Path) -> None:
-    given = ["--lr", "0.05", "--eps1", "0.3", "--average", "weighted"]
+    given = ["--lr", "0.05", "--eps1", "0.3", "--average", "weighted", "--no-tree"]
     assert main(["compare", "fedavg", "cfl", *SMALL, *given, "--quiet", "--out", str(tmp_path / "r")]) == 0
     cfl, fedavg = (json.loads((tmp_path / "r" / n / "config.json").read_text())["protocol"] for n in ("cfl", "fedavg"))
-    assert cfl == {"name": "cfl", **CFL(rounds=5, lr=0.05, eps1=0.3, average="weighted").get_params()}
+    assert cfl == {"name": "cfl", **CFL(rounds=5, lr=0.05, eps1=0.3, average="weighted", tree=False).get_params()}
     assert fedavg == {"name": "fedavg", **FedAvg(rounds=5, lr=0.05).get_params()}
     assert CFL().mask != FedAvg().mask, "or this test could not see each one's own default"
 
@@ -135,6 +135,8 @@ def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
         (["--rounds", "3", "cfl", "fedavg"], "the protocols first"),
         (["fedavg", "local", "--eps1", "0.3"], "--eps1 is an option of cfl only"),
         (["fedavg", "local", "--gamma-max=0.3"], "--gamma-max is an option of cfl only"),
+        (["fedavg", "local", "--no-tree"], "--no-tree is an option of cfl only"),
+        (["cfl", "local", "--no-tree", "--fallback", "0.2"], "cfl: fallback is a share"),
         (["cfl", "local", "--mask", "permutatoin"], "did you mean 'permutation'"),
         (["fedavg", "local", "--mask", "haar"], "fedavg: "),
         (["fedavg", "cfl", "--eps1", "-1"], "cfl: eps1, eps2 and evidence are positive"),
