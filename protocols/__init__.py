@@ -3,8 +3,9 @@
 from securecluster.protocols.base import Protocol
 from securecluster.protocols.cfl import CFL
 from securecluster.protocols.fedavg import FedAvg
+from securecluster.protocols.flhc import FLHC
 from securecluster.protocols.local import Local
 
 from securecluster.settings import Settings
 
-__all__ = ["CFL", "FedAvg", "Local", "Protocol", "Settings"]
+__all__ = ["CFL", "FLHC", "FedAvg", "Local", "Protocol", "Settings"]

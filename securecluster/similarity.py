@@ -47,10 +47,10 @@ def mean_row(rows: torch.Tensor, who: Sequence[int] | None = None, weight: torch
     return torch.cat([share @ block for block in blocks(rows, who)])
 
 
-def blocks(rows: torch.Tensor, who: Sequence[int] | None = None) -> Iterator[torch.Tensor]:
-    """Column blocks (m, c) of rows (m, d), or of those of `who`, in order."""
+def blocks(rows: torch.Tensor, who: Sequence[int] | None = None, size: int | None = None) -> Iterator[torch.Tensor]:
+    """Column blocks (m, c) of rows (m, d), or of those of `who`, in order; each holds about `size` numbers of `rows`."""
     pick = None if who is None or list(who) == list(range(len(rows))) else torch.as_tensor(who, dtype=torch.long, device=rows.device)
-    for block in torch.split(rows, max(1, BLOCK // max(len(rows), 1)), dim=1):
+    for block in torch.split(rows, max(1, (size or BLOCK) // max(len(rows), 1)), dim=1):
         yield block if pick is None else block[pick]
 
 

@@ -38,10 +38,18 @@ class InProcess:
 
 
 def random_dropouts(rate: float, randomness: Randomness) -> Callable[[Call], set[int]]:
-    """Each client misses each call with probability `rate`, drawn from (client, method, step)."""
+    """Each client misses each call with probability `rate`, drawn from (client, method, step), and anew when it is asked again."""
+    last: dict[tuple[int, str], tuple[int, int]] = {}  # the step at which a client was last asked, and how often
+
+    def misses(i: int, call: Call) -> bool:
+        step, times = last.get((i, call.method), (call.step, 0))
+        times = times if step == call.step else 0
+        last[i, call.method] = (call.step, times + 1)
+        again = (times,) if times else ()
+        return bool(randomness.generator("client", i, "dropout", call.method, call.step, *again).random() < rate)
 
     def lost(call: Call) -> set[int]:
-        return {i for i in call.to if randomness.generator("client", i, "dropout", call.method, call.step).random() < rate}
+        return {i for i in call.to if misses(i, call)}
 
     return lost if rate > 0 else lambda call: set()
 

@@ -13,7 +13,7 @@ from securecluster.data.sources import default_scenario
 from securecluster.errors import UsageError, unknown
 from securecluster.settings import Settings
 
-PROTOCOLS = {"cfl": "CFL", "fedavg": "FedAvg", "local": "Local"}
+PROTOCOLS = {"cfl": "CFL", "flhc": "FLHC", "fedavg": "FedAvg", "local": "Local"}
 
 
 def protocol_class(name: str) -> Any:

@@ -18,6 +18,7 @@ from securecluster.privacy.stages import Pipeline, Stage
 from securecluster.privacy.stream import SIGNS, Keyed, blocks, order, signs
 
 MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
+ENTRYWISE = ("none", "permutation", "signed-permutation")  # masks that keep each number's size, hence L1 and every norm of coordinates
 _SEED = "falls when one client tells the server the shared seed; clients can be linked from call to call by their inner products"
 
 

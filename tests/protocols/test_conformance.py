@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
+from securecluster.protocols import CFL, FLHC, FedAvg, Local, Protocol, Settings
 
 from securecluster import Federation, Iid, LabelSwap, wire
 from securecluster.cohort import Cohort
@@ -20,14 +20,15 @@ from securecluster.transcript import Transcript, load_entries
 from securecluster.transport import Framed, InProcess, Recorded
 
 MASKS = ("permutation", "signed-permutation", "rotation", "haar")
-MASKED = [(protocol, mask) for protocol in (CFL, FedAvg) for mask in ("none", *MASKS)]
+MASKED = [(protocol, mask) for protocol in (CFL, FLHC, FedAvg) for mask in ("none", *MASKS)]
 EVERY = [*MASKED, (Local, "none")]
 FULL = Settings(transcript="full")
 
 
 def method(protocol: type[Protocol], mask: str, **params: Any) -> Any:
-    """A protocol with a mask, and a model small enough for it."""
-    return protocol(mask=mask, model="linear" if mask == "haar" else "mlp", **params)
+    """A protocol with a mask, a model small enough for it, and clusters as early as round 2."""
+    early = {"pre_rounds": min(1, params["rounds"] - 1)} if protocol is FLHC else {}
+    return protocol(mask=mask, model="linear" if mask == "haar" else "mlp", **early, **params)
 
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
@@ -56,7 +57,7 @@ def test_the_server_replays_bit_for_bit(protocol: type[Protocol], mask: str, sma
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("protocol", [CFL, FedAvg])
+@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg])
 def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], mask: str, small: Federation) -> None:
     made = method(protocol, mask, rounds=1)
     masked, plain = made.fit(small).client_models_.values, made.set_params(mask="none").fit(small).client_models_.values
@@ -65,8 +66,9 @@ def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], mask: str
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_nodes_with_one_client_each_mask_alike_behind_real_frames(mask: str, small: Federation) -> None:
-    made, settings = method(CFL, mask, rounds=3), Settings(dtype="float64")
+@pytest.mark.parametrize("protocol", [CFL, FLHC])
+def test_nodes_with_one_client_each_mask_alike_behind_real_frames(protocol: type[Protocol], mask: str, small: Federation) -> None:
+    made, settings = method(protocol, mask, rounds=3), Settings(dtype="float64")
     nodes = [made.build_client(small, settings, [i]) for i in range(6)]
     doors = {i: node.answer_frame for i, node in enumerate(nodes)}
     net = made.build_network(Framed(doors, lambda name: message_types(made.client, name)[1]), made.config(small, "float64"))
@@ -244,10 +246,10 @@ def test_a_folder_of_another_configuration_is_not_resumed(
     assert len(protocol(**start).fit(small, folder=tmp_path).history_) == 1
 
 
-@pytest.mark.parametrize("protocol", [CFL, FedAvg, Local])
+@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg, Local])
 def test_divergence_is_an_error_that_names_the_clients(protocol: type[Protocol], small: Federation) -> None:
     with pytest.raises(UpdateError, match=r"round 1: .* client\(s\) 0, 1.*lower the learning rate"):
-        protocol(rounds=3, lr=1e30).fit(small)
+        method(protocol, "none", rounds=3, lr=1e30).fit(small)
 
 
 def test_numpy_numbers_are_numbers_and_others_are_refused(small: Federation) -> None:

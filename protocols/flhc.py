@@ -1,0 +1,195 @@
+"""FL+HC: Briggs, Fan, Andras, "Federated learning with hierarchical clustering of local updates to improve training on non-IID data",
+IJCNN 2020, arXiv 2004.11791. Algorithm 1.
+
+n      rounds of FedAvg before the clustering round, which asks every client once, from the model the n rounds have led to
+Δw_k   client k's masked update in the clustering round; P the hyper-parameters of the clustering: metric, linkage, threshold
+c, K_c a cluster and its clients, who go on alone from that same model, to the same total number of rounds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import ClassVar
+
+from securecluster.protocols.base import Protocol
+
+from securecluster.averaging import Averaged, Contributor, average
+from securecluster.backend import torch
+from securecluster.clustering import members as clusters_of
+from securecluster.displacements import Means, Outbox, Trainee, deliver
+from securecluster.distances import METRICS, distances
+from securecluster.errors import UsageError, unknown
+from securecluster.hierarchy import check_linkage, cut, gap_of, merges, nearest, representatives, threshold
+from securecluster.messages import Picks
+from securecluster.network import Network
+from securecluster.privacy.keys import Hello
+from securecluster.privacy.masks import ENTRYWISE
+from securecluster.run import Run
+
+TRIES = 5  # a client that does not reply in the clustering round is asked again (ours)
+
+
+@dataclass
+class Look:
+    """The clustering round, as the server saw it."""
+
+    ids: list[int]  # the r clients that replied, and their places in what follows
+    distance: torch.Tensor  # (r, r)
+    merges: torch.Tensor  # (r − 1, 4), scipy's linkage matrix
+    threshold: float
+
+
+@dataclass
+class Memory:
+    """What newcomers are compared with: the model of the clustering round, and rows of its updates."""
+
+    start: torch.Tensor  # (d,) P(θ − θ_0), as one client posted it
+    start_step: int  # the call it was posted in, which names the mask
+    step: int  # the call of the clustering round
+    rows: torch.Tensor  # (r, d) the updates, or (K, d) their means where the linkage needs no more
+    labels: list[int]
+    sizes: list[int]  # how many clients a row stands for
+
+
+@dataclass
+class State(Averaged):
+    """What the server's loop changes."""
+
+    look: Look | None = None
+    memory: Memory | None = None
+    absent: list[int] = field(default_factory=list)  # who never replied in the clustering round
+
+
+@dataclass
+class FLHC(Protocol):
+    """FedAvg, then one clustering of all clients' updates, then FedAvg in each cluster."""
+
+    mask: str = "permutation"
+    """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
+    metric: str = "l2"
+    """distance of updates: l1, l2 or cosine; l1 needs a mask that keeps it: none, permutation or signed-permutation"""
+    linkage: str = "ward"
+    """distance of clusters: single, complete, average, or, with l2 only, centroid or ward"""
+    threshold: float | None = None
+    """merges up to this distance are made; None cuts at the largest relative gap of the merges' distances"""
+    pre_rounds: int = 10
+    """rounds of FedAvg before the clustering"""
+
+    name: ClassVar[str] = "flhc"
+    client: ClassVar[type[Trainee]] = Contributor
+
+    def serve(self, net: Network, run: Run) -> State:
+        """Algorithm 1, "On server": lines 3–5, 6–10 and 11–16 in one loop over rounds."""
+        m = len(net.clients)
+        state = State([0] * m, Outbox.start(m, fresh=self.mask != "none"))
+        for t in run.rounds("train", state, self.rounds):
+            if t == self.pre_rounds + 1:
+                self._cluster(net, state)
+                self._note(run, state)
+            average(net, state, self.participation, t)
+        deliver(net, run, state)
+        return state
+
+    def _cluster(self, net: Network, state: State) -> None:
+        """Lines 6–10: everyone's update from the joint model, merged up to the threshold. These updates move no model."""
+        ids, rows, step = _everyones(net, state)
+        state.absent = [i for i in net.clients if i not in ids]
+        if len(ids) < 2:
+            return
+        distance = distances(rows, self.metric).cpu()
+        tree = merges(distance.numpy(), self.linkage)
+        at = threshold(tree, gap_of(self.metric, self.linkage)) if self.threshold is None else self.threshold
+        labels = cut(tree, at)
+        state.look = Look(ids, distance, torch.from_numpy(tree), float(at))
+        state.memory = self._memory(net, ids, rows, labels, step)
+        place = dict(zip(ids, labels, strict=True))
+        state.labels = [place.get(i, _largest(labels)) for i in net.clients]
+
+    def _memory(self, net: Network, ids: list[int], rows: torch.Tensor, labels: list[int], step: int) -> Memory | None:
+        """One of those who replied, and so hold the joint model, posts it."""
+        for i in ids:
+            posted = net.gather(Trainee.post, Hello(), to=[i])
+            if posted.ids:
+                kept, of, sizes = representatives(rows, labels, self.linkage)
+                return Memory(posted.rows.delta.values[0].cpu(), posted.step, step, kept.cpu(), of, sizes)
+        return None
+
+    def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
+        """Ours: a newcomer trains from the clustering round's model and joins the cluster at the least linkage distance.
+
+        Its update carries that round's mask. Who does not reply goes to the largest cluster.
+        """
+        largest, known = _largest(state.labels), state.memory
+        if known is None:
+            return [largest] * len(to)
+        picks = ((0,),) * len(to)
+        query = Means(Picks(known.start[None], picks), Picks(torch.tensor([known.start_step]), picks), absolute=True)
+        got = net.gather(Trainee.train, query, to=to, step=known.step)
+        if not got.ids:
+            return [largest] * len(to)
+        updates = got.rows.delta.values
+        apart = distances(torch.cat([known.rows.to(updates), updates]), self.metric).cpu().numpy()
+        r = len(known.rows)
+        found = dict(zip(got.ids, nearest(apart[r:, :r], known.labels, known.sizes, self.linkage), strict=True))
+        return [found.get(i, largest) for i in to]
+
+    def _note(self, run: Run, state: State) -> None:
+        look = state.look
+        seen = {} if look is None else {"threshold": look.threshold, "merges": look.merges.tolist()}
+        run.note(clustered=clusters_of(state.labels), absent=list(state.absent), **seen)
+
+    def check(self, clients: int) -> None:
+        """Adds what belongs to the clustering."""
+        super().check(clients)
+        if self.metric not in METRICS:
+            raise unknown("metric", self.metric, METRICS)
+        check_linkage(self.metric, self.linkage)
+        if self.metric == "l1" and self.mask not in ENTRYWISE:
+            raise UsageError(
+                f"the mask {self.mask!r} mixes coordinates, which changes l1 distances: use permutation or signed-permutation, or metric l2"
+            )
+        if not (isinstance(self.pre_rounds, Integral) and 0 <= self.pre_rounds < self.rounds):
+            raise UsageError(
+                f"pre_rounds = {self.pre_rounds!r} of {self.rounds} rounds: the clustering comes after pre_rounds, a whole number from 0 to"
+                " rounds - 1; lower pre_rounds or ask for more rounds"
+            )
+        if self.threshold is not None and not (isinstance(self.threshold, Real) and float(self.threshold) >= 0):
+            raise UsageError(f"threshold = {self.threshold!r} is no distance: give a number from 0, or leave it out for the largest gap")
+
+    def sees(self) -> list[str]:
+        """What stays visible under every mask."""
+        return [
+            "pairwise distances, and with l2 and cosine the norms and inner products, of all clients' updates of the clustering round",
+            "the clusters, and each client's cluster",
+            "each client's number of samples (the plain sum reads every reply)",
+        ]
+
+
+def _everyones(net: Network, state: State) -> tuple[list[int], torch.Tensor, int]:
+    """Lines 7–9: the clients that replied, their updates (r, d), and the number of the call.
+
+    Whoever is asked again is asked with the same call number, so that all replies carry one mask.
+    """
+    ids: list[int] = []
+    parts: list[torch.Tensor] = []
+    step: int | None = None
+    for _ in range(TRIES):
+        left = [i for i in net.clients if i not in ids]
+        if left:
+            got = net.gather(Trainee.train, state.outbox.letter(left), to=left, step=step)
+            step = got.step
+            state.outbox.delivered(got.ids)
+            ids += got.ids
+            parts += [got.rows.delta.values] if got.ids else []
+    assert step is not None
+    if len(parts) < 2:
+        return ids, parts[0] if parts else torch.zeros(0, 0), step
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    return [ids[k] for k in order], torch.cat(parts)[torch.as_tensor(order)], step
+
+
+def _largest(labels: list[int]) -> int:
+    """The largest cluster: where a client of which nothing is known most likely belongs, and changes least (ours)."""
+    return max(range(1 + max(labels)), key=labels.count)

@@ -1,0 +1,126 @@
+"""Agglomerative clustering of a distance matrix: merges, where to cut them, and the clusters of a cut (Briggs et al. 2020, I-C)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.backend import torch
+from securecluster.clustering import members
+from securecluster.errors import UsageError, unknown
+from securecluster.similarity import mean_row
+
+Array = NDArray[np.float64]
+LINKAGES = ("single", "complete", "average", "centroid", "ward")
+EUCLIDEAN = ("centroid", "ward")  # linkages that are about points, not about distances alone
+GAPS = {"single": 1.15, "complete": 1.2, "average": 1.2, "centroid": 1.2, "ward": 1.4}
+TINY = 1e-9  # share of the last merge's height below which heights are rounding
+
+
+def check_linkage(metric: str, linkage: str) -> None:
+    """Raise UsageError for an unknown linkage, or one that needs Euclidean distances beside another metric."""
+    if linkage not in LINKAGES:
+        raise unknown("linkage", linkage, LINKAGES)
+    if linkage in EUCLIDEAN and metric != "l2":
+        others = ", ".join(name for name in LINKAGES if name not in EUCLIDEAN)
+        raise UsageError(f"linkage {linkage!r} is defined for the metric l2 only, not for {metric}: use l2, or one of {others}")
+
+
+def merges(distance: Array, linkage: str) -> Array:
+    """scipy's linkage matrix (m − 1, 4): the two clusters of each merge, its height, its size; in the order of heights.
+
+    "average" is UPGMA; "centroid" (L2), which the paper's words describe, is offered beside it. Heights of centroid linkage can fall
+    from one merge to the next (an inversion): `cut` and `threshold` use the running maximum, so that a cut is a partition.
+
+    Args:
+        distance: (m, m), symmetric; for centroid and ward it must be Euclidean (`check_linkage`).
+
+    Raises:
+        UsageError: an unknown linkage, fewer than two rows, not square, or not finite.
+    """
+    from scipy.cluster.hierarchy import linkage as agglomerate
+    from scipy.spatial.distance import squareform
+
+    check_linkage("l2", linkage)
+    m = len(distance)
+    if m < 2 or distance.shape != (m, m) or not np.isfinite(distance).all():
+        raise UsageError(f"clustering needs a finite square distance matrix of at least two clients, not {distance.shape}")
+    return np.asarray(agglomerate(squareform(distance, checks=False), linkage), dtype=np.float64)
+
+
+def heights(tree: Array) -> Array:
+    """Heights of the merges (m − 1,), inversions lifted to the height before them."""
+    return np.maximum.accumulate(tree[:, 2])
+
+
+def gap_of(metric: str, linkage: str) -> float:
+    """The least ratio of consecutive heights that counts as a gap between clusters (ours, found by trial).
+
+    IID clients' heights rise by less, merge by merge. A cosine distance is half a squared distance of unit vectors, hence the square.
+    """
+    return GAPS[linkage] ** (2 if metric == "cosine" else 1)
+
+
+def threshold(tree: Array, gap: float) -> float:
+    """Where to cut when nobody knows (ours): within the largest relative gap of consecutive heights, if it is at least `gap`.
+
+    No fixed number can serve all metrics and models: heights are in the hundreds under L1 and below 1 under cosine. Only cuts into
+    at most m / 2 clusters are considered, so that a client has company on average: the lowest merges always have gaps among them.
+    Without such a gap, and for fewer than four clients, everyone is one cluster. Identical updates (height 0) are never parted.
+
+    Returns:
+        a height between the gap's two merges (their geometric mean), or that of the last merge.
+    """
+    high = heights(tree)
+    m = len(high) + 1
+    safe = np.maximum(high, TINY * high[-1])
+    if m < 4 or safe[-1] == 0:
+        return float(high[-1])
+    ratio = safe[1:] / safe[:-1]
+    ratio[: m - 1 - m // 2] = 0  # ratio[k] is above k + 1 merges, hence m − 1 − k clusters
+    k = int(ratio.argmax())
+    return float(np.sqrt(safe[k] * safe[k + 1])) if ratio[k] >= gap else float(high[-1])
+
+
+def cut(tree: Array, at: float) -> list[int]:
+    """Each client's cluster when all merges up to height `at` are made, (m,), numbered from 0 in the order of their first members.
+
+    The same as scipy's `fcluster(tree, at, "distance")` where heights do not fall.
+    """
+    m = len(tree) + 1
+    made = int(np.searchsorted(heights(tree), at, side="right"))
+    groups = {k: [k] for k in range(m)}
+    for n, (a, b, *_) in enumerate(tree[:made]):
+        groups[m + n] = groups.pop(int(a)) + groups.pop(int(b))
+    labels = [0] * m
+    for number, own in enumerate(sorted(groups.values(), key=min)):
+        for i in own:
+            labels[i] = number
+    return labels
+
+
+def representatives(rows: torch.Tensor, labels: Sequence[int], linkage: str) -> tuple[torch.Tensor, list[int], list[int]]:
+    """What a later client must be compared with: rows, the cluster of each, and how many clients each stands for.
+
+    The mean of each cluster under centroid and ward, which need no more; else every row (m, d).
+    """
+    if linkage not in EUCLIDEAN:
+        return rows, list(labels), [1] * len(labels)
+    clusters = members(labels)
+    return torch.stack([mean_row(rows, own) for own in clusters]), list(range(len(clusters))), [len(own) for own in clusters]
+
+
+def nearest(distance: Array, labels: Sequence[int], sizes: Sequence[int], linkage: str) -> list[int]:
+    """The cluster that each new client, a cluster of one, would be merged with first, (n,); ties go to the first (ours).
+
+    Args:
+        distance: (n, r) to the r `representatives`, whose clusters and sizes follow.
+    """
+    join = {"single": np.min, "complete": np.max}.get(linkage, np.mean)
+    near = np.stack([join(distance[:, own], axis=1) for own in members(labels)], axis=1)
+    if linkage == "ward":  # the height at which clusters of 1 and s with centres at distance x merge is x·sqrt(2s / (s + 1))
+        size = np.asarray(sizes, dtype=np.float64)
+        near = near * np.sqrt(2 * size / (size + 1))
+    return [int(c) for c in near.argmin(1)]

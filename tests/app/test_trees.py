@@ -1,0 +1,55 @@
+"""The dendrogram, read back from the figure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.cluster.hierarchy import linkage
+from securecluster.protocols.flhc import Look
+
+from securecluster.app.trees import dendrogram
+from securecluster.hierarchy import cut
+
+
+def look_at(points: np.ndarray, at: float, ids: list[int]) -> tuple[Look, list[int]]:
+    tree = linkage(points, "average")
+    labels = dict(zip(ids, cut(tree, at), strict=True))
+    look = Look(ids, torch.zeros(len(ids), len(ids)), torch.from_numpy(tree), at)
+    return look, [labels.get(i, 0) for i in range(1 + max(ids))]
+
+
+def test_clusters_have_their_colours_and_the_cut_its_line() -> None:
+    points = np.array([[0.0], [0.1], [5.0], [5.2], [9.0]])
+    look, labels = look_at(points, 1.0, [4, 2, 7, 0, 3])
+    figure = dendrogram(look, labels, "how far")
+    axes = figure.axes[0]
+    assert axes.get_ylabel() == "how far"
+    assert "5 clients" in axes.get_title() and "3 clusters" in axes.get_title()
+    named = {int(text.get_text()): text.get_color() for text in axes.get_xticklabels()}
+    assert set(named) == {4, 2, 7, 0, 3}
+    assert named[4] == named[2] != named[7] == named[0] != named[3]
+    *links, line = axes.get_lines()
+    assert line.get_ydata()[0] == 1.0
+    colours = {round(float(max(link.get_ydata())), 3): link.get_color() for link in links}
+    assert colours[0.1] == named[4] and colours[0.2] == named[7]
+    grey = {colour for height, colour in colours.items() if height > 1}
+    assert len(grey) == 1 and not grey & set(named.values())
+
+
+@pytest.mark.parametrize("m", [2, 12, 100, 300])
+@pytest.mark.parametrize("at", [0.0, 0.5, 1e9])
+def test_any_size_and_any_cut_is_drawn(m: int, at: float) -> None:
+    points = np.random.default_rng(0).normal(size=(m, 3))
+    look, labels = look_at(points, at, list(range(m)))
+    figure = dendrogram(look, labels)
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    assert len(axes.get_xticklabels()) == (m if m <= 200 else 0)
+    top = float(look.merges[:, 2].max())
+    assert top < axes.get_ylim()[1] < 1.5 * top
+
+
+def test_identical_updates_are_drawn_too() -> None:
+    look, labels = look_at(np.zeros((4, 2)), 0.0, [0, 1, 2, 3])
+    dendrogram(look, labels).canvas.draw()

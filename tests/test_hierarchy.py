@@ -1,0 +1,160 @@
+"""Merges and cuts against scipy and scikit-learn; the default threshold on hand-made and drawn distances."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import pdist, squareform
+from sklearn.cluster import AgglomerativeClustering
+
+from securecluster.errors import UsageError
+from securecluster.hierarchy import EUCLIDEAN, GAPS, LINKAGES, check_linkage, cut, gap_of, heights, merges, threshold
+
+Points = NDArray[np.float64]
+
+
+def apart(points: Points, metric: str = "euclidean") -> Points:
+    return squareform(pdist(points, metric))
+
+
+def partition(labels: list[int] | NDArray[np.int64]) -> set[frozenset[int]]:
+    return {frozenset(np.flatnonzero(np.asarray(labels) == c).tolist()) for c in set(labels)}
+
+
+def groups(seed: int, sizes: list[int], far: float, d: int = 50) -> tuple[Points, list[int]]:
+    """Normal points around centres that lie `far` apart, and whose each is."""
+    draw = np.random.default_rng(seed)
+    truth = [k for k, n in enumerate(sizes) for _ in range(n)]
+    return far / np.sqrt(2) * np.eye(len(sizes), d)[truth] + draw.normal(size=(len(truth), d)) / np.sqrt(d), truth
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(2, 30), st.integers(0, 10**6), st.sampled_from(LINKAGES), st.floats(0, 1))
+def test_a_cut_is_scipys(m: int, seed: int, kind: str, quantile: float) -> None:
+    points = np.random.default_rng(seed).normal(size=(m, 6))
+    tree = merges(apart(points), kind)
+    np.testing.assert_allclose(tree, linkage(points, kind), rtol=1e-9)
+    at = float(np.quantile(tree[:, 2], quantile))
+    monotone = tree.copy()
+    monotone[:, 2] = np.maximum.accumulate(tree[:, 2])  # scipy's fcluster is undefined where heights fall
+    found = cut(tree, at)
+    assert partition(found) == partition(fcluster(monotone, at, "distance"))
+    firsts = [found.index(c) for c in range(max(found) + 1)]
+    assert firsts == sorted(firsts)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(3, 25), st.integers(0, 10**6), st.sampled_from(["single", "complete", "average", "ward"]), st.floats(0.2, 0.95))
+def test_a_cut_is_scikit_learns(m: int, seed: int, kind: str, quantile: float) -> None:
+    points = np.random.default_rng(seed).normal(size=(m, 6))
+    tree = merges(apart(points), kind)
+    at = float(np.quantile(tree[:, 2], quantile)) * (1 + 1e-9)
+    model = AgglomerativeClustering(None, metric="euclidean", linkage=kind, distance_threshold=at)
+    assert partition(cut(tree, at)) == partition(model.fit_predict(points))
+
+
+@pytest.mark.parametrize("metric", ["cityblock", "cosine"])
+@pytest.mark.parametrize("kind", ["single", "complete", "average"])
+def test_other_metrics_are_scikit_learns_too(metric: str, kind: str) -> None:
+    points = np.random.default_rng(0).normal(size=(20, 6))
+    tree = merges(apart(points, metric), kind)
+    for clusters in range(1, 21):
+        at = np.inf if clusters == 1 else (0 if clusters == 20 else float(tree[20 - clusters - 1, 2]))
+        labels = AgglomerativeClustering(clusters, metric=metric, linkage=kind).fit_predict(points)
+        assert partition(cut(tree, at)) == partition(labels)
+
+
+def test_inversions_of_centroid_linkage_still_give_partitions() -> None:
+    points = np.array([[0, 0], [1, 0], [0.5, 0.9], [5, 5.0]])  # the third is nearer to the middle of two than they are to each other
+    tree = merges(apart(points), "centroid")
+    assert tree[1, 2] < tree[0, 2]
+    assert heights(tree).tolist() == [1.0, 1.0, pytest.approx(float(tree[2, 2]))]
+    assert cut(tree, 0.95) == [0, 1, 2, 3]
+    assert cut(tree, 1.0) == [0, 0, 0, 1]
+    assert cut(tree, 10.0) == [0, 0, 0, 0]
+
+
+def test_the_ends_of_a_tree() -> None:
+    tree = merges(apart(np.arange(5.0)[:, None] ** 2), "single")
+    assert cut(tree, 0.0) == [0, 1, 2, 3, 4]
+    assert cut(tree, np.inf) == [0] * 5
+    assert cut(tree, float(tree[-1, 2])) == [0] * 5
+    assert cut(tree, 1.0) == [0, 0, 1, 2, 3]
+    assert cut(tree, 0.999) == [0, 1, 2, 3, 4]
+
+
+def test_labels_are_numbered_by_their_first_members() -> None:
+    tree = merges(apart(np.array([[9.0], [0.0], [9.1], [0.1], [5.0]])), "average")
+    assert cut(tree, 1.0) == [0, 1, 0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", LINKAGES)
+@pytest.mark.parametrize("sizes", [[5, 5, 5, 5], [12, 4, 4], [2, 2], [30, 20]])
+def test_the_default_finds_groups_that_lie_apart(kind: str, sizes: list[int]) -> None:
+    for seed in range(5):
+        points, truth = groups(seed, sizes, far=6)
+        for scale in (1e-6, 1.0, 1e6):
+            tree = merges(apart(points * scale), kind)
+            assert cut(tree, threshold(tree, gap_of("l2", kind))) == truth
+
+
+@pytest.mark.parametrize("kind", LINKAGES)
+@pytest.mark.parametrize("m", [2, 3, 4, 20, 100])
+def test_the_default_leaves_noise_together(kind: str, m: int) -> None:
+    for seed in range(10):
+        points, _ = groups(seed, [m], far=0, d=300)
+        tree = merges(apart(points), kind)
+        assert cut(tree, threshold(tree, gap_of("l2", kind))) == [0] * m
+
+
+@pytest.mark.parametrize("kind", LINKAGES)
+def test_identical_updates_and_ties_are_never_parted(kind: str) -> None:
+    for m in (2, 3, 8, 21):
+        for distance in (np.zeros((m, m)), 1 - np.eye(m), 1e-300 * (1 - np.eye(m))):
+            tree = merges(distance, kind)
+            if kind in EUCLIDEAN and distance.any():  # equal distances, but merged points lie at other heights
+                continue
+            assert cut(tree, threshold(tree, 1.2)) == [0] * m
+    twins = apart(np.repeat(np.eye(4), 3, axis=0))
+    tree = merges(twins, kind)
+    assert cut(tree, threshold(tree, gap_of("l2", kind))) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    rounding = twins + 1e-17 * (1 - np.eye(12)) * np.arange(12)
+    tree = merges((rounding + rounding.T) / 2, kind)
+    assert cut(tree, threshold(tree, gap_of("l2", kind))) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_a_gap_among_the_lowest_merges_is_no_cut() -> None:
+    points, _ = groups(0, [20], far=0, d=300)
+    points[1] = points[0] + 1e-6  # two clients with almost the same update
+    tree = merges(apart(points), "average")
+    assert cut(tree, threshold(tree, gap_of("l2", "average"))) == [0] * 20
+
+
+def test_the_cut_lies_within_the_gap_and_the_gap_decides() -> None:
+    distance = np.full((6, 6), 2.0)
+    distance[:3, :3] = distance[3:, 3:] = 1.0
+    np.fill_diagonal(distance, 0)
+    tree = merges(distance, "average")
+    assert threshold(tree, 1.9) == pytest.approx(np.sqrt(2))
+    assert threshold(tree, 2.1) == pytest.approx(2.0)
+    assert [gap_of("cosine", kind) == GAPS[kind] ** 2 for kind in LINKAGES] == [True] * 5
+
+
+def test_linkages_that_need_euclid_are_refused_elsewhere() -> None:
+    for kind in EUCLIDEAN:
+        check_linkage("l2", kind)
+        for metric in ("l1", "cosine"):
+            with pytest.raises(UsageError, match=f"{kind}.*metric l2 only, not for {metric}: use l2, or one of single, complete, average"):
+                check_linkage(metric, kind)
+    with pytest.raises(UsageError, match="unknown linkage 'wards'"):
+        merges(np.zeros((2, 2)), "wards")
+
+
+@pytest.mark.parametrize("distance", [np.zeros((1, 1)), np.zeros((2, 3)), np.array([[0, np.nan], [np.nan, 0]]), np.zeros(4)])
+def test_what_is_no_distance_matrix_is_refused(distance: Points) -> None:
+    with pytest.raises(UsageError, match="finite square distance matrix"):
+        merges(distance, "single")
