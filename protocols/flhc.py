@@ -18,13 +18,12 @@ from securecluster.protocols.base import Protocol
 from securecluster.averaging import Averaged, Contributor, average
 from securecluster.backend import torch
 from securecluster.clustering import members as clusters_of
-from securecluster.displacements import Means, Outbox, Trainee, deliver
+from securecluster.displacements import Means, Outbox, Posted, Trainee, ask_for_model, deliver
 from securecluster.distances import METRICS, distances
 from securecluster.errors import UsageError, unknown
 from securecluster.hierarchy import check_linkage, cut, gap_of, merges, nearest, representatives, threshold
 from securecluster.messages import Picks
 from securecluster.network import Network
-from securecluster.privacy.keys import Hello
 from securecluster.privacy.masks import ENTRYWISE
 from securecluster.run import Run
 
@@ -43,10 +42,9 @@ class Look:
 
 @dataclass
 class Memory:
-    """What newcomers are compared with: the model of the clustering round, and rows of its updates."""
+    """What newcomers start from and are compared with."""
 
-    start: torch.Tensor  # (d,) P(θ − θ_0), as one client posted it
-    start_step: int  # the call it was posted in, which names the mask
+    joint: Posted  # the model of the clustering round
     step: int  # the call of the clustering round
     rows: torch.Tensor  # (r, d) the updates, or (K, d) their means where the linkage needs no more
     labels: list[int]
@@ -103,18 +101,17 @@ class FLHC(Protocol):
         at = threshold(tree, gap_of(self.metric, self.linkage)) if self.threshold is None else self.threshold
         labels = cut(tree, at)
         state.look = Look(ids, distance, torch.from_numpy(tree), float(at))
-        state.memory = self._memory(net, ids, rows, labels, step)
+        state.memory = self._memory(net, state, ids, rows, labels, step)
         place = dict(zip(ids, labels, strict=True))
         state.labels = [place.get(i, _largest(labels)) for i in net.clients]
 
-    def _memory(self, net: Network, ids: list[int], rows: torch.Tensor, labels: list[int], step: int) -> Memory | None:
-        """One of those who replied, and so hold the joint model, posts it."""
-        for i in ids:
-            posted = net.gather(Trainee.post, Hello(), to=[i])
-            if posted.ids:
-                kept, of, sizes = representatives(rows, labels, self.linkage)
-                return Memory(posted.rows.delta.values[0].cpu(), posted.step, step, kept.cpu(), of, sizes)
-        return None
+    def _memory(self, net: Network, state: State, ids: list[int], rows: torch.Tensor, labels: list[int], step: int) -> Memory | None:
+        """What newcomers need; none where nobody posts the joint model, which all who replied hold."""
+        joint = ask_for_model(net, state.outbox, ids, rows.shape[1])
+        if not len(joint.displacement):
+            return None
+        kept, of, sizes = representatives(rows, labels, self.linkage)
+        return Memory(joint, step, kept.cpu(), of, sizes)
 
     def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
         """Ours: a newcomer trains from the clustering round's model and joins the cluster at the least linkage distance.
@@ -125,7 +122,7 @@ class FLHC(Protocol):
         if known is None:
             return [largest] * len(to)
         picks = ((0,),) * len(to)
-        query = Means(Picks(known.start[None], picks), Picks(torch.tensor([known.start_step]), picks), absolute=True)
+        query = Means(Picks(known.joint.displacement[None], picks), Picks(torch.tensor([known.joint.step]), picks), absolute=True)
         got = net.gather(Trainee.train, query, to=to, step=known.step)
         if not got.ids:
             return [largest] * len(to)

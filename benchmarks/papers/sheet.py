@@ -131,6 +131,14 @@ def options(description: str | None, argv: Sequence[str] | None = None) -> argpa
     return found
 
 
+def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    """A matplotlib figure (inches) that no global state knows of, and its axes (rows, columns)."""
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width, height), layout="constrained")
+    return made, made.subplots(rows, columns, squeeze=False)
+
+
 def _text(value: Any) -> str:
     if isinstance(value, list | tuple | np.ndarray):
         return " ".join(_text(float("nan") if v is None else v) for v in value)

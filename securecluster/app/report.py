@@ -29,7 +29,7 @@ def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> 
 
     Args:
         state: the server's final state. From its parameter tree, where it has one, come each cluster's leaf (`leaves`) and the node
-            whose model it was handed in the end (`fallback`).
+            whose model it was handed in the end, with the validation losses that decided (`fallback`).
     """
     labels = [int(c) for c in fitted.labels_]
     return {
@@ -62,10 +62,10 @@ def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> 
     }
 
 
-def _nodes(state: Any, clusters: int) -> dict[str, list[int]]:
+def _nodes(state: Any, clusters: int) -> dict[str, Any]:
     tree, handed = getattr(state, "tree", None), getattr(state, "handed", None)
-    found = {} if tree is None else {"leaves": [int(tree.leaf(c)) for c in range(clusters)]}
-    return found if handed is None else {**found, "fallback": [int(node) for node in handed.nodes]}
+    found: dict[str, Any] = {} if tree is None else {"leaves": [tree.leaf(c) for c in range(clusters)]}
+    return found if handed is None else {**found, "fallback": {"nodes": handed.nodes, "losses": handed.losses}}
 
 
 def _accuracy(fitted: Protocol, labels: list[int]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _show_clusters(console: Any, content: dict[str, Any], names: tuple[str, ...]
     from rich.table import Table
 
     clusters = Table(title=f"{content['protocol']} on {content['data']} ({content['scenario']}), {content['clients']} clients")
-    handed = content.get("fallback")
+    handed = content.get("fallback", {}).get("nodes")
     for heading in ("cluster", "clients", "true clusters in it", "accuracy", *(["model of"] if handed else [])):
         clusters.add_column(heading, overflow="fold")
     for c in range(content["clusters"])[:12]:

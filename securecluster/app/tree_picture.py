@@ -78,7 +78,7 @@ def _text(v: int, node: Node, content: dict[str, Any]) -> str:
         return "\n".join([*lines, f"split in round {node.round}"])
     score = content["metrics"]["accuracy"]["per_cluster"][node.cluster]
     lines.append(f"cluster {node.cluster}" + ("" if score is None else f": accuracy {score:.3f}"))
-    handed = content.get("fallback")
+    handed = content.get("fallback", {}).get("nodes")
     if handed and handed[node.cluster] != v:
         lines.append(f"has node {handed[node.cluster]}'s model")
     return "\n".join(lines)

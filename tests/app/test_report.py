@@ -46,7 +46,7 @@ def test_the_closing_table_says_the_target_and_whose_model_a_cluster_has(capsys:
     report.show(_content(), Path("here"), ("a", "b", "c", "d"))
     plain = capsys.readouterr().out
     assert "model of" not in plain and "share of clients at 0.99: 0.250" in re.sub(r"\s+", " ", plain)
-    report.show(_content(leaves=[3, 4], fallback=[3, 1]), Path("here"), ("a", "b", "c", "d"))
+    report.show(_content(leaves=[3, 4], fallback={"nodes": [3, 1], "losses": [{}, {}]}), Path("here"), ("a", "b", "c", "d"))
     assert re.search(r"│ 0 +│ a b +│ 0 +│ 0.700 +│ its own +│\n│ 1 +│ c d +│ 1 +│ 0.800 +│ node 1", capsys.readouterr().out)
 
 
@@ -60,7 +60,8 @@ def test_long_lists_are_shortened(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_with_a_fallback_says_whose_model_each_cluster_got(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "cfl", "--rounds", "12", "--fallback", "0.2", "--threads", "1", "--out", str(tmp_path / "r")]) == 0
     result = json.loads((tmp_path / "r" / "result.json").read_text())
-    assert len(result["fallback"]) == len(result["leaves"]) == result["clusters"] > 1
+    assert len(result["fallback"]["nodes"]) == len(result["leaves"]) == result["clusters"] > 1
     assert len(set(result["leaves"])) == result["clusters"] and 0 not in result["leaves"], "a leaf for each cluster, none the split root"
-    assert capsys.readouterr().out.count("its own") == sum(a == b for a, b in zip(result["leaves"], result["fallback"], strict=True))
+    kept = [leaf == node for leaf, node in zip(result["leaves"], result["fallback"]["nodes"], strict=True)]
+    assert capsys.readouterr().out.count("its own") == sum(kept)
     assert (tmp_path / "r" / "tree.png").exists()

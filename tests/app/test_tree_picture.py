@@ -54,7 +54,7 @@ TREES = {
 def test_boxes_do_not_overlap_and_stay_inside(kind: str) -> None:
     clients, cuts = TREES[kind]
     nodes = grown(clients, cuts)
-    told = content(clients, 1 + len(cuts), fallback=[0] * (1 + len(cuts)))
+    told = content(clients, 1 + len(cuts), fallback={"nodes": [0] * (1 + len(cuts))})
     made = tree(nodes, told | {"names": [f"hospital-number-{i}" for i in range(clients)]})
     made.draw_without_rendering()
     (axes,) = made.axes
@@ -69,7 +69,7 @@ def test_boxes_do_not_overlap_and_stay_inside(kind: str) -> None:
 
 def test_each_box_says_what_its_node_is() -> None:
     nodes = grown(20, [(0, 10), (0, 5), (1, 5)])
-    made = tree(nodes, content(20, 4, fallback=[3, 5, 1, 6]))
+    made = tree(nodes, content(20, 4, fallback={"nodes": [3, 5, 1, 6]}))
     texts = [text.get_text() for text in made.axes[0].texts]
     assert texts[0] == "node 0: 20 clients\n0 1 2 3 4 5 6 7 8 9 10 …\nsplit in round 10"
     assert texts[2] == "node 2: 10 clients\n10 11 12 13 14 15 16 …\nsplit in round 30"

@@ -1,0 +1,58 @@
+"""What the scripts for Figures 5 to 8 of Sattler et al. 2019 share: runs that never split, and g from updates and from full gradients.
+
+Ours, since the paper prints neither: learning rates, and batch sizes but for Fig. 8. Gradients and updates are compared at the same point:
+the model θ that the round's updates start from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from securecluster.benchmarks.papers.sheet import Cell
+from securecluster.protocols import CFL
+
+from securecluster import Federation, LabelSwap
+from securecluster.clustering import bipartition
+from securecluster.cohort import LocalTraining
+from securecluster.run import Line
+from securecluster.separation import is_correct, separation_gap
+from securecluster.similarity import cosine, gram
+
+NEVER: dict[str, Any] = {"criterion": "absolute", "eps1": 1e-9, "eps2": 1e9, "mask": "none"}  # one model for all, to the end
+FULL_BATCH = LocalTraining(lr=1.0, epochs=1, batch_size=10**9)  # its one step is minus the gradient
+
+
+def training(cell: Cell) -> dict[str, Any]:
+    """A cell's hyper-parameters of federated learning."""
+    return {name: cell[name] for name in ("rounds", "model", "lr", "epochs", "batch_size")}
+
+
+@dataclass
+class Watched(CFL):
+    """CFL whose observer also compares full gradients (eq. 50), from round `since` on."""
+
+    since: int = 1
+    seen = 0  # rounds; without an annotation, so no hyper-parameter
+
+    def observe(self, federation: Federation, client: Any, state: Any, *rest: Any) -> Line:
+        """Adds g and the bipartition's correctness for gradients, and the latter for updates."""
+        line = super().observe(federation, client, state, *rest)
+        self.seen += 1
+        if self.seen < self.since or federation.truth is None:
+            return line
+        gradients = -client.cohort.train(client.models, range(len(federation)), FULL_BATCH, self.seen)
+        by_gradient = cosine(gram(gradients)).cpu().numpy()
+        return {
+            **line,
+            "gap_gradients": separation_gap(by_gradient, federation.truth),
+            "correct_gradients": is_correct(*bipartition(by_gradient)[:2], federation.truth),
+            "correct_updates": is_correct(*bipartition(state.alpha.numpy())[:2], federation.truth),
+        }
+
+
+def watched(cell: Cell, since: int) -> list[Line]:
+    """The history of a cell's run: label swap, one model for all, gradients from round `since` on."""
+    scenario = LabelSwap(clusters=cell["clusters"])
+    federation = Federation.simulate(cell["data"], scenario=scenario, clients=cell["clients"], samples=cell["points"], seed=cell["seed"])
+    return Watched(**NEVER, **training(cell), since=since).fit(federation).history_
