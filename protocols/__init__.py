@@ -4,8 +4,11 @@ from securecluster.protocols.base import Protocol
 from securecluster.protocols.cfl import CFL
 from securecluster.protocols.fedavg import FedAvg
 from securecluster.protocols.flhc import FLHC
+from securecluster.protocols.ifca import IFCA
 from securecluster.protocols.local import Local
+from securecluster.protocols.local_kmeans import LocalKMeans
+from securecluster.protocols.random_clusters import RandomClusters
 
 from securecluster.settings import Settings
 
-__all__ = ["CFL", "FLHC", "FedAvg", "Local", "Protocol", "Settings"]
+__all__ = ["CFL", "FLHC", "IFCA", "FedAvg", "Local", "LocalKMeans", "Protocol", "RandomClusters", "Settings"]

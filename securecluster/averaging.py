@@ -75,7 +75,7 @@ class Averaged:
 def average(net: Network, state: Averaged, share: float, t: int) -> None:
     """Round t of FedAvg in each cluster: a share of its members, two or more since a sum over one hides nothing, averaged by n_i."""
     clusters = clusters_of(state.labels)
-    lone = [own[0] for own in clusters if len(own) == 1]
+    lone = sorted(own[0] for own in clusters if len(own) == 1)
     if lone:
         state.outbox.leave(net.gather(Contributor.alone, state.outbox.letter(lone), to=lone).ids)
     asked = sorted(i for c, own in enumerate(clusters) if len(own) > 1 for i in invite(net, own, share, t, c, least=MINIMUM))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +21,31 @@ def members(labels: Sequence[int]) -> list[list[int]]:
     for i, label in enumerate(labels):
         found[label].append(i)
     return found
+
+
+def check_number(k: object, clients: int) -> None:
+    """Raise UsageError for a number of clusters that cannot be made of so many clients."""
+    if not isinstance(k, Integral) or not 1 <= int(k) <= clients:
+        raise UsageError(f"k = {k!r} clusters cannot be made of {clients} clients: k is a whole number from 1 to the number of clients")
+
+
+def kmeans(inner: Array, k: int, seed: int) -> list[int]:
+    """k-means clusters, numbered from 0, of points that are known by their inner products (m, m).
+
+    Points of m or fewer numbers have the same inner products, and so the same distances: the clusters are those of the points
+    themselves. Of ten starts the best is taken; there are fewer clusters where fewer points differ.
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    centred = inner - inner.mean(0) - inner.mean(1)[:, None] + inner.mean()
+    values, vectors = np.linalg.eigh((centred + centred.T) / 2)
+    points = vectors * np.sqrt(values.clip(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # points that coincide
+        found = KMeans(min(k, len(points)), n_init=10, random_state=seed % (1 << 32)).fit_predict(points)
+    labels: list[int] = np.unique(found, return_inverse=True)[1].tolist()
+    return labels
 
 
 class Bipartition(NamedTuple):

@@ -24,7 +24,7 @@ from securecluster.evaluation import Samples, cross_entropy, hit
 from securecluster.messages import Rows
 from securecluster.optimizers import OPTIMIZERS, Optimizer
 from securecluster.optimizers import build as build_optimizer
-from securecluster.randomness import Randomness
+from securecluster.randomness import Part, Randomness
 
 if TYPE_CHECKING:
     from securecluster.models import FlatModel
@@ -234,6 +234,10 @@ class Cohort:
             drawn = [self._randomness.generator("client", self.ids[i], "dropout", step).integers(1 << 62, size=len(index)) for i in who]
             keys = torch.as_tensor(np.stack(drawn, 1)).to(self.device)
         return _Chunk(torch.as_tensor(index).to(self.device), torch.as_tensor(weight).to(self.device, self.dtype), keys, active)
+
+    def drawn(self, *path: Part) -> torch.Tensor:
+        """Other initial weights than θ_0, (d,): every client of a run draws the same ones for `path`."""
+        return self.model.redrawn(self._randomness, *path)
 
     def accuracy(self, models: Rows) -> NDArray[np.float64]:
         """Each client's accuracy on its own test data under its model, (m,); NaN for a client without test data."""

@@ -60,14 +60,18 @@ class TraineeState:
     table: torch.Tensor  # (u, d)
     index: list[int]  # (m,)
     secrets: Secrets
+    starts: list[int] = field(default_factory=list)  # where clients hold several models: the starts they belong to
 
 
 class Trainee:
     """Clients that train from their cluster's model (Sattler et al. 2019, Algorithm 5, "Client i does")."""
 
-    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool) -> None:
+    def __init__(
+        self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, start: torch.Tensor | None = None
+    ) -> None:
         self.cohort, self.training, self._pipeline, self._weighted = cohort, training, pipeline, weighted
-        self.models = Rows(cohort.start[None].clone(), (0,) * len(cohort.ids))
+        self._start = cohort.start if start is None else start
+        self.models = Rows(self._start[None].clone(), (0,) * len(cohort.ids))
         self._memo = _Memo()
         self._printed: tuple[torch.Tensor | None, list[bytes]] = (None, [])  # a table of models, and the digests of its rows
 
@@ -93,9 +97,9 @@ class Trainee:
     def post(self, turn: Turn, query: Hello) -> Update:
         """θ_i − θ_0, masked on the way out: how a model reaches those who were not there (Sattler et al. 2019, V-C; ours)."""
         d = self.cohort.model.dimension
-        delta = self.cohort.start.new_zeros(len(turn.at), self._pipeline.room(d))
+        delta = self._start.new_zeros(len(turn.at), self._pipeline.room(d))
         for row, k in zip(delta, turn.at, strict=True):
-            torch.sub(self.models.row(k), self.cohort.start, out=row[:d])
+            torch.sub(self.models.row(k), self._start, out=row[:d])
         return Update(Rows(delta), None)
 
     def advanced(self, at: Sequence[int], query: Means) -> Rows:
@@ -127,7 +131,7 @@ class Trainee:
             for p in picks:
                 if p not in self._memo.undone:
                     self._memo.undone[p] = self._undone(query.means.table[p], int(query.steps.table[p]))
-                theta = (self.cohort.start if query.absolute else theta) + self._memo.undone[p]
+                theta = (self._start if query.absolute else theta) + self._memo.undone[p]
             self._memo.moved[key] = (theta, _print(theta))
         return self._memo.moved[key]
 
@@ -136,7 +140,7 @@ class Trainee:
 
     def model_at(self, displacement: torch.Tensor, step: int) -> torch.Tensor:
         """θ_0 + P⁻¹(displacement), (d,), of a displacement under the mask of call `step`."""
-        return self.cohort.start + self._undone(displacement, step)
+        return self._start + self._undone(displacement, step)
 
     def _sizes(self, turn: Turn) -> Rows:
         return Rows(torch.as_tensor([float(self.cohort.sizes[k]) for k in turn.at], dtype=self.models.table.dtype))

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from sklearn.cluster import AgglomerativeClustering
+from sklearn.cluster import AgglomerativeClustering, KMeans
 
-from securecluster.clustering import Bipartition, bipartition, evidence, intra_min
+from securecluster.clustering import Bipartition, bipartition, check_number, evidence, intra_min, kmeans
 from securecluster.errors import UsageError
 
 Alpha = NDArray[np.float64]
@@ -200,3 +200,28 @@ def test_evidence_is_the_better_halfs_gap_and_weighs_halves_by_size() -> None:
     assert gap == pytest.approx(0.8)
     assert weighed == pytest.approx(1.0)
     assert evidence(alpha[2:4, 2:4], Bipartition((0,), (1,), 0.1)) == (-2.0, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_k_means_from_inner_products_is_k_means_on_the_points(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    points = rng.normal(size=(4, 300))[rng.integers(4, size=40)] + rng.normal(scale=1.5, size=(40, 300)) + 100
+    best = min((KMeans(4, n_init=20, random_state=s).fit(points) for s in range(3)), key=lambda found: float(found.inertia_))
+    found = np.array(kmeans(points @ points.T, 4, seed))
+    assert set(found) == set(range(4))
+    inertia = sum(float(((points[found == c] - points[found == c].mean(0)) ** 2).sum()) for c in range(4))
+    assert inertia == pytest.approx(best.inertia_, rel=0.01)
+    assert kmeans(points @ points.T, 4, seed) == list(found)
+
+
+def test_k_means_of_points_that_coincide_has_fewer_clusters_and_no_warning() -> None:
+    assert kmeans(np.ones((5, 5)), 3, 0) == [0] * 5
+    assert sorted(kmeans(np.eye(2), 3, 0)) == [0, 1]
+
+
+@pytest.mark.parametrize("k", [0, 7, 1.5, "2", None])
+def test_a_number_of_clusters_is_a_whole_number_up_to_that_of_clients(k: object) -> None:
+    check_number(6, 6)
+    check_number(np.int64(1), 6)
+    with pytest.raises(UsageError, match=r"clusters cannot be made of 6 clients"):
+        check_number(k, 6)

@@ -21,7 +21,7 @@ LAYERS = [
     {"endpoint", "run"},
     {"network"},
     {"displacements"},
-    {"averaging", "tree"},
+    {"averaging", "banks", "tree"},
     {"looks"},
     {"protocols"},
     {"app", "benchmarks"},

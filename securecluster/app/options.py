@@ -13,14 +13,23 @@ from securecluster.data.sources import default_scenario
 from securecluster.errors import UsageError, unknown
 from securecluster.settings import Settings
 
-PROTOCOLS = {"cfl": "CFL", "flhc": "FLHC", "fedavg": "FedAvg", "local": "Local"}
+PROTOCOLS = {  # module and class
+    "cfl": "cfl:CFL",
+    "flhc": "flhc:FLHC",
+    "ifca": "ifca:IFCA",
+    "local-kmeans": "local_kmeans:LocalKMeans",
+    "random": "random_clusters:RandomClusters",
+    "fedavg": "fedavg:FedAvg",
+    "local": "local:Local",
+}
 
 
 def protocol_class(name: str) -> Any:
     """The class of a protocol name."""
     if name not in PROTOCOLS:
         raise unknown("protocol", name, PROTOCOLS)
-    return getattr(importlib.import_module(f"securecluster.protocols.{name}"), PROTOCOLS[name])
+    module, _, kind = PROTOCOLS[name].partition(":")
+    return getattr(importlib.import_module(f"securecluster.protocols.{module}"), kind)
 
 
 DEFAULT_CLIENTS = 20

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, FedAvg, Local, Protocol, Settings
+from securecluster.protocols import CFL, FLHC, IFCA, FedAvg, Local, LocalKMeans, Protocol, RandomClusters, Settings
 
 from securecluster import Federation, Iid, LabelSwap, wire
 from securecluster.cohort import Cohort
@@ -20,15 +20,21 @@ from securecluster.transcript import Transcript, load_entries
 from securecluster.transport import Framed, InProcess, Recorded
 
 MASKS = ("permutation", "signed-permutation", "rotation", "haar")
-MASKED = [(protocol, mask) for protocol in (CFL, FLHC, FedAvg) for mask in ("none", *MASKS)]
+MASKED = [(protocol, mask) for protocol in (CFL, FLHC, FedAvg, IFCA, LocalKMeans, RandomClusters) for mask in ("none", *MASKS)]
+ONE_MODEL = [(protocol, mask) for protocol, mask in MASKED if protocol is not IFCA]  # its clients hold several: see its own tests
 EVERY = [*MASKED, (Local, "none")]
+OWN: dict[type[Protocol], dict[str, Any]] = {
+    IFCA: {"k": 2, "starts": 2, "start_rounds": 1},
+    LocalKMeans: {"k": 2, "local_rounds": 1},
+    RandomClusters: {"k": 2},
+}
 FULL = Settings(transcript="full")
 
 
 def method(protocol: type[Protocol], mask: str, **params: Any) -> Any:
     """A protocol with a mask, a model small enough for it, and clusters as early as round 2."""
     early = {"pre_rounds": min(1, params["rounds"] - 1)} if protocol is FLHC else {}
-    return protocol(mask=mask, model="linear" if mask == "haar" else "mlp", **early, **params)
+    return protocol(mask=mask, model="linear" if mask == "haar" else "mlp", **OWN.get(protocol, {}), **early, **params)
 
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
@@ -57,7 +63,7 @@ def test_the_server_replays_bit_for_bit(protocol: type[Protocol], mask: str, sma
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg])
+@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg, IFCA, LocalKMeans, RandomClusters])
 def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], mask: str, small: Federation) -> None:
     made = method(protocol, mask, rounds=1)
     masked, plain = made.fit(small).client_models_.values, made.set_params(mask="none").fit(small).client_models_.values
@@ -161,7 +167,7 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_over_cleanly(
     assert fitted.transcript_.entries == CFL(rounds=2).fit(small, FULL).transcript_.entries
 
 
-@pytest.mark.parametrize(("protocol", "mask"), MASKED)
+@pytest.mark.parametrize(("protocol", "mask"), ONE_MODEL)
 def test_a_client_that_misses_rounds_is_named_and_catches_up(protocol: type[Protocol], mask: str, small: Federation) -> None:
     made = method(protocol, mask, rounds=5)
     endpoint = made.build_client(small, Settings())
@@ -233,7 +239,7 @@ def test_client_and_server_agree_on_the_dimension(small: Federation) -> None:
 @pytest.mark.parametrize(
     "change", [{"lr": 0.1}, {"model": "linear"}, {"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))}]
 )
-@pytest.mark.parametrize("protocol", [CFL, FedAvg, Local])
+@pytest.mark.parametrize("protocol", [CFL, FedAvg, IFCA, Local, LocalKMeans, RandomClusters])
 def test_a_folder_of_another_configuration_is_not_resumed(
     protocol: type[Protocol], change: dict[str, Any], small: Federation, tmp_path: Path
 ) -> None:
@@ -243,10 +249,10 @@ def test_a_folder_of_another_configuration_is_not_resumed(
     with pytest.raises(RunFolderError, match="another configuration"):
         protocol(**(start | change)).fit(small, folder=tmp_path)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert len(protocol(**start).fit(small, folder=tmp_path).history_) == 1
+    assert len(protocol(**start).fit(small, folder=tmp_path).history_) == protocol(**start).total
 
 
-@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg, Local])
+@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg, IFCA, Local, LocalKMeans, RandomClusters])
 def test_divergence_is_an_error_that_names_the_clients(protocol: type[Protocol], small: Federation) -> None:
     with pytest.raises(UpdateError, match=r"round 1: .* client\(s\) 0, 1.*lower the learning rate"):
         method(protocol, "none", rounds=3, lr=1e30).fit(small)

@@ -1,0 +1,194 @@
+"""IFCA: Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020. Algorithm 1, with
+model averaging. A baseline: it is told the number of clusters.
+
+θ_j    the k models; the server knows at most where each began
+F_i    the mean loss of client i's training samples; its estimate of its cluster is argmin_j F_i(θ_j)
+s_ij   1 where client i takes model j: it tells its choice, and its update goes into a sum over those who chose alike
+
+Restarts: a start whose models begin badly stays in a local optimum. As in the paper's experiments it is tried several times from
+other models; that the start with the lowest training loss goes on, and after how many rounds, is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, ClassVar
+
+from securecluster.protocols.base import Protocol
+
+from securecluster.banks import Choice, Chooser, Offers, Start, offers
+from securecluster.clustering import check_number
+from securecluster.data import Federation
+from securecluster.displacements import Trainee, invite
+from securecluster.endpoint import MINIMUM
+from securecluster.errors import UsageError
+from securecluster.messages import Rows
+from securecluster.network import Network, Replies
+from securecluster.privacy.keys import Hello
+from securecluster.randomness import Randomness
+from securecluster.run import Run
+
+
+@dataclass
+class State:
+    """What the server's loop changes."""
+
+    running: Start
+    best: Start | None = None  # of those that are over, while others are tried
+    offers: Offers | None = None  # the models that newcomers choose from
+
+    @property
+    def used(self) -> list[int]:
+        """The models that some client took last; label c is model `used[c]`."""
+        return sorted(set(self.running.choice))
+
+    @property
+    def labels(self) -> list[int]:
+        """Each client's cluster."""
+        return [self.used.index(j) for j in self.running.choice]
+
+
+@dataclass
+class IFCA(Protocol):
+    """k models; each client trains the one that fits its own samples best."""
+
+    mask: str = "permutation"
+    """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
+    k: int = 4
+    """number of models"""
+    starts: int = 10
+    """short starts from other models, of which the best goes on; 1 tries no other"""
+    start_rounds: int = 3
+    """rounds of a short start, at most all; those of the best count towards rounds"""
+
+    name: ClassVar[str] = "ifca"
+    client: ClassVar[type[Trainee]] = Chooser
+
+    def serve(self, net: Network, run: Run) -> State:
+        """Algorithm 1."""
+        state = State(self._begin(net, 0))
+        for t in run.rounds("train", state, self.total):
+            self._turn(net, state, t)
+            asked = invite(net, net.clients, self.participation, t)
+            chosen = self._choose(net, state, asked)  # lines 4–7
+            if chosen.ids:
+                by = [state.running.choice[i] for i in chosen.ids]
+                sums = net.sum(Chooser.contribute, Hello(), to=chosen.ids, by=by, groups=self.k)  # lines 8–9
+                if sums.ids:
+                    assert sums.rows.size is not None
+                    state.running.post(sums.step, sums.rows.delta.table, sums.rows.size.table)  # line 11
+            judged = t <= self._short and t % self._each == 0
+            run.note(start=state.running.number, loss=self._judge(net, state) if judged else None)
+        self._turn(net, state, self.total + 1)
+        state.running = run.once("deliver", lambda: self._settle(net, run, state), Start)
+        state.offers = run.once("offer", lambda: offers(net, state.running, masked=self.mask != "none"), Offers)
+        return state
+
+    def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
+        """Each newcomer gets the models in use and takes the best of them."""
+        assert state.offers is not None
+        if not state.offers.models:
+            raise UsageError("no client could show its model at the end of the run, so there is none to choose: run it anew")
+        got = net.gather(Chooser.join, state.offers.letter(state.running, len(to)), to=to)
+        if got.lost:
+            raise UsageError(f"newcomer(s) {', '.join(map(str, got.lost[:5]))} did not reply: ask for their clusters again")
+        return [state.used.index(j) for j in got.rows.model.values.tolist()]
+
+    @property
+    def total(self) -> int:
+        """Rounds of all starts."""
+        return self.rounds + max(0, self._short - self._each)
+
+    @property
+    def _each(self) -> int:
+        return min(self.start_rounds, self.rounds)
+
+    @property
+    def _short(self) -> int:
+        """The round with which the last of several short starts ends."""
+        return self.starts * self._each if self.starts > 1 else 0
+
+    def _begin(self, net: Network, start: int) -> Start:
+        return Start.begin(start, self.k, len(net.clients), fresh=self.mask != "none")
+
+    def _turn(self, net: Network, state: State, t: int) -> None:
+        """When a short start is over: the next one, or after the last the best of all goes on."""
+        over, left = divmod(t - 1, self._each)
+        if left or not 1 <= over <= self.starts or not self._short:
+            return
+        if state.best is None or state.running.loss < state.best.loss:
+            state.best = state.running
+        if over < self.starts:
+            state.running = self._begin(net, over)
+        else:
+            state.running, state.best = state.best, None
+
+    def _choose(self, net: Network, state: State, to: Sequence[int]) -> Replies[Choice]:
+        """Each client takes what it lacks of the models and names the one it takes."""
+        got = net.gather(Chooser.choose, state.running.letter(to, state.best), to=to)
+        state.running.delivered(got.ids)
+        if got.ids:
+            for i, j in zip(got.ids, got.rows.model.values.tolist(), strict=True):
+                state.running.choice[i] = j
+        return got
+
+    def _judge(self, net: Network, state: State) -> float | None:
+        """The training loss of a start, each client with its best model; the same clients judge every start."""
+        judges = invite(net, net.clients, self.participation, 0, least=MINIMUM)
+        got = net.sum(Chooser.least, state.running.letter(judges, state.best), to=judges)
+        state.running.delivered(got.ids)
+        if not got.ids:
+            return None
+        state.running.loss = float(got.rows.loss.table / got.rows.size.table)
+        return state.running.loss
+
+    def _settle(self, net: Network, run: Run, state: State, tries: int = 5) -> Start:
+        """The last averages reach everyone, who chooses once more (ours); who does not reply stays with its last choice."""
+        net.round, left = len(run.history) + 1, tuple(net.clients)
+        for _ in range(tries):
+            if left:
+                left = self._choose(net, state, left).lost
+        return state.running
+
+    @property
+    def weighted(self) -> bool:
+        """Always: each model is the mean over samples."""
+        return True
+
+    def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
+        """Refuses a model whose initial weights cannot be drawn anew."""
+        if max(self.k, self.starts) > 1:
+            self.flat_model(federation).redrawn(Randomness(federation.seed), "start", 0, 1)
+        return super().config(federation, dtype)
+
+    def check(self, clients: int) -> None:
+        """Adds the numbers of models and starts."""
+        super().check(clients)
+        check_number(self.k, clients)
+        for name in ("starts", "start_rounds"):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < 1:
+                raise UsageError(f"{name} = {value!r} is not possible: it is a whole number from 1")
+
+    def sees(self) -> list[str]:
+        """What the choices show."""
+        return [
+            "the model each client takes, in every round",
+            "each client's number of samples and weighted update (the plain sum reads all replies; a cluster of one shows one)",
+            "the mean training loss of each start, and at the end how far each model has moved (masked where updates are)",
+        ]
+
+    def served(self, client: Any, state: Any) -> Rows:
+        """The model each client took last, with the averages it has yet to get."""
+        return self._held(client, state, range(len(client.cohort.ids)))
+
+    def final(self, client: Any, state: Any) -> Rows:
+        """The model each client took last."""
+        return self._held(client, state, [])
+
+    def _held(self, client: Any, state: State, at: Sequence[int]) -> Rows:
+        choice = [state.running.choice[i] for i in client.cohort.ids]
+        models: Rows = client.taken(state.running.letter([client.cohort.ids[k] for k in at], state.best), at, choice)
+        return models

@@ -1,0 +1,150 @@
+"""Local-KMeans: every client trains alone, k-means on their models finds the clusters. The baseline of Vardhan, Ghosh, Mazumdar ("An
+Improved Federated Clustering Algorithm with Model-based Clustering", TMLR 2024), as Ghosh, Hong, Yin, Ramchandran 2019 proposed it.
+
+θ_0    where everyone starts; θ_i client i's model after its local rounds
+X      the rows P(θ_i − θ_0), all under one mask P, which keeps their distances
+
+That a cluster goes on by FedAvg from the mean of its members' models, for the rounds that remain, is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import ClassVar
+
+from securecluster.protocols.base import Protocol
+
+from securecluster.averaging import Averaged, Contributor, average
+from securecluster.backend import torch
+from securecluster.clustering import check_number, kmeans
+from securecluster.clustering import members as clusters_of
+from securecluster.displacements import Means, Outbox, Trainee, Update, deliver
+from securecluster.endpoint import GATHER, Turn, answers
+from securecluster.errors import UsageError
+from securecluster.messages import Rows
+from securecluster.network import Network
+from securecluster.privacy.keys import Hello
+from securecluster.run import Run
+from securecluster.similarity import gram, mean_row
+
+
+@dataclass
+class State(Averaged):
+    """What the server's loop changes."""
+
+    step: int = 0  # the call in which clients handed in their models: it names the mask
+    centres: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # (k, d) means of X over the clusters
+
+
+class Client(Contributor):
+    """Clients that train alone, hand in what they learned once, and go on from where they are told."""
+
+    _alone: dict[int, torch.Tensor] | None = None  # by position: models that were handed in
+
+    @answers(GATHER, through=("delta",), fresh=True)
+    def hand_in(self, turn: Turn, query: Hello) -> Update:
+        """θ_i − θ_0; and θ_i ← θ_0, from which the mean of the cluster is counted. Asked again, the answer is the same."""
+        known = self._alone or {}
+        self._alone = known | {k: self.models.row(k) for k in turn.at if k not in known}
+        start, d = self.cohort.start, self.cohort.model.dimension
+        delta = start.new_zeros(len(turn.at), self._pipeline.room(d))
+        for row, k in zip(delta, turn.at, strict=True):
+            torch.sub(self._alone[k], start, out=row[:d])
+        left = [k for k in range(len(self.cohort.ids)) if k not in self._alone]
+        place = {k: n + 1 for n, k in enumerate(left)}
+        table = torch.stack([start, *(self.models.row(k) for k in left)])
+        self.models = Rows(table, tuple(place.get(k, 0) for k in range(len(self.cohort.ids))))
+        return Update(Rows(delta), None)
+
+    def advanced(self, at: Sequence[int], query: Means) -> Rows:
+        """As of every trainee; by the time averages come, nobody is asked again for its own model."""
+        self._alone = None
+        return super().advanced(at, query)
+
+
+@dataclass
+class LocalKMeans(Protocol):
+    """k-means on the models that clients trained alone."""
+
+    mask: str = "permutation"
+    """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
+    k: int = 4
+    """number of clusters"""
+    local_rounds: int = 10
+    """rounds, at most all, in which clients train alone before they are clustered; no averaging is done where none remain"""
+
+    name: ClassVar[str] = "local-kmeans"
+    client: ClassVar[type[Trainee]] = Client
+
+    def serve(self, net: Network, run: Run) -> State:
+        """Everyone trains alone, then k-means, then FedAvg in each cluster."""
+        m = len(net.clients)
+        state = State(list(net.clients), Outbox.start(m, fresh=self.mask != "none"))
+        for t in run.rounds("train", state, self.rounds):
+            if t > self._local:
+                average(net, state, self.participation, t)
+                continue
+            net.gather(Contributor.alone, state.outbox.letter(net.clients), to=net.clients)
+            if t == self._local:
+                self._cluster(net, state)
+        deliver(net, run, state)
+        return state
+
+    @property
+    def _local(self) -> int:
+        return min(self.local_rounds, self.rounds)
+
+    def _cluster(self, net: Network, state: State) -> None:
+        """Lloyd's algorithm on the rows of X, as points of the same distances; who hands in nothing goes on alone (ours)."""
+        ids, delta, state.step = _handed_in(net, net.clients)
+        found = kmeans(gram(delta).cpu().numpy(), self.k, net.randomness.integer("server", "k-means"))
+        state.centres = torch.stack([mean_row(delta, own) for own in clusters_of(found)]).cpu()
+        cluster, silent = dict(zip(ids, found, strict=True)), [i for i in net.clients if i not in ids]
+        number = {i: len(state.centres) + n for n, i in enumerate(silent)}
+        state.labels = [(cluster | number)[i] for i in net.clients]
+        state.outbox.leave(silent)
+        state.outbox.post(state.step, torch.cat([state.centres, state.centres.new_zeros(len(silent), delta.shape[1])]), state.labels)
+
+    def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
+        """Newcomers train alone as long as the others did, and join the cluster of the nearest centre (ours)."""
+        nothing = Outbox.start(0, fresh=False)
+        for _ in range(self._local):
+            net.gather(Contributor.alone, nothing.letter(to), to=to)
+        ids, delta, _ = _handed_in(net, to, state.step)
+        silent = [i for i in to if i not in ids]
+        if silent:
+            raise UsageError(f"newcomer(s) {', '.join(map(str, silent[:5]))} did not reply: ask for their clusters again")
+        away = [[float((row.cpu().double() - centre).square().sum()) for centre in state.centres.double()] for row in delta]
+        return [own.index(min(own)) for own in away]
+
+    def check(self, clients: int) -> None:
+        """Adds the number of clusters and the local rounds."""
+        super().check(clients)
+        check_number(self.k, clients)
+        if not isinstance(self.local_rounds, Integral) or self.local_rounds < 1:
+            raise UsageError(f"local_rounds = {self.local_rounds!r} is not possible: it is a whole number from 1")
+
+    def sees(self) -> list[str]:
+        """What stays visible under every mask."""
+        return [
+            "norms and inner products of what each client learned alone",
+            "each client's cluster",
+            "each client's number of samples (the plain sum reads every reply)",
+        ]
+
+
+def _handed_in(net: Network, to: Sequence[int], step: int | None = None, tries: int = 5) -> tuple[list[int], torch.Tensor, int]:
+    """Who handed in, the rows of X, and the call whose mask they carry; who does not reply is asked again under the same one."""
+    ids: list[int] = []
+    rows: list[torch.Tensor] = []
+    for _ in range(tries):
+        left = [i for i in to if i not in ids]
+        if left:
+            got = net.gather(Client.hand_in, Hello(), to=left, step=step)
+            step, ids = got.step, [*ids, *got.ids]
+            rows += [got.rows.delta.values] if got.ids else []
+    if not ids or step is None:
+        raise UsageError("no client handed in what it learned: lower the chance that clients drop out (--dropout)")
+    return ids, rows[0] if len(rows) == 1 else torch.cat(rows), step

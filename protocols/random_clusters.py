@@ -1,0 +1,51 @@
+"""Random clusters: FedAvg within k clusters of equal size that the server draws, as Ali and Arafa ("Data Similarity-Based One-Shot
+Clustering for Multi-Task Hierarchical Federated Learning", 2024) compare with. A baseline: it shows what smaller clusters alone do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from securecluster.protocols.base import Protocol
+
+from securecluster.averaging import Averaged, Contributor, average
+from securecluster.clustering import check_number
+from securecluster.displacements import Outbox, Trainee, deliver
+from securecluster.network import Network
+from securecluster.run import Run
+
+
+@dataclass
+class RandomClusters(Protocol):
+    """One model for each of k random clusters, averaged by |D_i|."""
+
+    k: int = 4
+    """number of clusters"""
+
+    name: ClassVar[str] = "random"
+    client: ClassVar[type[Trainee]] = Contributor
+
+    def serve(self, net: Network, run: Run) -> Averaged:
+        """FedAvg in each cluster; sizes differ by one at most."""
+        m = len(net.clients)
+        labels = net.randomness.generator("server", "clusters").permutation(m) % self.k
+        state = Averaged(labels.tolist(), Outbox.start(m, fresh=self.mask != "none"))
+        for t in run.rounds("train", state, self.rounds):
+            average(net, state, self.participation, t)
+        deliver(net, run, state)
+        return state
+
+    def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:
+        """A draw of its own for each newcomer."""
+        return [int(net.randomness.generator("server", "newcomer", i).integers(self.k)) for i in to]
+
+    def check(self, clients: int) -> None:
+        """Adds the number of clusters."""
+        super().check(clients)
+        check_number(self.k, clients)
+
+    def sees(self) -> list[str]:
+        """What the weights show."""
+        return ["each client's number of samples (the plain sum reads every reply)"]

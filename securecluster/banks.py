@@ -1,0 +1,241 @@
+"""Both ends of averaging several models at once, of which each client takes the one that fits its own samples best.
+
+Client: a `Chooser` holds k models for each start that is still of use, and tells which of them it takes. Server: a `Start` keeps an
+`Outbox` for each of its k models, since under fresh masks a client must be sent the averages of all of them that it lacks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.backend import torch
+from securecluster.cohort import Cohort, LocalTraining
+from securecluster.displacements import Means, Outbox, Trainee, TraineeState, Update
+from securecluster.endpoint import GATHER, SUM, Turn, answers
+from securecluster.messages import Picks, Rows
+from securecluster.network import Network
+from securecluster.privacy.keys import Hello, Secrets
+from securecluster.privacy.stages import Pipeline
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """Server to client: the averages of each of the k models that it lacks, oldest first."""
+
+    means: Picks  # (r, d) as in `Means`
+    steps: Picks  # (r,) int64, as in `Means`
+    models: Picks  # (r,) int64, the model that each average moves
+    k: int
+    start: int  # whose models; the first ones follow from the public configuration
+    best: int  # another start whose models are still of use, or the same
+    absolute: bool  # one row a model at most, its whole displacement
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Client to server."""
+
+    model: Rows  # (b,) int64, the one with the lowest training loss
+
+
+@dataclass(frozen=True, eq=False)
+class Which:
+    """Server to client: the model it is to show."""
+
+    model: Rows  # (b,) int64
+    start: int
+
+
+@dataclass(frozen=True, eq=False)
+class Least:
+    """Client to server: how well the best of the models fits."""
+
+    loss: Rows  # (b,) |D_i| times the least mean loss, float64, nats
+    size: Rows  # (b,) |D_i|
+
+
+Bank = list[Trainee]  # k models, each as all clients of a cohort have it
+
+
+class Chooser(Trainee):
+    """Clients that take the best of k models (Ghosh et al. 2020, Algorithm 1, lines 5–8)."""
+
+    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool) -> None:
+        super().__init__(cohort, training, pipeline, weighted)
+        self.banks: dict[int, Bank] = {}  # by start
+        self._chosen: dict[int, tuple[int, int]] = {}  # by position: the start and the model it took last
+
+    @answers(GATHER)
+    def choose(self, turn: Turn, query: Moves) -> Choice:
+        """The model with the lowest loss on all training samples; of equal ones the first."""
+        return self._take(turn, query.start, self._losses(turn, query))
+
+    @answers(GATHER)
+    def join(self, turn: Turn, query: Moves) -> Choice:
+        """A newcomer's choice, among the models that the query moves (ours)."""
+        losses = self._losses(turn, query)
+        offered = set(query.models.table.tolist())
+        losses[[j for j in range(query.k) if j not in offered]] = math.inf
+        return self._take(turn, query.start, losses)
+
+    @answers(GATHER, SUM, through=("delta",), fresh=True)
+    def contribute(self, turn: Turn, query: Hello) -> Update:
+        """n_i·Δ_i and n_i, from the model just chosen; a cluster of one is allowed, as printed."""
+        start = _gathered([(self.banks[start][j].models, k) for k, (start, j) in ((k, self._chosen[k]) for k in turn.at)])
+        room, sizes = self._pipeline.room(self.cohort.model.dimension), [self.cohort.sizes[k] for k in turn.at]
+        return Update(Rows(self.cohort.train(start, turn.at, self.training, turn.step, room, sizes)), self._sizes(turn))
+
+    @answers(SUM)
+    def least(self, turn: Turn, query: Moves) -> Least:
+        """n_i times the lowest loss, and n_i: what a start is judged by."""
+        losses = torch.as_tensor(self._losses(turn, query).min(0) * np.array([self.cohort.sizes[k] for k in turn.at]))
+        return Least(Rows(losses), self._sizes(turn))
+
+    @answers(GATHER, through=("delta",), fresh=True)
+    def show(self, turn: Turn, query: Which) -> Update:
+        """How far a model has moved since its start began, masked on the way out: so it reaches newcomers (ours)."""
+        wanted = zip(query.model.values.tolist(), turn.ids, turn.at, strict=True)
+        bank = self.banks[query.start]
+        parts = [bank[j].post(Turn((i,), (k,), turn.round, turn.step), Hello()).delta.values for j, i, k in wanted]
+        return Update(Rows(torch.cat(parts)), None)
+
+    def taken(self, query: Moves, at: Sequence[int], choice: Sequence[int]) -> Rows:
+        """Everyone's model, `choice[i]` client i's, where those at positions `at` have what the query brings them."""
+        bank = self.banks.get(query.start) or self._first(query.start, query.k)
+        moved = [model.advanced(at, means) for model, means in zip(bank, _split(query), strict=True)]
+        return _gathered([(moved[j], k) for k, j in enumerate(choice)])
+
+    def _take(self, turn: Turn, start: int, losses: NDArray[np.float64]) -> Choice:
+        found = losses.argmin(0)
+        self._chosen |= {k: (start, j) for k, j in zip(turn.at, found.tolist(), strict=True)}
+        return Choice(Rows(torch.as_tensor(found)))
+
+    def _losses(self, turn: Turn, query: Moves) -> NDArray[np.float64]:
+        """F_i(θ_j) of each model for each client that is asked, (k, b), after it has what the query brings; inf where it is none."""
+        kept = {start: bank for start, bank in self.banks.items() if start in (query.start, query.best)}
+        self.banks = {query.start: self._first(query.start, query.k)} | kept
+        for model, means in zip(self.banks[query.start], _split(query), strict=True):
+            model.models = model.advanced(turn.at, means)
+        found = [self.cohort.loss(model.models.select(turn.at), turn.at) for model in self.banks[query.start]]
+        return np.nan_to_num(np.stack(found), nan=math.inf, posinf=math.inf)
+
+    def _first(self, start: int, k: int) -> Bank:
+        """The models a start begins with: θ_0 is the first of all, the others are drawn as it was."""
+        drawn = [self.cohort.drawn("start", start, j) if start or j else self.cohort.start for j in range(k)]
+        return [Trainee(self.cohort, self.training, self._pipeline, self._weighted, theta) for theta in drawn]
+
+    def state(self, secrets: Secrets) -> TraineeState:
+        """For a checkpoint."""
+        models = [model.models for bank in self.banks.values() for model in bank]
+        if not models:
+            return super().state(secrets)
+        index = [torch.as_tensor(own.index) + sum(len(m.table) for m in models[:n]) for n, own in enumerate(models)]
+        return TraineeState(torch.cat([own.table for own in models]), torch.cat(index).tolist(), secrets, list(self.banks))
+
+    def restore(self, state: TraineeState) -> None:
+        """From a checkpoint."""
+        m, self.banks = len(self.cohort.ids), {}
+        rows = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
+        places = np.arange(len(rows)).reshape(len(state.starts), -1, m) if state.starts else np.zeros((0, 0, m), np.int64)
+        for start, models in zip(state.starts, places.tolist(), strict=True):
+            self.banks[start] = self._first(start, len(models))
+            for model, own in zip(self.banks[start], models, strict=True):
+                model.models = rows.select(own)
+
+
+@dataclass
+class Start:
+    """What the server knows of one start of the k models."""
+
+    number: int
+    boxes: list[Outbox]  # of each model
+    choice: list[int]  # (m,) the model that each client took last
+    loss: float = math.inf  # mean over samples of their client's least loss, at the end
+
+    @classmethod
+    def begin(cls, number: int, k: int, clients: int, fresh: bool) -> Start:
+        """Nothing sent yet."""
+        return cls(number, [Outbox.start(clients, fresh) for _ in range(k)], [0] * clients)
+
+    def letter(self, to: Sequence[int], best: Start | None = None) -> Moves:
+        """What each of `to` lacks."""
+        letters = [box.letter(to) for box in self.boxes]
+        places = np.cumsum([0, *(len(letter.means.table) for letter in letters)]).tolist()
+        own = [[tuple(p + first for p in picks) for picks in letter.means.picks] for first, letter in zip(places, letters, strict=False)]
+        picks = tuple(sum(each, ()) for each in zip(*own, strict=True))
+        means = torch.cat([letter.means.table for letter in letters if len(letter.means.table)] or [torch.zeros(0, 0)])
+        steps = torch.cat([letter.steps.table for letter in letters])
+        models = torch.as_tensor([j for j, letter in enumerate(letters) for _ in letter.steps.table], dtype=torch.int64)
+        kept, absolute = self.number if best is None else best.number, any(letter.absolute for letter in letters)
+        return Moves(Picks(means, picks), Picks(steps, picks), Picks(models, picks), len(self.boxes), self.number, kept, absolute)
+
+    def delivered(self, ids: Sequence[int]) -> None:
+        """These clients replied, so they have all of it."""
+        for box in self.boxes:
+            box.delivered(ids)
+
+    def post(self, step: int, sums: torch.Tensor, sizes: torch.Tensor) -> None:
+        """Add a round's averages (K, d), given as sums and weights; a model nobody took stays where it is."""
+        for box, total, size in zip(self.boxes, sums, sizes.tolist(), strict=True):
+            if size:
+                box.post(step, (total / size)[None], [0] * len(self.choice))
+
+
+@dataclass
+class Offers:
+    """The models in use, as newcomers can be sent them: `table[c]` is the displacement of `models[c]` since its start began."""
+
+    models: list[int]
+    steps: list[int]  # (k',) the call whose mask each row carries
+    table: torch.Tensor  # (k', d)
+
+    def letter(self, start: Start, clients: int) -> Moves:
+        """All of them, to each newcomer."""
+        picks = (tuple(range(len(self.models))),) * clients
+        steps, models = torch.as_tensor(self.steps), torch.as_tensor(self.models)
+        return Moves(
+            Picks(self.table, picks), Picks(steps, picks), Picks(models, picks), len(start.boxes), start.number, start.number, absolute=True
+        )
+
+
+def offers(net: Network, start: Start, masked: bool, tries: int = 5) -> Offers:
+    """The models in use. Under a mask the server cannot add up their averages, so a client that has a model shows it, masked."""
+    found: dict[int, tuple[int, torch.Tensor]] = {}
+    used = {j: [i for i, own in enumerate(start.choice) if own == j] for j in sorted(set(start.choice))}
+    if not masked:
+        moved = {j: start.boxes[j].posts[-1].table[0] for j in used if start.boxes[j].posts}
+        found = {j: (0, moved.get(j, torch.zeros_like(row))) for row in list(moved.values())[:1] for j in used}
+    for n in range(tries if masked else 0):
+        asked = {own[n % len(own)]: j for j, own in used.items() if j not in found}
+        if asked:
+            got = net.gather(Chooser.show, Which(Rows(torch.as_tensor(list(asked.values()))), start.number), to=list(asked))
+            found |= {asked[i]: (got.step, got.rows.delta.row(k).cpu()) for k, i in enumerate(got.ids)}
+    models = sorted(found)
+    table = torch.stack([found[j][1] for j in models]) if found else torch.zeros(0, 0)
+    return Offers(models, [found[j][0] for j in models], table)
+
+
+def _split(query: Moves) -> list[Means]:
+    """The averages of each model apart."""
+    model = query.models.table.tolist()
+    own = [tuple(tuple(p for p in picks if model[p] == j) for picks in query.means.picks) for j in range(query.k)]
+    return [Means(Picks(query.means.table, picks), Picks(query.steps.table, picks), query.absolute) for picks in own]
+
+
+def _gathered(picks: Sequence[tuple[Rows, int]]) -> Rows:
+    """Row `k` of `models` for each pick (models, k); equal rows stay stored once."""
+    place: dict[tuple[int, int], int] = {}
+    rows: list[torch.Tensor] = []
+    index = []
+    for models, k in picks:
+        own = (id(models), k if models.index is None else models.index[k])
+        if own not in place:
+            place[own] = len(rows)
+            rows.append(models.row(k))
+        index.append(place[own])
+    return Rows(torch.stack(rows), tuple(index))
