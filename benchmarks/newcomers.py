@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.protocols import CFL, FLHC, IFCA, Protocol
+from securecluster.protocols import CFL, FLHC, IFCA
 
 from securecluster import Federation, LabelSwap, Rotation
 
 RUNS, LATER = 20, 20
-PROTOCOLS: dict[str, type[Protocol]] = {p.name: p for p in (CFL, FLHC, IFCA)}  # type: ignore[type-abstract]
+PROTOCOLS: dict[str, Any] = {p.name: p for p in (CFL, FLHC, IFCA)}
 SCENARIOS: dict[str, Any] = {"label-swap": LabelSwap(clusters=4), "rotation": Rotation(clusters=4)}
 MASKS = ("none", "permutation", "rotation")
-SAMPLES = {"digits": {"cpu": None, "full": None}, "mnist": {"cpu": 100, "full": 1500}}
+SAMPLES: dict[str, dict[str, int | None]] = {"digits": {"cpu": None, "full": None}, "mnist": {"cpu": 100, "full": 1500}}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:

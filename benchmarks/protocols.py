@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.protocols import CFL, FLHC, IFCA, FedAvg, Local, LocalKMeans, Protocol, RandomClusters
+from securecluster.protocols import CFL, FLHC, IFCA, FedAvg, Local, LocalKMeans, RandomClusters
 
 from securecluster import Federation, Iid, LabelSwap, Pathological, Rotation
 
@@ -23,10 +23,7 @@ SCENARIOS: dict[str, tuple[Any, int]] = {
     "pathological": (Pathological(clusters=5), 5),
     "iid": (Iid(), 4),
 }
-PROTOCOLS: dict[str, type[Protocol]] = {
-    p.name: p
-    for p in (CFL, FLHC, IFCA, LocalKMeans, RandomClusters, FedAvg, Local)  # type: ignore[type-abstract]
-}
+PROTOCOLS: dict[str, Any] = {p.name: p for p in (CFL, FLHC, IFCA, LocalKMeans, RandomClusters, FedAvg, Local)}
 SAMPLES = {"cpu": 200, "full": None}
 
 
