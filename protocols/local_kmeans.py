@@ -18,7 +18,7 @@ from securecluster.protocols.base import Protocol
 
 from securecluster.averaging import Averaged, Contributor, average
 from securecluster.backend import torch
-from securecluster.clustering import check_number, kmeans
+from securecluster.clustering import check_number, kmeans, largest
 from securecluster.clustering import members as clusters_of
 from securecluster.displacements import Means, Outbox, Trainee, Update, deliver
 from securecluster.endpoint import GATHER, Turn, answers
@@ -99,6 +99,8 @@ class LocalKMeans(Protocol):
     def _cluster(self, net: Network, state: State) -> None:
         """Lloyd's algorithm on the rows of X, as points of the same distances; who hands in nothing goes on alone (ours)."""
         ids, delta, state.step = _handed_in(net, net.clients)
+        if not ids:  # everyone goes on alone
+            return
         found = kmeans(gram(delta).cpu().numpy(), self.k, net.randomness.integer("server", "k-means"))
         state.centres = torch.stack([mean_row(delta, own) for own in clusters_of(found)]).cpu()
         cluster, silent = dict(zip(ids, found, strict=True)), [i for i in net.clients if i not in ids]
@@ -108,16 +110,16 @@ class LocalKMeans(Protocol):
         state.outbox.post(state.step, torch.cat([state.centres, state.centres.new_zeros(len(silent), delta.shape[1])]), state.labels)
 
     def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
-        """Newcomers train alone as long as the others did, and join the cluster of the nearest centre (ours)."""
+        """Newcomers train alone as long as the others did and join the nearest centre; who does not reply, the largest cluster (ours)."""
         nothing = Outbox.start(0, fresh=False)
+        if not len(state.centres):
+            return [largest(state.labels)] * len(to)
         for _ in range(self._local):
             net.gather(Contributor.alone, nothing.letter(to), to=to)
         ids, delta, _ = _handed_in(net, to, state.step)
-        silent = [i for i in to if i not in ids]
-        if silent:
-            raise UsageError(f"newcomer(s) {', '.join(map(str, silent[:5]))} did not reply: ask for their clusters again")
         away = [[float((row.cpu().double() - centre).square().sum()) for centre in state.centres.double()] for row in delta]
-        return [own.index(min(own)) for own in away]
+        found = {i: own.index(min(own)) for i, own in zip(ids, away, strict=True)}
+        return [found.get(i, largest(state.labels)) for i in to]
 
     def check(self, clients: int) -> None:
         """Adds the number of clusters and the local rounds."""
@@ -145,6 +147,4 @@ def _handed_in(net: Network, to: Sequence[int], step: int | None = None, tries: 
             got = net.gather(Client.hand_in, Hello(), to=left, step=step)
             step, ids = got.step, [*ids, *got.ids]
             rows += [got.rows.delta.values] if got.ids else []
-    if not ids or step is None:
-        raise UsageError("no client handed in what it learned: lower the chance that clients drop out (--dropout)")
-    return ids, rows[0] if len(rows) == 1 else torch.cat(rows), step
+    return ids, torch.cat(rows) if len(rows) > 1 else rows[0] if rows else torch.zeros(0, 0), step or 0

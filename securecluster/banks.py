@@ -213,7 +213,7 @@ def offers(net: Network, start: Start, masked: bool, tries: int = 5) -> Offers:
     for n in range(tries if masked else 0):
         asked = {own[n % len(own)]: j for j, own in used.items() if j not in found}
         if asked:
-            got = net.gather(Chooser.show, Which(Rows(torch.as_tensor(list(asked.values()))), start.number), to=list(asked))
+            got = net.post(Chooser.show, Which(Rows(torch.as_tensor(list(asked.values()))), start.number), to=list(asked))
             found |= {asked[i]: (got.step, got.rows.delta.row(k).cpu()) for k, i in enumerate(got.ids)}
     models = sorted(found)
     table = torch.stack([found[j][1] for j in models]) if found else torch.zeros(0, 0)

@@ -23,6 +23,11 @@ def members(labels: Sequence[int]) -> list[list[int]]:
     return found
 
 
+def largest(labels: Sequence[int]) -> int:
+    """The cluster with most clients, of equal ones the first: where a client of which nothing is known most likely belongs (ours)."""
+    return max(range(1 + max(labels)), key=list(labels).count)
+
+
 def check_number(k: object, clients: int) -> None:
     """Raise UsageError for a number of clusters that cannot be made of so many clients."""
     if not isinstance(k, Integral) or not 1 <= int(k) <= clients:

@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     for value in ("p_gap_positive", "p_correct"):
         print(f"{value} is at least 0.99 up to γ: " + ", ".join(f"k = {k}: {gamma:g}" for k, gamma in reached(rows, value).items()))
     print(f"paper: {PAPER}; Theorem 1: " + ", ".join(f"k = {k}: {guaranteed_noise(k):.2f}" for k in KS))
-    return sheet.save(draw(rows))
+    return sheet.save(draw(rows), chosen.scale)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,9 @@ def draw(rows: Sequence[Row]) -> Any:
         if data in PAPER:
             place.axvline(PAPER[data][0], color="grey", linestyle=":", label=f"paper: {PAPER[data][1]}")
         place.set(title=data, xlabel="points per client", ylabel="separation gap g", xscale="log")
+        ticks = sorted({int(row["points"]) for row in rows if row["data"] == data})
+        place.set_xticks(ticks, [str(points) for points in ticks])
+        place.minorticks_off()
         place.legend(fontsize=8)
     return made
 
@@ -91,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     summarise(rows, ["data", "points"], [*CURVES, *(f"correct_{name}" for name in CURVES), "accuracy"])
     for value, label in CURVES.items():
         print(f"{label}: g is positive with every seed from", positive_from(rows, value))
-    return sheet.save(draw(rows))
+    return sheet.save(draw(rows), chosen.scale)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ["data", "points"], [f"{name}_{what}" for name in CURVES for what in ("positive_from", "correct_from", "last")])
-    return sheet.save(draw(rows))
+    return sheet.save(draw(rows), chosen.scale)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ["case"], [f"{name}_{what}" for name in NORMS for what in ("first", "peak", "last", "trend")])
-    return sheet.save(draw(rows))
+    return sheet.save(draw(rows), chosen.scale)
 
 
 if __name__ == "__main__":

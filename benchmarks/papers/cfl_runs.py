@@ -9,18 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from securecluster.benchmarks.papers.sheet import Cell
 from securecluster.protocols import CFL
 
 from securecluster import Federation, LabelSwap
 from securecluster.clustering import bipartition
-from securecluster.cohort import LocalTraining
 from securecluster.run import Line
 from securecluster.separation import is_correct, separation_gap
 from securecluster.similarity import cosine, gram
+from securecluster.tree import FULL
 
-NEVER: dict[str, Any] = {"criterion": "absolute", "eps1": 1e-9, "eps2": 1e9, "mask": "none"}  # one model for all, to the end
-FULL_BATCH = LocalTraining(lr=1.0, epochs=1, batch_size=10**9)  # its one step is minus the gradient
+NEVER: dict[str, Any] = {"criterion": "absolute", "eps1": 1e-9, "eps2": 1e9, "mask": "none", "tree": False}  # one model for all
 
 
 def training(cell: Cell) -> dict[str, Any]:
@@ -35,13 +36,13 @@ class Watched(CFL):
     since: int = 1
     seen = 0  # rounds; without an annotation, so no hyper-parameter
 
-    def observe(self, federation: Federation, client: Any, state: Any, *rest: Any) -> Line:
+    def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
         """Adds g and the bipartition's correctness for gradients, and the latter for updates."""
-        line = super().observe(federation, client, state, *rest)
+        line = super().observe(federation, client, state, accuracy)
         self.seen += 1
         if self.seen < self.since or federation.truth is None:
             return line
-        gradients = -client.cohort.train(client.models, range(len(federation)), FULL_BATCH, self.seen)
+        gradients = -client.cohort.train(client.models, range(len(federation)), FULL, self.seen)  # a step of rate 1
         by_gradient = cosine(gram(gradients)).cpu().numpy()
         return {
             **line,

@@ -71,9 +71,9 @@ class Sheet:
                 print(f"not run: {', '.join(f'{name} {value}' for name, value in row.items() if value and name not in _LAST)}")
         return rows
 
-    def save(self, figure: Any) -> Path:
-        """Write a picture beside the CSV file."""
-        buffer, path = io.BytesIO(), self.path.with_suffix(".png")
+    def save(self, figure: Any, scale: str) -> Path:
+        """Write a picture beside the CSV file: NAME.png for the scale "cpu", else NAME_SCALE.png."""
+        buffer, path = io.BytesIO(), self.path.with_name(self.path.stem + ("" if scale == "cpu" else f"_{scale}") + ".png")
         figure.savefig(buffer, format="png", dpi=120)
         files.write_atomic(path, buffer.getvalue())
         return path

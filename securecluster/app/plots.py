@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from securecluster.app.figure import figure, save
 from securecluster.app.tree_picture import tree
+from securecluster.app.trees import dendrogram
 
 
 def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], state: Any) -> list[Path]:
@@ -23,6 +24,9 @@ def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], s
     grown = getattr(state, "tree", None)
     if grown is not None:
         made.append(save(folder / "tree.png", tree(grown.nodes, content)))
+    look = getattr(state, "look", None)
+    if look is not None:
+        made.append(save(folder / "dendrogram.png", dendrogram(look, content["labels"])))
     return made
 
 

@@ -28,11 +28,10 @@ def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> 
     """The content of result.json.
 
     Args:
-        state: the server's final state. Where it has `handed`, the parameter tree's node whose model each cluster is handed, that
-            becomes `fallback`, with the validation losses that decided.
+        state: the server's final state. From its parameter tree, where it has one, come each cluster's leaf (`leaves`) and the node
+            whose model it was handed in the end, with the validation losses that decided (`fallback`).
     """
     labels = [int(c) for c in fitted.labels_]
-    handed = getattr(state, "handed", None)
     return {
         "schema": SCHEMA,
         "protocol": fitted.name,
@@ -55,12 +54,18 @@ def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> 
             "at_target": share_at(fitted.accuracy_, plan.settings.target),
         },
         "target": plan.settings.target,
-        **({"fallback": {"nodes": handed.nodes, "losses": handed.losses}} if handed else {}),
+        **_nodes(state, max(labels) + 1),
         "observer": True,
         "bytes": fitted.bytes_,
         "privacy": _privacy(fitted),
         "seconds": round(fitted.seconds_, 3),
     }
+
+
+def _nodes(state: Any, clusters: int) -> dict[str, Any]:
+    tree, handed = getattr(state, "tree", None), getattr(state, "handed", None)
+    found: dict[str, Any] = {} if tree is None else {"leaves": [tree.leaf(c) for c in range(clusters)]}
+    return found if handed is None else {**found, "fallback": {"nodes": handed.nodes, "losses": handed.losses}}
 
 
 def _accuracy(fitted: Protocol, labels: list[int]) -> dict[str, Any]:
@@ -171,7 +176,7 @@ def _show_clusters(console: Any, content: dict[str, Any], names: tuple[str, ...]
         members = [i for i, label in enumerate(content["labels"]) if label == c]
         true = "–" if content["truth"] is None else _few(list(map(str, sorted({content["truth"][i] for i in members}))))
         row = [str(c), _few([names[i] for i in members]), true, _number(content["metrics"]["accuracy"]["per_cluster"][c])]
-        clusters.add_row(*row, *([f"node {handed[c]}"] if handed else []))
+        clusters.add_row(*row, *([f"node {handed[c]}" if handed[c] != content["leaves"][c] else "its own"] if handed else []))
     console.print(clusters)
     if content["clusters"] > 12:
         console.print(f"… and {content['clusters'] - 12} more clusters in result.json")

@@ -42,12 +42,16 @@ def test_the_run_folder_holds_what_the_contract_says(tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path) -> None:
-    assert main(["run", protocol, *SMALL, "--quiet", "--out", str(tmp_path / "r")]) == 0
+    longer = [*SMALL, "--rounds", "12", "--epochs", "1"]  # some methods cluster after ten rounds
+    assert main(["run", protocol, *longer, "--quiet", "--out", str(tmp_path / "r")]) == 0
     result = json.loads((tmp_path / "r" / "result.json").read_text())
-    before = result["metrics"]["accuracy"]["before"]
-    assert (before is None) == (protocol == "local")
-    assert result["clusters"] == (6 if protocol == "local" else 1)
+    first = json.loads((tmp_path / "r" / "history.jsonl").read_text().splitlines()[0])
+    assert (result["metrics"]["accuracy"]["before"] is None) == (first["clusters"] > 1)
+    assert result["clusters"] == len(set(result["labels"])) == len(result["metrics"]["accuracy"]["per_cluster"])
     assert result["privacy"]["epsilon"] == (0.0 if protocol == "local" else None)
+    assert (result["clusters"] == 6) if protocol == "local" else (result["clusters"] < 6)
+    assert (tmp_path / "r" / "tree.png").exists() == (protocol == "cfl")
+    assert (tmp_path / "r" / "dendrogram.png").exists() == (protocol == "flhc")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +20,11 @@ from securecluster.protocols import CFL, FedAvg
 from securecluster.app import side_by_side
 from securecluster.app.cli import main
 from securecluster.app.figure import figure
+from securecluster.app.folder import locked
 from securecluster.app.options import PROTOCOLS, Simulation
 from securecluster.errors import UpdateError
 
-SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "3", "--threads", "1"]
+SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "5", "--dropout", "0.05", "--threads", "1"]
 NAMES = ["cfl", "fedavg", "local"]
 
 
@@ -60,7 +62,8 @@ def test_the_rows_say_what_the_runs_say(whole: Path) -> None:
         assert (row["up"], row["down"], row["seconds"]) == (result["bytes"]["up"], result["bytes"]["down"], result["seconds"])
         assert row["accuracy"] == result["metrics"]["accuracy"]["after"]
         assert row["epsilon"] == result["privacy"]["epsilon"] == (0 if row["protocol"] == "local" else None)
-        assert row["accuracy_before"] is None  # nobody was clustered in three rounds
+        before = None if row["protocol"] == "local" or result["clusters"] == 1 else result["metrics"]["accuracy"]["before"]
+        assert row["accuracy_before"] == before
     for picture in ("accuracy.png", "cost.png"):
         assert (whole / picture).read_bytes().startswith(b"\x89PNG")
     assert not list(whole.rglob("*.tmp"))
@@ -77,9 +80,9 @@ def test_each_run_replays_and_resumes_by_itself(whole: Path, capsys: pytest.Capt
 def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "fedavg", "local", *SMALL, "--out", str(tmp_path / "a")]) == 0
     printed = capsys.readouterr().out
-    assert len(re.findall(r"^round +\d/3 ", printed, re.M)) == 6
-    assert re.search(r"^ *fedavg +1 +0.00 +0\.\d{3} +0\.000 +\d+\.\d+ [kM]B +∞ +\d+\.\d *$", printed, re.M)
-    assert re.search(r"^ *local +6 +0.00 +0\.\d{3} +0\.000 +\d+\.\d kB +0 +\d+\.\d *$", printed, re.M)
+    assert len(re.findall(r"^round +\d/5 ", printed, re.M)) == 10
+    assert re.search(r"^ *fedavg +1 +0.00 +0\.\d{3} +[01]\.\d{3} +\d+\.\d+ [kM]B +∞ +\d+\.\d *$", printed, re.M)
+    assert re.search(r"^ *local +6 +0.00 +0\.\d{3} +[01]\.\d{3} +\d+\.\d kB +0 +\d+\.\d *$", printed, re.M)
     assert "before" not in printed and str(tmp_path / "a") in printed
     assert main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(tmp_path / "b")]) == 0
     assert capsys.readouterr() == ("", "")
@@ -90,18 +93,18 @@ def test_the_federation_is_dealt_once_and_lies_under_runs(tmp_path: Path, monkey
     deal = Simulation.federation
     monkeypatch.setattr(Simulation, "federation", lambda self: dealt.append(1) or deal(self))
     monkeypatch.chdir(tmp_path)
-    assert main(["compare", *NAMES, *SMALL, "--quiet"]) == 0
+    assert main(["compare", "fedavg", "local", *SMALL, "--quiet"]) == 0
     assert dealt == [1]
     (folder,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"compare-digits-\d{8}-\d{6}-\d+", folder.name)
 
 
 def test_values_go_to_every_protocol_that_has_the_option_and_defaults_stay(tmp_path: Path) -> None:
-    given = ["--lr", "0.05", "--eps1", "0.3", "--average", "weighted"]
+    given = ["--lr", "0.05", "--eps1", "0.3", "--average", "weighted", "--no-tree"]
     assert main(["compare", "fedavg", "cfl", *SMALL, *given, "--quiet", "--out", str(tmp_path / "r")]) == 0
     cfl, fedavg = (json.loads((tmp_path / "r" / n / "config.json").read_text())["protocol"] for n in ("cfl", "fedavg"))
-    assert cfl == {"name": "cfl", **CFL(rounds=3, lr=0.05, eps1=0.3, average="weighted").get_params()}
-    assert fedavg == {"name": "fedavg", **FedAvg(rounds=3, lr=0.05).get_params()}
+    assert cfl == {"name": "cfl", **CFL(rounds=5, lr=0.05, eps1=0.3, average="weighted", tree=False).get_params()}
+    assert fedavg == {"name": "fedavg", **FedAvg(rounds=5, lr=0.05).get_params()}
     assert CFL().mask != FedAvg().mask, "or this test could not see each one's own default"
 
 
@@ -132,6 +135,8 @@ def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
         (["--rounds", "3", "cfl", "fedavg"], "the protocols first"),
         (["fedavg", "local", "--eps1", "0.3"], "--eps1 is an option of cfl only"),
         (["fedavg", "local", "--gamma-max=0.3"], "--gamma-max is an option of cfl only"),
+        (["fedavg", "local", "--no-tree"], "--no-tree is an option of cfl only"),
+        (["cfl", "local", "--no-tree", "--fallback", "0.2"], "cfl: fallback is a share"),
         (["cfl", "local", "--mask", "permutatoin"], "did you mean 'permutation'"),
         (["fedavg", "local", "--mask", "haar"], "fedavg: "),
         (["fedavg", "cfl", "--eps1", "-1"], "cfl: eps1, eps2 and evidence are positive"),
@@ -163,20 +168,28 @@ def test_what_does_not_parse_is_refused_and_leaves_nothing(rest: list[str], tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_is_replaced_only_where_it_is_a_run_and_force_says_so(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_only_where_it_is_a_run_and_force_says_so(whole: Path, tmp_path: Path) -> None:
     mine, out = tmp_path / "mine", tmp_path / "out"
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
     for force in ([], ["--force"]):
         assert main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(mine), *force]) == 2
     assert (mine / "thesis.tex").read_text() == "years of work"
-    assert main(["run", "cfl", *SMALL, "--quiet", "--out", str(out)]) == 0
+    shutil.copytree(whole, out)
     assert main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(out)]) == 2
-    assert (out / "result.json").exists()
+    assert _timeless(out / "compare.json") == _timeless(whole / "compare.json")
     assert main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(out), "--force"]) == 0
-    assert not (out / "result.json").exists() and (out / "compare.json").exists()
-    assert main(["compare", "fedavg", "cfl", *SMALL, "--quiet", "--out", str(out), "--force"]) == 0
-    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == ["cfl", "fedavg"]
+    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == ["fedavg", "local"]
+
+
+def test_a_comparison_in_use_is_not_replaced(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    for busy in (out, out / "fedavg"):
+        with locked(busy):
+            assert main(["compare", "fedavg", "local", *SMALL, "--out", str(out), "--force"]) == 2
+        assert f"{busy} is being written by another process" in capsys.readouterr().err
+    assert (out / "cfl" / "result.json").exists()
 
 
 def test_a_protocol_that_fails_loses_nobody_else_and_is_tried_again(
@@ -250,39 +263,29 @@ def test_other_data_and_damaged_folders_are_refused_in_one_sentence(
     assert main(["resume", str(out), "--quiet"]) == 0
 
 
-KILLED = ["compare", "cfl", "fedavg", "local", "--clients", "8", "--rounds", "12", "--dropout", "0.05", "--quiet", "--threads", "1"]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("undisturbed") / "out"
-    assert main([*KILLED, "--out", str(out)]) == 0
-    return out
-
-
 def _hear() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(("how", "running"), [(signal.SIGKILL, "cfl"), (signal.SIGINT, "fedavg")])
-def test_a_stopped_comparison_resumes_to_the_same_one(how: signal.Signals, running: str, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_stopped_comparison_resumes_to_the_same_one(how: signal.Signals, running: str, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "stopped"
-    command = [sys.executable, "-m", "securecluster", *KILLED, "--out", str(out)]
+    command = [sys.executable, "-m", "securecluster", "compare", *NAMES, *SMALL, "--quiet", "--out", str(out)]
     with subprocess.Popen(command, env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}, stderr=subprocess.PIPE, preexec_fn=_hear) as process:
         history = out / running / "history.jsonl"
-        while process.poll() is None and (not history.exists() or history.read_bytes().count(b"\n") < 3):
+        while process.poll() is None and (not history.exists() or history.read_bytes().count(b"\n") < 2):
             time.sleep(0.002)
         process.send_signal(how)
         _, said = process.communicate(timeout=60)
-    assert not (out / "compare.json").exists(), "the comparison ended before it was stopped"
+    assert not (out / running / "result.json").exists(), "the run ended before it was stopped"
     assert (out / "cfl" / "result.json").exists() == (running == "fedavg")
     if how is signal.SIGINT:
         assert process.returncode == 130
         assert said.decode() == f"securecluster: stopped; go on with: securecluster resume {out}\n"
     assert main(["resume", str(out), "--quiet"]) == 0
-    assert _timeless(out / "compare.json") == _timeless(undisturbed / "compare.json")
+    assert _timeless(out / "compare.json") == _timeless(whole / "compare.json")
     for name in ("cfl/history.jsonl", "fedavg/models.safetensors", "local/server.safetensors", "accuracy.png", "cost.png"):
-        assert (out / name).read_bytes() == (undisturbed / name).read_bytes(), name
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.02])

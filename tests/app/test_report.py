@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from securecluster.app import report
+from securecluster.app.cli import main
 
 LINE: dict[str, Any] = {"round": 7, "clusters": 4, "accuracy": 0.5, "ari": 1.0, "up": 1500, "down": 2500000}
 
@@ -44,8 +46,8 @@ def test_the_closing_table_says_the_target_and_whose_model_a_cluster_has(capsys:
     report.show(_content(), Path("here"), ("a", "b", "c", "d"))
     plain = capsys.readouterr().out
     assert "model of" not in plain and "share of clients at 0.99: 0.250" in re.sub(r"\s+", " ", plain)
-    report.show(_content(fallback={"nodes": [3, 1], "losses": [{}, {}]}), Path("here"), ("a", "b", "c", "d"))
-    assert re.search(r"│ 0 +│ a b +│ 0 +│ 0.700 +│ node 3 +│\n│ 1 +│ c d +│ 1 +│ 0.800 +│ node 1", capsys.readouterr().out)
+    report.show(_content(leaves=[3, 4], fallback={"nodes": [3, 1], "losses": [{}, {}]}), Path("here"), ("a", "b", "c", "d"))
+    assert re.search(r"│ 0 +│ a b +│ 0 +│ 0.700 +│ its own +│\n│ 1 +│ c d +│ 1 +│ 0.800 +│ node 1", capsys.readouterr().out)
 
 
 def test_long_lists_are_shortened(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,3 +55,13 @@ def test_long_lists_are_shortened(capsys: pytest.CaptureFixture[str]) -> None:
     report.show(_content(dropped=dropped, truth=None), Path("here"), ("a", "b", "c", "d"))
     said = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "client11: 0 1" in said and "client12" not in said and "19 … (100); …" in said
+
+
+def test_a_run_with_a_fallback_says_whose_model_each_cluster_got(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "cfl", "--rounds", "12", "--fallback", "0.2", "--threads", "1", "--out", str(tmp_path / "r")]) == 0
+    result = json.loads((tmp_path / "r" / "result.json").read_text())
+    assert len(result["fallback"]["nodes"]) == len(result["leaves"]) == result["clusters"] > 1
+    assert len(set(result["leaves"])) == result["clusters"] and 0 not in result["leaves"], "a leaf for each cluster, none the split root"
+    kept = [leaf == node for leaf, node in zip(result["leaves"], result["fallback"]["nodes"], strict=True)]
+    assert capsys.readouterr().out.count("its own") == sum(kept)
+    assert (tmp_path / "r" / "tree.png").exists()

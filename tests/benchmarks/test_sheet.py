@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from securecluster.benchmarks.papers.sheet import Sheet, numbers, options, spread, summarise
+from securecluster.benchmarks.papers.sheet import Sheet, figure, numbers, options, spread, summarise
 
 CELLS = [{"scale": "cpu", "points": p, "lr": 0.1, "seed": s, "paper": f"paper on {p}"} for p in (10, 20) for s in (0, 1)]
 
@@ -127,6 +127,14 @@ def test_the_spread_is_over_seeds_and_leaves_out_what_was_not_run(tmp_path: Path
     summarise(rows, ["points"], ["gap"])
     assert "points 10: gap 1.75 (1.25 – 2.25; 2); paper: paper on 10" in capsys.readouterr().out
     assert np.array_equal(numbers("0.5 nan 2"), [0.5, np.nan, 2.0], equal_nan=True) and numbers("") == []
+
+
+def test_each_scale_has_its_picture(tmp_path: Path) -> None:
+    made, axes = figure(2, 1, rows=2, columns=3)
+    assert axes.shape == (2, 3)
+    paths = [Sheet("s", tmp_path).save(made, scale) for scale in ("cpu", "full")]
+    assert [path.name for path in paths] == ["s.png", "s_full.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
 def test_options() -> None:
