@@ -5,8 +5,8 @@ model averaging. A baseline: it is told the number of clusters.
 F_i    the mean loss of client i's training samples; its estimate of its cluster is argmin_j F_i(θ_j)
 s_ij   1 where client i takes model j: it tells its choice, and its update goes into a sum over those who chose alike
 
-Restarts: a start whose models begin badly stays in a local optimum. As in the paper's experiments it is tried several times from
-other models; that the start with the lowest training loss goes on, and after how many rounds, is ours.
+Restarts: a start whose models begin badly may keep two clusters in one model, so the paper starts several times from random models.
+That all starts are short, and only the one with the lowest training loss goes on, is ours.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class IFCA(Protocol):
     """number of models"""
     starts: int = 10
     """short starts from other models, of which the best goes on; 1 tries no other"""
-    start_rounds: int = 3
+    start_rounds: int = 5
     """rounds of a short start, at most all; those of the best count towards rounds"""
 
     name: ClassVar[str] = "ifca"

@@ -1,5 +1,5 @@
-"""Local-KMeans: every client trains alone, k-means on their models finds the clusters. The baseline of Vardhan, Ghosh, Mazumdar ("An
-Improved Federated Clustering Algorithm with Model-based Clustering", TMLR 2024), as Ghosh, Hong, Yin, Ramchandran 2019 proposed it.
+"""Local-KMeans: every client trains alone, and k-means on the weights of their models finds the clusters. A baseline of Vardhan, Ghosh,
+Mazumdar, "An Improved Federated Clustering Algorithm with Model-based Clustering", TMLR 2024; it is told the number of clusters.
 
 θ_0    where everyone starts; θ_i client i's model after its local rounds
 X      the rows P(θ_i − θ_0), all under one mask P, which keeps their distances

@@ -118,7 +118,7 @@ class Chooser(Trainee):
     def _losses(self, turn: Turn, query: Moves) -> NDArray[np.float64]:
         """F_i(θ_j) of each model for each client that is asked, (k, b), after it has what the query brings; inf where it is none."""
         kept = {start: bank for start, bank in self.banks.items() if start in (query.start, query.best)}
-        self.banks = {query.start: self._first(query.start, query.k)} | kept
+        self.banks = kept if query.start in kept else {query.start: self._first(query.start, query.k), **kept}
         for model, means in zip(self.banks[query.start], _split(query), strict=True):
             model.models = model.advanced(turn.at, means)
         found = [self.cohort.loss(model.models.select(turn.at), turn.at) for model in self.banks[query.start]]

@@ -152,7 +152,7 @@ def test_the_clusters_of_swapped_digits_are_found(seed: int) -> None:
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
     judged = [line["loss"] for line in fitted.history_ if line["loss"] is not None]
     assert len(judged) == 10 and fitted.history_[-1]["start"] == int(np.argmin(judged))
-    assert len(fitted.history_) == 10 * 3 + 15 - 3
+    assert len(fitted.history_) == fitted.total == 10 * 5 + 15 - 5
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "signed-permutation", "rotation"])
@@ -222,6 +222,24 @@ def test_a_whole_masked_run_equals_a_plain_one(mask: str, small: Federation) -> 
     )
     assert state.running.choice == plain.running.choice and state.running.number == plain.running.number
     torch.testing.assert_close(models, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("stop", range(1, 7))
+def test_a_run_stopped_in_any_start_resumes_to_the_same_result(stop: int, tmp_path: Path) -> None:
+    made = IFCA(k=3, starts=2, start_rounds=2, rounds=4, mask="permutation", participation=0.6, **TINY)
+    settings = Settings(transcript="full", dropout=0.2)
+
+    def interrupt(line: dict[str, Any]) -> None:
+        if line["round"] == stop:
+            raise KeyboardInterrupt
+
+    whole = made.fit(tiny(), settings)
+    models, state, history = whole.client_models_.values, whole.server_state_, whole.history_
+    with pytest.raises(KeyboardInterrupt):
+        made.fit(tiny(), settings, folder=tmp_path, report=interrupt)
+    resumed = made.fit(tiny(), settings, folder=tmp_path)
+    assert torch.equal(resumed.client_models_.values, models)
+    assert (resumed.server_state_, resumed.history_) == (state, history)
 
 
 def test_updates_leave_in_sums_by_choice_and_choices_one_by_one(small: Federation) -> None:
