@@ -32,7 +32,7 @@ SCALES: dict[tuple[str, str], dict[str, Any]] = {
 SHARES, BEFORE = (0.1, 0.2, 0.5, 1.0), (1, 3, 5, 10)  # cf and n of Tables I to III
 PAIRS = [(m, k) for m in ("cosine", "l2", "l1") for k in ("average", "complete", "single", "ward") if k != "ward" or m == "l2"]
 PAIRS_BEFORE, PAIRS_SHARE = 10, 0.2  # n and cf of Tables IV to VI
-QUANTILES = (0.8, 0.9, 0.97)  # of the merges' heights, where "best threshold" is looked for: 21, 11 and 4 clusters of 100 clients
+QUANTILES = (0.8, 0.97)  # of the merges' heights, where "best threshold" is looked for: 21 and 4 clusters of 100 clients
 FOUR = ("post_accuracy", "last_accuracy", "post_share", "last_share")
 OWN = ("n", "metric", "linkage", "threshold", "paper")  # a cell's keys that plain FL does not have
 

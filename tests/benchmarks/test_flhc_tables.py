@@ -94,6 +94,7 @@ def test_the_best_threshold_stands_beside_the_default_rules(monkeypatch: pytest.
         return runs[-1]
 
     monkeypatch.setattr(flhc_runs, "_run", watched)
+    monkeypatch.setattr(flhc_runs, "QUANTILES", (0.3, 0.6, 0.8))
     cell = {**flhc_runs.plain("digits", "label-swap", "cpu", 0, 1.0), **flhc_runs.clustering(3, "l2", "average", "best")}
     found = flhc_runs._best(cell)
     assert found["last_accuracy"] == max(one["last_accuracy"] for one in runs)
