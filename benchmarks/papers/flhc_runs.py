@@ -44,10 +44,10 @@ def plain(data: str, name: str, scale: str, seed: int, cf: float) -> dict[str, A
 
 
 def grid(data: str, name: str, scale: str, seeds: int, at: float, paper: Mapping[tuple[float, int], str]) -> list[Cell]:
-    """Cells of a table over cf and n: ward, l2 and the paper's threshold; each cf begins with its FL."""
+    """Cells of a table over cf and n: ward, l2 and the paper's threshold; each cf begins with its FL, the costly ones come last."""
     found: list[Cell] = []
-    for seed in range(seeds):
-        for cf in SHARES:
+    for cf in SHARES:
+        for seed in range(seeds):
             found.append(fl := plain(data, name, scale, seed, cf))
             found += [{**fl, **clustering(n, "l2", "ward", at), "paper": paper[cf, n]} for n in BEFORE]
     return found

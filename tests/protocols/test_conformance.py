@@ -72,7 +72,7 @@ def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], mask: str
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("protocol", [CFL, FLHC])
+@pytest.mark.parametrize("protocol", [CFL, FLHC, LocalKMeans])
 def test_nodes_with_one_client_each_mask_alike_behind_real_frames(protocol: type[Protocol], mask: str, small: Federation) -> None:
     made, settings = method(protocol, mask, rounds=3), Settings(dtype="float64")
     nodes = [made.build_client(small, settings, [i]) for i in range(6)]

@@ -15,9 +15,9 @@ from securecluster.protocols.ifca import IFCA, State
 from torch import nn
 
 from securecluster import Federation, LabelSwap
-from securecluster.banks import Start
+from securecluster.banks import Offers, Start
 from securecluster.cohort import LocalTraining
-from securecluster.endpoint import Endpoint, message_types
+from securecluster.endpoint import Endpoint, Turn, message_types
 from securecluster.errors import UsageError
 from securecluster.messages import Call
 from securecluster.network import Network
@@ -272,6 +272,16 @@ def test_newcomers_take_the_model_that_fits_them_best(mask: str, tmp_path: Path)
     assert set(fitted.joined_.bytes) >= {"up", "down"} and fitted.joined_.bytes["down"] > 15 * 8 * start.dimension
     fitted.save(tmp_path)
     assert list(IFCA.load(tmp_path).predict(fresh)) == list(labels)
+
+
+def test_a_newcomer_takes_no_model_that_it_is_not_offered(small: Federation) -> None:
+    made = IFCA(k=2, starts=1, mask="none")
+    client: Any = made.build_client(small, Settings()).client
+    far = torch.full((1, client.cohort.model.dimension), 5.0)  # a model that fits nobody
+    query = Offers([1], [0], far).letter(Start.begin(0, 2, 6, fresh=False), 6)
+    turn = Turn(tuple(range(6)), tuple(range(6)), 1, 1)
+    assert client.choose(turn, query).model.values.tolist() == [0] * 6
+    assert client.join(turn, query).model.values.tolist() == [1] * 6
 
 
 def test_a_model_is_shown_by_another_client_where_the_first_does_not_reply(small: Federation) -> None:
