@@ -63,7 +63,7 @@ def judge(rows: torch.Tensor, truth: tuple[int, ...], metric: str, linkage: str)
 
 def measure(setting: dict[str, Any], seed: int, rounds: int) -> list[dict[str, Any]]:
     """All pairs on one federation."""
-    given = {name: setting.get(name) for name in ("data", "clients", "samples")}
+    given: dict[str, Any] = {name: setting.get(name) for name in ("data", "clients", "samples")}
     kind = scenario(setting["scenario"], setting.get("clusters"))
     federation = Federation.simulate(**given, scenario=kind, seed=seed)
     rows, key = updates(federation, rounds), {**given, "scenario": setting["scenario"], "rounds": rounds, "seed": seed}
