@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining
-from securecluster.displacements import Means, Outbox, Trainee, TraineeState, Update
+from securecluster.displacements import Discloser, Means, Outbox, Trainee, TraineeState, Update
 from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
@@ -59,7 +59,7 @@ class Least:
     size: Rows  # (b,) |D_i|
 
 
-Bank = list[Trainee]  # k models, each as all clients of a cohort have it
+Bank = list[Discloser]  # k models, each as all clients of a cohort have it
 
 
 class Chooser(Trainee):
@@ -127,7 +127,7 @@ class Chooser(Trainee):
     def _first(self, start: int, k: int) -> Bank:
         """The models a start begins with: θ_0 is the first of all, the others are drawn as it was."""
         drawn = [self.cohort.drawn("start", start, j) if start or j else self.cohort.start for j in range(k)]
-        return [Trainee(self.cohort, self.training, self._pipeline, self._weighted, theta) for theta in drawn]
+        return [Discloser(self.cohort, self.training, self._pipeline, self._weighted, theta) for theta in drawn]
 
     def state(self, secrets: Secrets) -> TraineeState:
         """For a checkpoint."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from securecluster.backend import torch
 from securecluster.cohort import LocalTraining
-from securecluster.displacements import Means, Outbox, Posted, Trainee, Update, ask_for_model, nothing
+from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, Update, ask_for_model, nothing
 from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.errors import UpdateError
 from securecluster.messages import Picks, Rows
@@ -34,7 +34,7 @@ class Losses:
     size: Rows  # (b,) how many samples
 
 
-class Branching(Trainee):
+class Branching(Discloser):
     """Clients that also reply with gradients, and judge the models on their path."""
 
     @answers(GATHER, through=("delta",), fresh=True)

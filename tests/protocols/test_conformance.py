@@ -12,9 +12,11 @@ from securecluster.protocols import CFL, FLHC, IFCA, FedAvg, Local, LocalKMeans,
 
 from securecluster import Federation, Iid, LabelSwap, wire
 from securecluster.cohort import Cohort
+from securecluster.displacements import Outbox
 from securecluster.endpoint import config_hash, message_types
-from securecluster.errors import RunFolderError, UpdateError, UsageError
+from securecluster.errors import FrameError, PolicyError, RunFolderError, UpdateError, UsageError
 from securecluster.messages import Call, reply_header
+from securecluster.privacy.keys import Hello
 from securecluster.run import Run
 from securecluster.transcript import Transcript, load_entries
 from securecluster.transport import Framed, InProcess, Recorded
@@ -115,6 +117,15 @@ def _update(fitted: Protocol, number: int) -> torch.Tensor:
     calls = [k for k, e in enumerate(fitted.transcript_.entries) if e.method in ("train", "contribute")]
     delta: torch.Tensor = fitted.transcript_.content(calls[number])[1].reply.delta.values
     return delta
+
+
+@pytest.mark.parametrize("protocol", [FedAvg, Local, RandomClusters])
+def test_clients_of_methods_that_need_sums_alone_refuse_to_answer_one_by_one(protocol: type[Protocol], small: Federation) -> None:
+    made = method(protocol, "none", rounds=1)
+    endpoint, query = made.build_client(small, Settings()), Outbox.start(6, fresh=False).letter([0])
+    for name, params in (("train", query), ("post", Hello()), ("contribute", query)):
+        with pytest.raises((FrameError, PolicyError)):
+            endpoint.answer(Call(config_hash(made.config(small, "float32")), name, "gather", 1, 1, (0,), params, (1,)))
 
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
