@@ -102,7 +102,7 @@ class CFL(Protocol):
         if self.tree:
             state.tree = run.once("leaves", lambda: state.tree.with_leaves(net, state.outbox), Tree)
         if self.fallback:
-            state.handed = run.once("handed", lambda: fall_back(net, state.tree, state.labels), Handed)
+            state.handed = run.once("handed", lambda: fall_back(net, state.tree, state.outbox, state.labels), Handed)
         return state
 
     def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:

@@ -7,6 +7,7 @@ first and replies under the second, so it finds its leaf without showing the ser
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from securecluster.backend import torch
 from securecluster.cohort import LocalTraining
 from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, Update, ask_for_model, nothing
-from securecluster.endpoint import GATHER, SUM, Turn, answers
+from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
 from securecluster.errors import UpdateError
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
@@ -159,16 +160,18 @@ class Handed:
     losses: list[dict[int, float]]  # of each cluster: node -> mean validation loss in nats; none where it was not judged
 
 
-def fall_back(net: Network, tree: Tree, labels: Sequence[int]) -> Handed:
+def fall_back(net: Network, tree: Tree, outbox: Outbox, labels: Sequence[int]) -> Handed:
     """Where a split made validation worse, the cluster returns to the best model before it (Sattler et al. 2019, end of II-A).
 
-    Clusters of two and more that were split off are judged, through sums; a cluster of one keeps its model, for a sum over one hides
-    nothing. Labels stay as they are.
+    Clusters that were split off are judged, through sums, by their members that have the final model; where these are fewer than two the
+    cluster keeps its model, for a sum over one hides nothing. Labels stay as they are.
     """
     leaves = [tree.leaf(c) for c in range(1 + max(labels))]
     handed = Handed(list(leaves), [{} for _ in leaves])
     above = [tree.path(v)[:-1] for v in leaves]
-    to = [i for i, c in enumerate(labels) if above[c] and labels.count(c) > 1]
+    late = set(outbox.late())
+    judges = Counter(c for i, c in enumerate(labels) if i not in late)
+    to = [i for i, c in enumerate(labels) if above[c] and i not in late and judges[c] >= MINIMUM]
     if not to:
         return handed
     total = net.sum(Branching.judge, tree.letter([above[labels[i]] for i in to]), to=to, by=[labels[i] for i in to], groups=len(leaves))
@@ -178,7 +181,7 @@ def fall_back(net: Network, tree: Tree, labels: Sequence[int]) -> Handed:
             nodes = [leaves[c], *above[c]]
             losses = {v: float(total.rows.loss.table[c, n]) / size for n, v in enumerate(nodes)}
             handed.losses[c], handed.nodes[c] = losses, min(nodes, key=losses.__getitem__)
-    back = [i for i in to if handed.nodes[labels[i]] != leaves[labels[i]]]
+    back = [i for i, c in enumerate(labels) if handed.nodes[c] != leaves[c]]
     for _ in range(TRIES):
         if back:
             letter = tree.letter([[handed.nodes[labels[i]]] for i in back])
