@@ -23,8 +23,9 @@ from securecluster.messages import Picks, Rows
 from securecluster.network import Network
 from securecluster.similarity import cross_cosine
 
-FULL = LocalTraining(lr=1.0, epochs=1, batch_size=1 << 62)  # one step over all samples: θ − ∇r(θ)
+FULL = LocalTraining(lr=1.0, epochs=1, batch_size=1 << 62, dropout=False)  # one step over all samples: θ − ∇r(θ)
 TRIES = 5
+WORST = 1e30  # stands for a loss that is not finite, as that of weights that overflow: no cluster is handed such a model
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,8 @@ class Branching(Discloser):
             rows = Rows(table, tuple(index[query.means.picks[k][n]] for k in far))
             found[far, 1 + n] = self.cohort.loss_aside(rows, [turn.at[k] for k in far])
         kind = self.models.table.dtype
-        return Losses(Rows(torch.as_tensor(np.nan_to_num(found) * size[:, None], dtype=kind)), Rows(torch.as_tensor(size, dtype=kind)))
+        found = np.nan_to_num(found, nan=WORST, posinf=WORST) * size[:, None]
+        return Losses(Rows(torch.as_tensor(found, dtype=kind)), Rows(torch.as_tensor(size, dtype=kind)))
 
     def _of(self, query: Means, rows: Sequence[int]) -> tuple[torch.Tensor, dict[int, int]]:
         """The models that a letter's rows stand for, (len(rows), d), and each row's place."""

@@ -11,10 +11,10 @@ import torch
 from securecluster.protocols import CFL, Settings
 
 from securecluster import Federation, LabelSwap
-from securecluster.displacements import Posted, Update
-from securecluster.endpoint import Endpoint
+from securecluster.displacements import Means, Outbox, Posted, Update
+from securecluster.endpoint import Endpoint, Turn
 from securecluster.errors import UpdateError, UsageError
-from securecluster.messages import Call, Rows
+from securecluster.messages import Call, Picks, Rows
 from securecluster.network import Replies
 from securecluster.run import Run
 from securecluster.transport import InProcess
@@ -264,3 +264,26 @@ def test_a_member_that_missed_the_last_average_does_not_judge_its_cluster(small:
     _, state, _ = forced(small, late, fallback=0.3)
     able = [i for i in range(1, 6) if sum(state.labels[k] == state.labels[i] for k in range(1, 6)) > 1]
     assert asked == able
+
+
+def test_full_gradients_are_those_of_the_whole_network_without_dropout(small: Federation) -> None:
+    layers = [torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 10)]
+    net = torch.nn.Sequential(*layers)
+    endpoint = CFL(model=net).build_client(small, Settings(dtype="float64"))
+    found = endpoint.client.gradient(Turn((2,), (2,), 1, 1), Outbox.start(6, fresh=True).letter([2]))
+    plain, shard = net.double().eval(), small.shards[2]
+    torch.nn.functional.cross_entropy(plain(torch.as_tensor(shard.x).double()), torch.as_tensor(shard.y)).backward()
+    expected = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
+    torch.testing.assert_close(found.delta.values[0], -expected, rtol=0, atol=1e-12)
+
+
+def test_a_loss_that_is_not_finite_is_a_bad_one(small: Federation) -> None:
+    """Weights that overflow to NaN logits: without care their loss would count as 0, and be the best."""
+    client = CFL(mask="none", model="linear", fallback=0.3).build_client(small, Settings()).client
+    client.models = Rows(3e38 * torch.tensor([1.0, -1.0]).repeat(client.models.table.numel() // 2)[None], (0,) * 6)
+    assert np.isnan(client.cohort.loss_aside(client.models, range(6))).all()
+    path = ((0,),) * 2
+    query = Means(Picks(torch.zeros_like(client.models.table), path), Picks(torch.zeros(1, dtype=torch.int64), path), absolute=True)
+    found = client.judge(Turn((0, 1), (0, 1), 1, 1), query).loss.values
+    assert bool(found.isfinite().all())
+    assert bool((found[:, 0] > 1e6 * found[:, 1]).all())
