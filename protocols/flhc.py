@@ -164,6 +164,7 @@ class FLHC(Protocol):
         """What stays visible under every mask."""
         return [
             "pairwise distances, and with l2 and cosine the norms and inner products, of all clients' updates of the clustering round",
+            "how far the model of the clustering round has moved from the first one",
             "the clusters, and each client's cluster",
             "each client's number of samples (the plain sum reads every reply)",
         ]

@@ -83,6 +83,13 @@ class Node:
 
 
 @dataclass
+class Leaves:
+    """Final models, in the order of their nodes: apart from the tree, so that a checkpoint does not hold that twice."""
+
+    models: list[Posted]
+
+
+@dataclass
 class Tree:
     """Nodes by number; 0 is the root, and children come after their parents."""
 
@@ -110,13 +117,15 @@ class Tree:
         self.nodes += [Node(half, v, cluster=label) for half, label in zip(halves, (cluster, new), strict=True)]
         return self.nodes[v]
 
-    def with_leaves(self, net: Network, outbox: Outbox) -> Tree:
-        """The same tree once every leaf's final model is in it, too."""
+    def leaf_models(self, net: Network, outbox: Outbox) -> Leaves:
+        """Every leaf's final model, asked of its members."""
         width = max(len(node.model.displacement) for node in self.nodes)
-        for node in self.nodes:
-            if not node.children:
-                node.model = ask_for_model(net, outbox, node.members, width)
-        return self
+        return Leaves([ask_for_model(net, outbox, node.members, width) for node in self.nodes if not node.children])
+
+    def complete(self, leaves: Leaves) -> None:
+        """Keep them, too."""
+        for node, model in zip([node for node in self.nodes if not node.children], leaves.models, strict=True):
+            node.model = model
 
     def letter(self, nodes: Sequence[Sequence[int]]) -> Means:
         """Frames that bring the models of some nodes each, (len(nodes[k])) of them to recipient k."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -287,3 +288,12 @@ def test_a_loss_that_is_not_finite_is_a_bad_one(small: Federation) -> None:
     found = client.judge(Turn((0, 1), (0, 1), 1, 1), query).loss.values
     assert bool(found.isfinite().all())
     assert bool((found[:, 0] > 1e6 * found[:, 1]).all())
+
+
+def test_a_checkpoint_holds_the_updates_of_splits_once(tmp_path: Path, small: Federation) -> None:
+    params: dict[str, Any] = {"criterion": "absolute", "eps1": 1e9, "eps2": 1e-9, "gamma_max": 0.0, "rounds": 2, "min_size": 6}
+    kept = [CFL(tree=tree, **params).fit(small, folder=tmp_path / str(tree)).tree_ for tree in (True, False)]
+    sizes = [sum(f.stat().st_size for f in (tmp_path / str(tree)).glob("checkpoint-*/*")) for tree in (True, False)]
+    updates, model = 4 * kept[0].nodes[0].updates.numel(), 4 * kept[0].nodes[0].updates.shape[1]
+    assert updates == 6 * model
+    assert sizes[0] - sizes[1] < updates + 4 * model + 4096  # and the models of three nodes
