@@ -66,7 +66,7 @@ def save(protocol: Protocol, folder: Path) -> None:
     files.write_atomic(folder / "server.safetensors", kept.server)
     files.write_atomic(folder / "clients.safetensors", pack(kept.clients), 0o600)
     if not isinstance(protocol.model, str):
-        files.write_atomic(folder / "start.safetensors", encode({n: t.contiguous() for n, t in protocol.model.state_dict().items()}))
+        files.write_atomic(folder / "start.safetensors", encode({n: t.contiguous() for n, t in protocol.start_.items()}))
     files.write_atomic(last, pack(kept.learned))
 
 
