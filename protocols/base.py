@@ -124,7 +124,7 @@ class Protocol(Method):
         self.client_models_ = Rows(kept.clients.table, tuple(kept.clients.index))
         self._flat = self._network(config["shape"], config["classes"], config["seed"])
         given = {} if isinstance(self.model, str) else self.model.state_dict()
-        self.start_ = {name: value.detach().cpu().clone() for name, value in given.items()}
+        self.start_ = {name: value.detach().cpu().clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
         self.models_ = [self.model_of(learned.labels.index(c)) for c in range(max(learned.labels) + 1)]
         self.history_, self.ledger_, self.bytes_ = learned.history, learned.network.ledger, learned.bytes
         self.dropped_ = dict(sorted(learned.network.lost.items()))

@@ -1,7 +1,7 @@
 """IFCA: Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020. Algorithm 1, with
 model averaging. A baseline: it is told the number of clusters.
 
-θ_j    the k models; the server knows at most where each began
+θ_j    the k models; under a mask the server knows no more of them than where each began and how far it has moved
 F_i    the mean loss of client i's training samples; its estimate of its cluster is argmin_j F_i(θ_j)
 s_ij   1 where client i takes model j: it tells its choice, and its update goes into a sum over those who chose alike
 

@@ -190,6 +190,23 @@ def test_a_module_with_tied_weights_is_saved(small: Federation, later: Federatio
     assert list(CFL.load(tmp_path, model=Tied()).predict(later)) == list(fitted.predict(later))
 
 
+class Extra(torch.nn.Linear):
+    """A layer whose state is not tensors alone."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"version": 1}
+
+
+def test_extra_state_of_a_module_stays_with_its_code(small: Federation, later: Federation, tmp_path: Path) -> None:
+    own, other = (torch.nn.Sequential(torch.nn.Flatten(), Extra(64, 10)) for _ in range(2))
+    fitted = CFL(model=own, rounds=1).fit(small)
+    fitted.save(tmp_path)
+    assert list(CFL.load(tmp_path, model=other).predict(later)) == list(fitted.predict(later))
+
+
 def test_weights_that_are_loaded_into_the_module_after_the_run_change_nothing(small: Federation, later: Federation, tmp_path: Path) -> None:
     own = module()
     fitted = FedAvg(model=own, rounds=2).fit(small)
