@@ -173,7 +173,7 @@ class CFL(Protocol):
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
-        found = ["norms and pairwise cosines of the updates of each round", "the clusters, when they split, and each client's cluster"]
+        found = ["norms and pairwise cosines of a round's updates (and full gradients, if asked for)", "the clusters, splits and members"]
         moved, judged = ["how far each node's model has moved"], ["each cluster's validation loss under the models on its path"]
         return ["each client's number of samples"] * self.weighted + found + moved * self.tree + judged * (self.fallback > 0)
 
