@@ -77,7 +77,7 @@ def build_client(
     config = protocol.config(federation, settings.dtype) if joins is None else joins
     if joins is not None:
         federation = replace(federation, seed=config["seed"], classes=config["classes"])
-    randomness, flat = Randomness(federation.seed), protocol.flat_model(federation)
+    randomness, flat = Randomness(federation.seed), protocol.flat_model(federation) if joins is None else protocol._flat
     pipeline = protocol.pipeline(flat.dimension)
     dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
     first = 0 if joins is None else int(config["clients"])
@@ -147,6 +147,11 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
             f"newcomers hold samples of shape {newcomers.shape} in {newcomers.classes} classes, the run's {tuple(config['shape'])} in"
             f" {config['classes']}: give them the same kind of data"
         )
+    changed = [
+        name for name, value in protocol.get_params().items() if name != "model" and numbers({name: value})[name] != learned.params[name]
+    ]
+    if changed:
+        raise UsageError(f"{changed[0]} was changed after the run, which newcomers join as it was: set it back, or fit again")
     settings = learned.settings
     guests = build_client(protocol, newcomers, settings, joins=config)
     hosts = _hosts(config, protocol.kept_.clients.secrets)

@@ -46,6 +46,7 @@ class Protocol(Method):
         models_: a `state_dict` per cluster, for `load_state_dict` of the module; `model_of` gives a client's own.
         history_: a dict per round. ledger_: the releases. transcript_: the frames. bytes_: totals by direction and message.
         accuracy_: each client's on its test data, (m,). agreement_: scores against the true clusters, where they are known.
+        start_: the weights that a module of your own began with; what you load into it later changes nothing here.
         joined_: after `predict`, what placing the newcomers released and cost.
     """
 
@@ -122,6 +123,8 @@ class Protocol(Method):
         self.labels_ = np.asarray(learned.labels)
         self.client_models_ = Rows(kept.clients.table, tuple(kept.clients.index))
         self._flat = self._network(config["shape"], config["classes"], config["seed"])
+        given = {} if isinstance(self.model, str) else self.model.state_dict()
+        self.start_ = {name: value.detach().cpu().clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
         self.models_ = [self.model_of(learned.labels.index(c)) for c in range(max(learned.labels) + 1)]
         self.history_, self.ledger_, self.bytes_ = learned.history, learned.network.ledger, learned.bytes
         self.dropped_ = dict(sorted(learned.network.lost.items()))
@@ -145,7 +148,7 @@ class Protocol(Method):
         Every call starts from the end of the run and changes nothing in it; `joined_` holds the frames, bytes and releases.
 
         Raises:
-            UsageError: not fitted, or samples of another shape, or classes that the run did not know.
+            UsageError: not fitted, hyper-parameters changed since, samples of another shape, or classes that the run did not know.
         """
         self._fitted()
         self.joined_: Joined = join(self, newcomers)

@@ -28,7 +28,7 @@ from securecluster.network import Network
 from securecluster.run import Line, Run
 from securecluster.separation import largest_noise, separation_gap
 from securecluster.similarity import cosine
-from securecluster.tree import Branching, Handed, Tree, fall_back, walk
+from securecluster.tree import Branching, Handed, Leaves, Tree, fall_back, walk
 
 
 @dataclass
@@ -68,7 +68,7 @@ class CFL(Protocol):
     average: str = "uniform"
     """mean over clients: uniform (Algorithm 5) or weighted by |D_i| (Algorithm 2)"""
     tree: bool = True
-    """keep every split's model and updates at the server (as many numbers as a round's updates): newcomers and the fallback need them"""
+    """keep models and updates of splits at the server (at each level as much as a round's updates): newcomers and the fallback need them"""
     fallback: float = 0.0
     """share of each client's training samples kept aside to judge in the end whether splits helped, in [0, 1); 0 trusts them"""
 
@@ -100,9 +100,9 @@ class CFL(Protocol):
             run.note(wanted=list(state.wanted))
         deliver(net, run, state)
         if self.tree:
-            state.tree = run.once("leaves", lambda: state.tree.with_leaves(net, state.outbox), Tree)
+            state.tree.complete(run.once("leaves", lambda: state.tree.leaf_models(net, state.outbox), Leaves))
         if self.fallback:
-            state.handed = run.once("handed", lambda: fall_back(net, state.tree, state.labels), Handed)
+            state.handed = run.once("handed", lambda: fall_back(net, state.tree, state.outbox, state.labels), Handed)
         return state
 
     def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:
@@ -173,9 +173,9 @@ class CFL(Protocol):
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
-        found = ["norms and pairwise cosines of the updates of each round", "the clusters, when they split, and each client's cluster"]
-        counts, judged = ["each client's number of samples"], ["each cluster's validation loss under the models on its path"]
-        return counts * self.weighted + found + judged * (self.fallback > 0)
+        found = ["norms and pairwise cosines of a round's updates (and full gradients, if asked for)", "the clusters, splits and members"]
+        moved, judged = ["how far each node's model has moved"], ["each cluster's validation loss under the models on its path"]
+        return ["each client's number of samples"] * self.weighted + found + moved * self.tree + judged * (self.fallback > 0)
 
     def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
         """Adds the true separation gap g (eq. 28) while all clients share one model."""

@@ -17,8 +17,9 @@ from securecluster.protocols.base import Protocol
 
 from securecluster.averaging import Averaged, Contributor, average
 from securecluster.backend import torch
+from securecluster.clustering import largest
 from securecluster.clustering import members as clusters_of
-from securecluster.displacements import Means, Outbox, Posted, Trainee, ask_for_model, deliver
+from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, ask_for_model, deliver
 from securecluster.distances import METRICS, distances
 from securecluster.errors import UsageError, unknown
 from securecluster.hierarchy import check_linkage, cut, gap_of, merges, nearest, representatives, threshold
@@ -60,6 +61,10 @@ class State(Averaged):
     absent: list[int] = field(default_factory=list)  # who never replied in the clustering round
 
 
+class Client(Contributor, Discloser):
+    """Clients that contribute to means, and whose updates the clustering round reads one by one."""
+
+
 @dataclass
 class FLHC(Protocol):
     """FedAvg, then one clustering of all clients' updates, then FedAvg in each cluster."""
@@ -76,7 +81,7 @@ class FLHC(Protocol):
     """rounds of FedAvg before the clustering"""
 
     name: ClassVar[str] = "flhc"
-    client: ClassVar[type[Trainee]] = Contributor
+    client: ClassVar[type[Trainee]] = Client
 
     def serve(self, net: Network, run: Run) -> State:
         """Algorithm 1, "On server": lines 3–5, 6–10 and 11–16 in one loop over rounds."""
@@ -103,7 +108,7 @@ class FLHC(Protocol):
         state.look = Look(ids, distance, torch.from_numpy(tree), float(at))
         state.memory = self._memory(net, state, ids, rows, labels, step)
         place = dict(zip(ids, labels, strict=True))
-        state.labels = [place.get(i, _largest(labels)) for i in net.clients]
+        state.labels = [place.get(i, largest(labels)) for i in net.clients]
 
     def _memory(self, net: Network, state: State, ids: list[int], rows: torch.Tensor, labels: list[int], step: int) -> Memory | None:
         """What newcomers need; none where nobody posts the joint model, which all who replied hold."""
@@ -118,19 +123,19 @@ class FLHC(Protocol):
 
         Its update carries that round's mask. Who does not reply goes to the largest cluster.
         """
-        largest, known = _largest(state.labels), state.memory
+        most, known = largest(state.labels), state.memory
         if known is None:
-            return [largest] * len(to)
+            return [most] * len(to)
         picks = ((0,),) * len(to)
         query = Means(Picks(known.joint.displacement[None], picks), Picks(torch.tensor([known.joint.step]), picks), absolute=True)
-        got = net.gather(Trainee.train, query, to=to, step=known.step)
+        got = net.gather(Client.train, query, to=to, step=known.step)
         if not got.ids:
-            return [largest] * len(to)
+            return [most] * len(to)
         updates = got.rows.delta.values
         apart = distances(torch.cat([known.rows.to(updates), updates]), self.metric).cpu().numpy()
         r = len(known.rows)
         found = dict(zip(got.ids, nearest(apart[r:, :r], known.labels, known.sizes, self.linkage), strict=True))
-        return [found.get(i, largest) for i in to]
+        return [found.get(i, most) for i in to]
 
     def _note(self, run: Run, state: State) -> None:
         look = state.look
@@ -159,6 +164,7 @@ class FLHC(Protocol):
         """What stays visible under every mask."""
         return [
             "pairwise distances, and with l2 and cosine the norms and inner products, of all clients' updates of the clustering round",
+            "how far the model of the clustering round has moved from the first one",
             "the clusters, and each client's cluster",
             "each client's number of samples (the plain sum reads every reply)",
         ]
@@ -175,7 +181,7 @@ def _everyones(net: Network, state: State) -> tuple[list[int], torch.Tensor, int
     for _ in range(TRIES):
         left = [i for i in net.clients if i not in ids]
         if left:
-            got = net.gather(Trainee.train, state.outbox.letter(left), to=left, step=step)
+            got = net.gather(Client.train, state.outbox.letter(left), to=left, step=step)
             step = got.step
             state.outbox.delivered(got.ids)
             ids += got.ids
@@ -185,8 +191,3 @@ def _everyones(net: Network, state: State) -> tuple[list[int], torch.Tensor, int
         return ids, parts[0] if parts else torch.zeros(0, 0), step
     order = sorted(range(len(ids)), key=ids.__getitem__)
     return [ids[k] for k in order], torch.cat(parts)[torch.as_tensor(order)], step
-
-
-def _largest(labels: list[int]) -> int:
-    """The largest cluster: where a client of which nothing is known most likely belongs, and changes least (ours)."""
-    return max(range(1 + max(labels)), key=labels.count)

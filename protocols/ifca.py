@@ -1,7 +1,7 @@
 """IFCA: Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020. Algorithm 1, with
 model averaging. A baseline: it is told the number of clusters.
 
-θ_j    the k models; the server knows at most where each began
+θ_j    the k models; under a mask the server knows no more of them than where each began and how far it has moved
 F_i    the mean loss of client i's training samples; its estimate of its cluster is argmin_j F_i(θ_j)
 s_ij   1 where client i takes model j: it tells its choice, and its update goes into a sum over those who chose alike
 
@@ -82,7 +82,7 @@ class IFCA(Protocol):
             judged = t <= self._short and t % self._each == 0
             run.note(start=state.running.number, loss=self._judge(net, state) if judged else None)
         self._turn(net, state, self.total + 1)
-        state.running = run.once("deliver", lambda: self._settle(net, run, state), Start)
+        state.running = run.once("deliver", lambda: self._settle(net, state), Start)
         state.offers = run.once("offer", lambda: offers(net, state.running, masked=self.mask != "none"), Offers)
         return state
 
@@ -143,9 +143,9 @@ class IFCA(Protocol):
         state.running.loss = float(got.rows.loss.table / got.rows.size.table)
         return state.running.loss
 
-    def _settle(self, net: Network, run: Run, state: State, tries: int = 5) -> Start:
+    def _settle(self, net: Network, state: State, tries: int = 5) -> Start:
         """The last averages reach everyone, who chooses once more (ours); who does not reply stays with its last choice."""
-        net.round, left = len(run.history) + 1, tuple(net.clients)
+        left = tuple(net.clients)
         for _ in range(tries):
             if left:
                 left = self._choose(net, state, left).lost

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from securecluster import files
+from securecluster.backend import torch
 from securecluster.displacements import TraineeState
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.network import NetworkState
@@ -60,13 +61,14 @@ def save(protocol: Protocol, folder: Path) -> None:
     files.make_folder(folder)
     last = folder / "learned.safetensors"
     files.remove(last)
-    tensors = {f"cluster{c}.{name}": t.contiguous() for c, state in enumerate(protocol.models_) for name, t in state.items()}
+    models = [{name: t for name, t in state.items() if isinstance(t, torch.Tensor)} for state in protocol.models_]
+    tensors = {f"cluster{c}.{name}": t.contiguous() for c, state in enumerate(models) for name, t in state.items()}
     meta = {"labels": json.dumps(kept.learned.labels), "model": json.dumps(kept.learned.params["model"])}
     files.write_atomic(folder / "models.safetensors", encode(tensors, {"securecluster": json.dumps(meta, sort_keys=True)}))
     files.write_atomic(folder / "server.safetensors", kept.server)
     files.write_atomic(folder / "clients.safetensors", pack(kept.clients), 0o600)
     if not isinstance(protocol.model, str):
-        files.write_atomic(folder / "start.safetensors", encode({n: t.contiguous() for n, t in protocol.model.state_dict().items()}))
+        files.write_atomic(folder / "start.safetensors", encode({n: t.contiguous() for n, t in protocol.start_.items()}))
     files.write_atomic(last, pack(kept.learned))
 
 
@@ -105,7 +107,7 @@ def _model(folder: Path, saved: Any, given: Any) -> Any:
         raise UsageError(f"{folder} was trained with a module of your own, whose code is not saved: load it with model=your module")
     module = copy.deepcopy(given)
     try:
-        module.load_state_dict(decode(files.read(folder / "start.safetensors")))
+        module.load_state_dict(decode(files.read(folder / "start.safetensors")), strict=False)  # `describe` compares all, extra state too
     except (RuntimeError, AttributeError, SafetensorError):
         module = None
     if module is None or describe(module) != saved:

@@ -73,7 +73,7 @@ class Averaged:
 
 
 def average(net: Network, state: Averaged, share: float, t: int) -> None:
-    """Round t of FedAvg in each cluster: a share of its members, two or more since a sum over one hides nothing, averaged by n_i."""
+    """Round t of FedAvg in each cluster: a share of its members, two or more (ours: a sum over one hides nothing), averaged by n_i."""
     clusters = clusters_of(state.labels)
     lone = sorted(own[0] for own in clusters if len(own) == 1)
     if lone:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining
-from securecluster.displacements import Means, Outbox, Trainee, TraineeState, Update
+from securecluster.displacements import Discloser, Means, Outbox, Trainee, TraineeState, Update
 from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
@@ -59,7 +59,7 @@ class Least:
     size: Rows  # (b,) |D_i|
 
 
-Bank = list[Trainee]  # k models, each as all clients of a cohort have it
+Bank = list[Discloser]  # k models, each as all clients of a cohort have it
 
 
 class Chooser(Trainee):
@@ -100,7 +100,7 @@ class Chooser(Trainee):
     def show(self, turn: Turn, query: Which) -> Update:
         """How far a model has moved since its start began, masked on the way out: so it reaches newcomers (ours)."""
         wanted = zip(query.model.values.tolist(), turn.ids, turn.at, strict=True)
-        bank = self.banks[query.start]
+        bank = self.banks.get(query.start) or self._first(query.start, 1 + int(query.model.values.max()))  # it was never asked
         parts = [bank[j].post(Turn((i,), (k,), turn.round, turn.step), Hello()).delta.values for j, i, k in wanted]
         return Update(Rows(torch.cat(parts)), None)
 
@@ -127,7 +127,7 @@ class Chooser(Trainee):
     def _first(self, start: int, k: int) -> Bank:
         """The models a start begins with: θ_0 is the first of all, the others are drawn as it was."""
         drawn = [self.cohort.drawn("start", start, j) if start or j else self.cohort.start for j in range(k)]
-        return [Trainee(self.cohort, self.training, self._pipeline, self._weighted, theta) for theta in drawn]
+        return [Discloser(self.cohort, self.training, self._pipeline, self._weighted, theta) for theta in drawn]
 
     def state(self, secrets: Secrets) -> TraineeState:
         """For a checkpoint."""
@@ -204,14 +204,16 @@ class Offers:
 
 
 def offers(net: Network, start: Start, masked: bool, tries: int = 5) -> Offers:
-    """The models in use. Under a mask the server cannot add up their averages, so a client that has a model shows it, masked."""
+    """The models in use. Under a mask the server cannot add up their averages, so a client that lacks none of them shows one."""
     found: dict[int, tuple[int, torch.Tensor]] = {}
+    late = {i for box in start.boxes for i in box.late()}
     used = {j: [i for i, own in enumerate(start.choice) if own == j] for j in sorted(set(start.choice))}
     if not masked:
         moved = {j: start.boxes[j].posts[-1].table[0] for j in used if start.boxes[j].posts}
         found = {j: (0, moved.get(j, torch.zeros_like(row))) for row in list(moved.values())[:1] for j in used}
     for n in range(tries if masked else 0):
-        asked = {own[n % len(own)]: j for j, own in used.items() if j not in found}
+        able = {j: [i for i in own if i not in late] for j, own in used.items() if j not in found}
+        asked = {own[n % len(own)]: j for j, own in able.items() if own}
         if asked:
             got = net.post(Chooser.show, Which(Rows(torch.as_tensor(list(asked.values()))), start.number), to=list(asked))
             found |= {asked[i]: (got.step, got.rows.delta.row(k).cpu()) for k, i in enumerate(got.ids)}

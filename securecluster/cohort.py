@@ -34,7 +34,7 @@ CPU_CHUNK, GPU_CHUNK = 1 << 22, 1 << 28  # parameters of the clients that train 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What SGD_n(θ, D_i) means: `steps` mini-batches where given, else `epochs` passes over the client's own data."""
+    """What SGD_n(θ, D_i) means: `steps` mini-batches where given, else `epochs` passes over the client's own data, dropout on or off."""
 
     lr: float
     epochs: int
@@ -42,6 +42,7 @@ class LocalTraining:
     optimizer: str = "sgd"
     momentum: float = 0.0
     steps: int | None = None
+    dropout: bool = True
 
 
 @dataclass
@@ -106,10 +107,9 @@ class Cohort:
         shards = [federation.shards[k] for k in here]
         kept = [self._kept(i, len(s.y), aside) for i, s in zip(self.ids, shards, strict=True)]
         self.sizes, self.aside = [int(k.sum()) for k in kept], [int((~k).sum()) for k in kept]
-        self._train_on, self._aside_on = (
-            Samples.of([s.x[k] for s, k in parts], [s.y[k] for s, k in parts], device, self.dtype)
-            for parts in (list(zip(shards, kept, strict=True)), [(s, ~k) for s, k in zip(shards, kept, strict=True)])
-        )
+        trained = [(s.x, s.y) if k.all() else (s.x[k], s.y[k]) for s, k in zip(shards, kept, strict=True)]  # no copy of whole shards
+        apart = [(s.x[~k], s.y[~k]) for s, k in zip(shards, kept, strict=True)]
+        self._train_on, self._aside_on = (Samples.of([x for x, _ in p], [y for _, y in p], device, self.dtype) for p in (trained, apart))
         self._test_on = Samples.of([s.x_test for s in shards], [s.y_test for s in shards], device, self.dtype)
         self._x, self._y, self._offsets = self._train_on.x, self._train_on.y, self._train_on.offsets
 
@@ -230,7 +230,7 @@ class Cohort:
             weight[: len(own), k][filled] = np.repeat(1 / sizes, sizes)
         active = [sum(len(own) > s for own in batches) for s in range(len(index))]
         keys = None
-        if self.model.dropouts:
+        if self.model.dropouts and plan.dropout:
             drawn = [self._randomness.generator("client", self.ids[i], "dropout", step).integers(1 << 62, size=len(index)) for i in who]
             keys = torch.as_tensor(np.stack(drawn, 1)).to(self.device)
         return _Chunk(torch.as_tensor(index).to(self.device), torch.as_tensor(weight).to(self.device, self.dtype), keys, active)

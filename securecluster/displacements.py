@@ -64,7 +64,7 @@ class TraineeState:
 
 
 class Trainee:
-    """Clients that train from their cluster's model (Sattler et al. 2019, Algorithm 5, "Client i does")."""
+    """Clients that train from their cluster's model; how an update may leave is for those that inherit from it to say."""
 
     def __init__(
         self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, start: torch.Tensor | None = None
@@ -74,11 +74,6 @@ class Trainee:
         self.models = Rows(self._start[None].clone(), (0,) * len(cohort.ids))
         self._memo = _Memo()
         self._printed: tuple[torch.Tensor | None, list[bytes]] = (None, [])  # a table of models, and the digests of its rows
-
-    @answers(GATHER, SUM, through=("delta",), fresh=True)
-    def train(self, turn: Turn, query: Means) -> Update:
-        """θ_i ← θ_i + P⁻¹Δ_c(i); reply P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the way out."""
-        return self.trained(turn, query)
 
     def trained(self, turn: Turn, query: Means, scale: Sequence[float] | None = None) -> Update:
         """The reply before any mask, each client's update times its `scale`."""
@@ -92,15 +87,6 @@ class Trainee:
         """θ_i ← θ_i + P⁻¹Δ_c(i), and no training: how the last average reaches everyone."""
         self.models = self.advanced(turn.at, query)
         return Done()
-
-    @answers(GATHER, through=("delta",), fresh=True)
-    def post(self, turn: Turn, query: Hello) -> Update:
-        """θ_i − θ_0, masked on the way out: how a model reaches those who were not there (Sattler et al. 2019, V-C; ours)."""
-        d = self.cohort.model.dimension
-        delta = self._start.new_zeros(len(turn.at), self._pipeline.room(d))
-        for row, k in zip(delta, turn.at, strict=True):
-            torch.sub(self.models.row(k), self._start, out=row[:d])
-        return Update(Rows(delta), None)
 
     def advanced(self, at: Sequence[int], query: Means) -> Rows:
         """All clients' models, with those at positions `at` moved by what the query brings them."""
@@ -153,6 +139,24 @@ class Trainee:
     def restore(self, state: TraineeState) -> None:
         """From a checkpoint."""
         self.models = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
+
+
+class Discloser(Trainee):
+    """Clients whose updates may be read one by one (Sattler et al. 2019, Algorithm 5, "Client i does"), and that post their model."""
+
+    @answers(GATHER, SUM, through=("delta",), fresh=True)
+    def train(self, turn: Turn, query: Means) -> Update:
+        """θ_i ← θ_i + P⁻¹Δ_c(i); reply P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the way out."""
+        return self.trained(turn, query)
+
+    @answers(GATHER, through=("delta",), fresh=True)
+    def post(self, turn: Turn, query: Hello) -> Update:
+        """θ_i − θ_0, masked on the way out: how a model reaches those who were not there (Sattler et al. 2019, V-C; ours)."""
+        d = self.cohort.model.dimension
+        delta = self._start.new_zeros(len(turn.at), self._pipeline.room(d))
+        for row, k in zip(delta, turn.at, strict=True):
+            torch.sub(self.models.row(k), self._start, out=row[:d])
+        return Update(Rows(delta), None)
 
 
 @dataclass
@@ -242,7 +246,6 @@ def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
 
     def send() -> Outbox:
         outbox: Outbox = state.outbox
-        net.round = len(run.history) + 1
         for _ in range(tries):
             late = outbox.late()
             if late:
@@ -253,15 +256,16 @@ def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
 
 
 def ask_for_model(net: Network, outbox: Outbox, members: Sequence[int], width: int) -> Posted:
-    """A cluster's model; where no member replies, none.
+    """A cluster's model; where no member that has it replies, none.
 
     Without a mask the server knows its displacement (zero of `width` numbers before the first average); under fresh masks, whose averages
-    it cannot add, a member posts it.
+    it cannot add, a member posts it: one that lacks no average.
     """
     if not outbox.fresh:
         return Posted(outbox.displacement(members[0], width))
-    for i in members:
-        got = net.post(Trainee.post, Hello(), to=[i])
+    late = set(outbox.late())
+    for i in (i for i in members if i not in late):
+        got = net.post(Discloser.post, Hello(), to=[i])
         if got.ids:
             return Posted(got.rows.delta.values[0].cpu(), got.step)
     return Posted()

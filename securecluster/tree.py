@@ -7,6 +7,7 @@ first and replies under the second, so it finds its leaf without showing the ser
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,15 +16,16 @@ import numpy as np
 
 from securecluster.backend import torch
 from securecluster.cohort import LocalTraining
-from securecluster.displacements import Means, Outbox, Posted, Trainee, Update, ask_for_model, nothing
-from securecluster.endpoint import GATHER, SUM, Turn, answers
+from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, Update, ask_for_model, nothing
+from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
 from securecluster.errors import UpdateError
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
 from securecluster.similarity import cross_cosine
 
-FULL = LocalTraining(lr=1.0, epochs=1, batch_size=1 << 62)  # one step over all samples: θ − ∇r(θ)
+FULL = LocalTraining(lr=1.0, epochs=1, batch_size=1 << 62, dropout=False)  # one step over all samples: θ − ∇r(θ)
 TRIES = 5
+WORST = 1e30  # stands for a loss that is not finite, as that of weights that overflow: no cluster is handed such a model
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +36,7 @@ class Losses:
     size: Rows  # (b,) how many samples
 
 
-class Branching(Trainee):
+class Branching(Discloser):
     """Clients that also reply with gradients, and judge the models on their path."""
 
     @answers(GATHER, through=("delta",), fresh=True)
@@ -57,7 +59,8 @@ class Branching(Trainee):
             rows = Rows(table, tuple(index[query.means.picks[k][n]] for k in far))
             found[far, 1 + n] = self.cohort.loss_aside(rows, [turn.at[k] for k in far])
         kind = self.models.table.dtype
-        return Losses(Rows(torch.as_tensor(np.nan_to_num(found) * size[:, None], dtype=kind)), Rows(torch.as_tensor(size, dtype=kind)))
+        found = np.nan_to_num(found, nan=WORST, posinf=WORST) * size[:, None]
+        return Losses(Rows(torch.as_tensor(found, dtype=kind)), Rows(torch.as_tensor(size, dtype=kind)))
 
     def _of(self, query: Means, rows: Sequence[int]) -> tuple[torch.Tensor, dict[int, int]]:
         """The models that a letter's rows stand for, (len(rows), d), and each row's place."""
@@ -77,6 +80,13 @@ class Node:
     model: Posted = field(default_factory=Posted)  # θ*_v
     updates: torch.Tensor = field(default_factory=nothing)  # (len(members), d), from θ*_v
     step: int = 0  # the call whose mask they carry
+
+
+@dataclass
+class Leaves:
+    """Final models, in the order of their nodes: apart from the tree, so that a checkpoint does not hold that twice."""
+
+    models: list[Posted]
 
 
 @dataclass
@@ -107,13 +117,15 @@ class Tree:
         self.nodes += [Node(half, v, cluster=label) for half, label in zip(halves, (cluster, new), strict=True)]
         return self.nodes[v]
 
-    def with_leaves(self, net: Network, outbox: Outbox) -> Tree:
-        """The same tree once every leaf's final model is in it, too."""
+    def leaf_models(self, net: Network, outbox: Outbox) -> Leaves:
+        """Every leaf's final model, asked of its members."""
         width = max(len(node.model.displacement) for node in self.nodes)
-        for node in self.nodes:
-            if not node.children:
-                node.model = ask_for_model(net, outbox, node.members, width)
-        return self
+        return Leaves([ask_for_model(net, outbox, node.members, width) for node in self.nodes if not node.children])
+
+    def complete(self, leaves: Leaves) -> None:
+        """Keep them, too."""
+        for node, model in zip([node for node in self.nodes if not node.children], leaves.models, strict=True):
+            node.model = model
 
     def letter(self, nodes: Sequence[Sequence[int]]) -> Means:
         """Frames that bring the models of some nodes each, (len(nodes[k])) of them to recipient k."""
@@ -159,16 +171,18 @@ class Handed:
     losses: list[dict[int, float]]  # of each cluster: node -> mean validation loss in nats; none where it was not judged
 
 
-def fall_back(net: Network, tree: Tree, labels: Sequence[int]) -> Handed:
+def fall_back(net: Network, tree: Tree, outbox: Outbox, labels: Sequence[int]) -> Handed:
     """Where a split made validation worse, the cluster returns to the best model before it (Sattler et al. 2019, end of II-A).
 
-    Clusters of two and more that were split off are judged, through sums; a cluster of one keeps its model, for a sum over one hides
-    nothing. Labels stay as they are.
+    Clusters that were split off are judged, through sums, by their members that have the final model; where these are fewer than two the
+    cluster keeps its model, for a sum over one hides nothing. Labels stay as they are.
     """
     leaves = [tree.leaf(c) for c in range(1 + max(labels))]
     handed = Handed(list(leaves), [{} for _ in leaves])
     above = [tree.path(v)[:-1] for v in leaves]
-    to = [i for i, c in enumerate(labels) if above[c] and labels.count(c) > 1]
+    late = set(outbox.late())
+    judges = Counter(c for i, c in enumerate(labels) if i not in late)
+    to = [i for i, c in enumerate(labels) if above[c] and i not in late and judges[c] >= MINIMUM]
     if not to:
         return handed
     total = net.sum(Branching.judge, tree.letter([above[labels[i]] for i in to]), to=to, by=[labels[i] for i in to], groups=len(leaves))
@@ -178,7 +192,7 @@ def fall_back(net: Network, tree: Tree, labels: Sequence[int]) -> Handed:
             nodes = [leaves[c], *above[c]]
             losses = {v: float(total.rows.loss.table[c, n]) / size for n, v in enumerate(nodes)}
             handed.losses[c], handed.nodes[c] = losses, min(nodes, key=losses.__getitem__)
-    back = [i for i in to if handed.nodes[labels[i]] != leaves[labels[i]]]
+    back = [i for i, c in enumerate(labels) if handed.nodes[c] != leaves[c]]
     for _ in range(TRIES):
         if back:
             letter = tree.letter([[handed.nodes[labels[i]]] for i in back])

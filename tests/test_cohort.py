@@ -378,3 +378,12 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_device("auto") == choose_device("cuda") == torch.device("cuda")
     assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_samples_are_not_copied_where_none_are_kept_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, given = federation(), list[Any]()
+    monkeypatch.setattr(
+        cohorts.Samples, "of", lambda x, y, *rest: given.append(x) or evaluation.Samples(*[torch.zeros(0)] * 2, np.zeros(7))
+    )
+    Cohort(made, models.build("linear", (1, 4, 4), 3, Randomness(0)), Randomness(0), torch.device("cpu"))
+    assert all(x is shard.x for x, shard in zip(given[0], made.shards, strict=True))

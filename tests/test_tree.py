@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,13 @@ import torch
 from securecluster.protocols import CFL, Settings
 
 from securecluster import Federation, LabelSwap
-from securecluster.displacements import Posted, Update
+from securecluster.displacements import Means, Outbox, Posted, Update
+from securecluster.endpoint import Endpoint, Turn
 from securecluster.errors import UpdateError, UsageError
-from securecluster.messages import Rows
+from securecluster.messages import Call, Picks, Rows
 from securecluster.network import Replies
+from securecluster.run import Run
+from securecluster.transport import InProcess
 from securecluster.tree import Tree, walk
 
 FULL = Settings(transcript="full", dtype="float64")
@@ -167,9 +172,8 @@ def test_a_run_without_a_tree_sends_less_and_places_nobody(halves: tuple[Federat
 
 
 def test_a_split_waits_until_a_member_posts_the_model(monkeypatch: pytest.MonkeyPatch, halves: tuple[Federation, Federation]) -> None:
-    from securecluster.run import Run
     from securecluster.transcript import Transcript
-    from securecluster.transport import InProcess, Recorded
+    from securecluster.transport import Recorded
 
     made = CFL()
     first = next(line["round"] for line in made.fit(halves[0]).history_ if line["splits"])
@@ -229,3 +233,67 @@ def test_validation_losses_are_those_of_samples_that_nobody_trained_on() -> None
         x, y = (torch.cat([part[10 * i : 10 * i + 10] for i in members]) for part in (cohort._aside_on.x, cohort._aside_on.y))
         logits = torch.func.functional_call(cohort.model.module, start, (x,))
         assert losses[0] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, y)), rel=1e-9)
+
+
+def forced(federation: Federation, lost: Callable[[Call], set[int]], **params: Any) -> tuple[CFL, Any, Endpoint[Any]]:
+    """CFL that splits in round 1, the server's final state, and the clients."""
+    made = CFL(criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=2, min_size=6, **params)
+    endpoint = made.build_client(federation, Settings(dtype="float64"))
+    net = made.build_network(InProcess(endpoint.answer, lost), made.config(federation, "float64"))
+    return made, made.serve(net, Run(begin=lambda number: setattr(net, "round", number))), endpoint
+
+
+def test_a_member_that_missed_the_last_average_does_not_post_it_as_its_clusters_model(small: Federation) -> None:
+    def late(call: Call) -> set[int]:
+        return {0} if call.method == "receive" else set()
+
+    _, state, endpoint = forced(small, late)
+    leaf = state.tree.nodes[state.tree.leaf(state.labels[0])]
+    peer = next(i for i in leaf.members if i)
+    mine, peers = (endpoint.client.models.row(i) for i in (0, peer))
+    assert not torch.equal(mine, peers)
+    torch.testing.assert_close(endpoint.client.model_at(leaf.model.displacement, leaf.model.step), peers, rtol=0, atol=1e-12)
+
+
+def test_a_member_that_missed_the_last_average_does_not_judge_its_cluster(small: Federation) -> None:
+    asked: list[int] = []
+
+    def late(call: Call) -> set[int]:
+        asked.extend(call.to if call.method == "judge" else ())
+        return {0} if call.method == "receive" else set()
+
+    _, state, _ = forced(small, late, fallback=0.3)
+    able = [i for i in range(1, 6) if sum(state.labels[k] == state.labels[i] for k in range(1, 6)) > 1]
+    assert asked == able
+
+
+def test_full_gradients_are_those_of_the_whole_network_without_dropout(small: Federation) -> None:
+    layers = [torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 10)]
+    net = torch.nn.Sequential(*layers)
+    endpoint = CFL(model=net).build_client(small, Settings(dtype="float64"))
+    found = endpoint.client.gradient(Turn((2,), (2,), 1, 1), Outbox.start(6, fresh=True).letter([2]))
+    plain, shard = net.double().eval(), small.shards[2]
+    torch.nn.functional.cross_entropy(plain(torch.as_tensor(shard.x).double()), torch.as_tensor(shard.y)).backward()
+    expected = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
+    torch.testing.assert_close(found.delta.values[0], -expected, rtol=0, atol=1e-12)
+
+
+def test_a_loss_that_is_not_finite_is_a_bad_one(small: Federation) -> None:
+    """Weights that overflow to NaN logits: without care their loss would count as 0, and be the best."""
+    client = CFL(mask="none", model="linear", fallback=0.3).build_client(small, Settings()).client
+    client.models = Rows(3e38 * torch.tensor([1.0, -1.0]).repeat(client.models.table.numel() // 2)[None], (0,) * 6)
+    assert np.isnan(client.cohort.loss_aside(client.models, range(6))).all()
+    path = ((0,),) * 2
+    query = Means(Picks(torch.zeros_like(client.models.table), path), Picks(torch.zeros(1, dtype=torch.int64), path), absolute=True)
+    found = client.judge(Turn((0, 1), (0, 1), 1, 1), query).loss.values
+    assert bool(found.isfinite().all())
+    assert bool((found[:, 0] > 1e6 * found[:, 1]).all())
+
+
+def test_a_checkpoint_holds_the_updates_of_splits_once(tmp_path: Path, small: Federation) -> None:
+    params: dict[str, Any] = {"criterion": "absolute", "eps1": 1e9, "eps2": 1e-9, "gamma_max": 0.0, "rounds": 2, "min_size": 6}
+    kept = [CFL(tree=tree, **params).fit(small, folder=tmp_path / str(tree)).tree_ for tree in (True, False)]
+    sizes = [sum(f.stat().st_size for f in (tmp_path / str(tree)).glob("checkpoint-*/*")) for tree in (True, False)]
+    updates, model = 4 * kept[0].nodes[0].updates.numel(), 4 * kept[0].nodes[0].updates.shape[1]
+    assert updates == 6 * model
+    assert sizes[0] - sizes[1] < updates + 4 * model + 4096  # and the models of three nodes

@@ -12,9 +12,11 @@ from securecluster.protocols import CFL, FLHC, IFCA, FedAvg, Local, LocalKMeans,
 
 from securecluster import Federation, Iid, LabelSwap, wire
 from securecluster.cohort import Cohort
+from securecluster.displacements import Outbox
 from securecluster.endpoint import config_hash, message_types
-from securecluster.errors import RunFolderError, UpdateError, UsageError
+from securecluster.errors import FrameError, PolicyError, RunFolderError, UpdateError, UsageError
 from securecluster.messages import Call, reply_header
+from securecluster.privacy.keys import Hello
 from securecluster.run import Run
 from securecluster.transcript import Transcript, load_entries
 from securecluster.transport import Framed, InProcess, Recorded
@@ -117,6 +119,15 @@ def _update(fitted: Protocol, number: int) -> torch.Tensor:
     return delta
 
 
+@pytest.mark.parametrize("protocol", [FedAvg, Local, RandomClusters])
+def test_clients_of_methods_that_need_sums_alone_refuse_to_answer_one_by_one(protocol: type[Protocol], small: Federation) -> None:
+    made = method(protocol, "none", rounds=1)
+    endpoint, query = made.build_client(small, Settings()), Outbox.start(6, fresh=False).letter([0])
+    for name, params in (("train", query), ("post", Hello()), ("contribute", query)):
+        with pytest.raises((FrameError, PolicyError)):
+            endpoint.answer(Call(config_hash(made.config(small, "float32")), name, "gather", 1, 1, (0,), params, (1,)))
+
+
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
 def test_the_same_seed_gives_the_same_result(protocol: type[Protocol], mask: str, small: Federation) -> None:
     one, two = (method(protocol, mask, rounds=3).fit(small) for _ in range(2))
@@ -149,6 +160,36 @@ def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
         assert again.server_state_ == whole.server_state_
         assert torch.equal(again.client_models_.values, whole.client_models_.values)
         assert again.bytes_ == whole.bytes_
+
+
+SPLITS = {"criterion": "absolute", "eps1": 100, "eps2": 1e-3, "gamma_max": 0.0, "fallback": 0.3}
+PHASES: list[tuple[type[Protocol], dict[str, Any], int]] = [(CFL, SPLITS, 3), (IFCA, {}, 2)]
+
+
+@pytest.mark.parametrize(("protocol", "params", "phases"), PHASES)
+def test_a_run_killed_between_its_last_phases_resumes_to_the_same_frames(
+    protocol: type[Protocol], params: dict[str, Any], phases: int, small: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the loop come delivery, the leaves and the fallback of CFL, the models that IFCA offers to newcomers."""
+    made = method(protocol, "permutation", rounds=2, **params)
+    whole = made.fit(small, FULL)
+    checkpoint = Run._checkpoint
+    for stop in range(made.total + 1, made.total + phases + 1):
+
+        def killed(run: Run, stop: int = stop) -> None:
+            checkpoint(run)
+            if run._clock.number == stop:
+                raise KeyboardInterrupt
+
+        folder = tmp_path / str(stop)
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "_checkpoint", killed)
+            with pytest.raises(KeyboardInterrupt):
+                made.fit(small, FULL, folder=folder)
+        resumed = made.fit(small, FULL, folder=folder)
+        assert resumed.transcript_.entries == whole.transcript_.entries
+        assert resumed.ledger_ == whole.ledger_
+        assert made.replay(resumed.transcript_, made.config(small, "float32")) == whole.server_state_
 
 
 def test_a_run_stopped_before_its_first_checkpoint_starts_over_cleanly(

@@ -336,3 +336,19 @@ def test_a_model_that_cannot_be_drawn_anew_is_refused_before_anything_runs(small
         IFCA(model=Scaled()).fit(small, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     IFCA(model=Scaled(), k=1, starts=1, rounds=1).config(small, "float32")
+
+
+def test_a_client_that_missed_the_last_average_does_not_show_a_model_to_newcomers(small: Federation) -> None:
+    made = IFCA(k=1, starts=1, rounds=2, mask="permutation")
+    state, _, endpoint, *_ = served(made, small, lost=lambda call: {0} if call.method == "choose" and call.round == 3 else set())
+    client, offer = endpoint.client, state.offers
+    assert offer is not None and offer.models == [0]
+    mine, peers = (client.banks[0][0].models.row(i) for i in (0, 1))
+    assert not torch.equal(mine, peers)
+    torch.testing.assert_close(client.cohort.start + client._pipeline.inverse(offer.table[0], offer.steps[0]), peers, rtol=0, atol=1e-12)
+
+
+def test_a_client_that_was_never_reached_shows_the_model_everyone_begins_with(small: Federation) -> None:
+    deaf = {"choose", "contribute", "least"}
+    state, *_ = served(IFCA(k=2, starts=1, rounds=1), small, lost=lambda call: set(range(6)) if call.method in deaf else set())
+    assert state.offers is not None and not state.offers.table.any()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FedAvg, Local, Protocol
+from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
 
 from securecluster import Federation, Iid, LabelSwap
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
@@ -169,3 +169,66 @@ def test_some_clients_of_a_federation(small: Federation) -> None:
     for wrong in ([0, 0], [6], [-1]):
         with pytest.raises(UsageError, match="each once"):
             small.select(wrong)
+
+
+class Tied(torch.nn.Module):
+    """Two layers that share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 10)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.second(self.first(x.flatten(1)).relu()))
+        return found
+
+
+def test_a_module_with_tied_weights_is_saved(small: Federation, later: Federation, tmp_path: Path) -> None:
+    fitted = CFL(model=Tied(), rounds=2).fit(small)
+    fitted.save(tmp_path)
+    assert list(CFL.load(tmp_path, model=Tied()).predict(later)) == list(fitted.predict(later))
+
+
+class Extra(torch.nn.Linear):
+    """A layer whose state is not tensors alone."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"version": 1}
+
+
+def test_extra_state_of_a_module_stays_with_its_code(small: Federation, later: Federation, tmp_path: Path) -> None:
+    own, other = (torch.nn.Sequential(torch.nn.Flatten(), Extra(64, 10)) for _ in range(2))
+    fitted = CFL(model=own, rounds=1).fit(small)
+    fitted.save(tmp_path)
+    assert list(CFL.load(tmp_path, model=other).predict(later)) == list(fitted.predict(later))
+
+
+def test_weights_that_are_loaded_into_the_module_after_the_run_change_nothing(small: Federation, later: Federation, tmp_path: Path) -> None:
+    own = module()
+    fitted = FedAvg(model=own, rounds=2).fit(small)
+    split = CFL(model=own, rounds=1, criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0).fit(small, Settings(transcript="full"))
+    before = [split.predict(later).tolist(), told(split)]
+    own.load_state_dict(fitted.models_[0])
+    assert [split.predict(later).tolist(), told(split)] == before
+    split.save(tmp_path)
+    assert CFL.load(tmp_path, model=module()).predict(later).tolist() == before[0]
+
+
+def told(fitted: Protocol) -> list[float]:
+    """The first newcomer's update, as it left."""
+    entries = fitted.joined_.transcript.entries
+    answer = fitted.joined_.transcript.content(next(k for k, e in enumerate(entries) if e.method == "train"))[1]
+    first: list[float] = answer.reply.delta.values[0].tolist()
+    return first
+
+
+def test_newcomers_do_not_join_under_hyper_parameters_that_the_run_did_not_have(small: Federation, later: Federation) -> None:
+    """Without the mask of the run their updates would leave in the clear."""
+    fitted = CFL(rounds=2).fit(small).set_params(mask="none")
+    with pytest.raises(UsageError, match="mask was changed after the run"):
+        fitted.predict(later)
+    assert len(fitted.set_params(mask="permutation").predict(later)) == 3
