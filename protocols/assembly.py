@@ -179,7 +179,7 @@ def opened(protocol: Protocol, posted: Posted) -> torch.Tensor:
     if not len(posted.displacement):
         raise UsageError("this model was not kept: run with tree=True, and with members that reply")
     kept, flat = protocol.kept_, protocol._flat
-    pipeline = protocol.pipeline(flat.dimension)
+    pipeline = protocol.as_run().pipeline(flat.dimension)
     for seed in list(kept.clients.secrets.seed.values())[:1]:
         _unlock(pipeline, seed)
     return flat.initial().to(posted.displacement.dtype) + pipeline.inverse(posted.displacement, posted.step)

@@ -22,7 +22,7 @@ from securecluster.clustering import bipartition, evidence
 from securecluster.clustering import members as clusters_of
 from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, deliver, invite
-from securecluster.errors import UsageError
+from securecluster.errors import UsageError, unknown
 from securecluster.looks import Look, compare_gradients, divide, look_at, model_for
 from securecluster.network import Network
 from securecluster.run import Line, Run
@@ -163,19 +163,19 @@ class CFL(Protocol):
         """Adds the split test's own fields."""
         super().check(clients)
         known = {"criterion": ("relative", "absolute"), "average": ("uniform", "weighted"), "similarity": ("update", "gradient")}
-        for what, names in known.items():
-            if getattr(self, what) not in names:
-                raise UsageError(f"unknown {what} {getattr(self, what)!r}: choose one of {', '.join(names)}")
-        if not (self.eps1 > 0 and self.eps2 > 0 and self.evidence > 0 and 0 <= self.gamma_max < 1 and self.min_size >= 2):
-            raise UsageError("eps1, eps2 and evidence are positive, gamma_max lies in [0, 1) and min_size is at least 2")
+        for what in (w for w, names in known.items() if getattr(self, w) not in names):
+            raise unknown(what, str(getattr(self, what)), known[what])
+        bounded = all(0 < bound < float("inf") for bound in (self.eps1, self.eps2, self.evidence))
+        if not (bounded and 0 <= self.gamma_max < 1 and self.min_size >= 2):
+            raise UsageError("eps1, eps2 and evidence are positive and finite, gamma_max lies in [0, 1) and min_size is at least 2")
         if not 0 <= self.fallback < 1 or (self.fallback and not self.tree):
             raise UsageError("fallback is a share of the training samples, in [0, 1), and needs the tree: leave tree on")
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
         found = ["norms and pairwise cosines of the updates of each round", "the clusters, when they split, and each client's cluster"]
-        counts, judged = ["each client's number of samples"], ["each cluster's validation loss under the models on its path"]
-        return counts * self.weighted + found + judged * (self.fallback > 0)
+        judged = ["each client's losses under the models on its path, and the number of samples kept aside (the plain sum reads both)"]
+        return ["each client's number of samples"] * self.weighted + found + judged * (self.fallback > 0)
 
     def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
         """Adds the true separation gap g (eq. 28) while all clients share one model."""

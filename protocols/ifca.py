@@ -82,7 +82,7 @@ class IFCA(Protocol):
             judged = t <= self._short and t % self._each == 0
             run.note(start=state.running.number, loss=self._judge(net, state) if judged else None)
         self._turn(net, state, self.total + 1)
-        state.running = run.once("deliver", lambda: self._settle(net, run, state), Start)
+        state.running = run.once("deliver", lambda: self._settle(net, state), Start)
         state.offers = run.once("offer", lambda: offers(net, state.running, masked=self.mask != "none"), Offers)
         return state
 
@@ -99,6 +99,11 @@ class IFCA(Protocol):
     def total(self) -> int:
         """Rounds of all starts."""
         return self.rounds + max(0, self._short - self._each)
+
+    @property
+    def rows_a_round(self) -> int:
+        """Each client gets all k averages, and sends an update."""
+        return 1 + self.k
 
     @property
     def _each(self) -> int:
@@ -143,9 +148,9 @@ class IFCA(Protocol):
         state.running.loss = float(got.rows.loss.table / got.rows.size.table)
         return state.running.loss
 
-    def _settle(self, net: Network, run: Run, state: State, tries: int = 5) -> Start:
+    def _settle(self, net: Network, state: State, tries: int = 5) -> Start:
         """The last averages reach everyone, who chooses once more (ours); who does not reply stays with its last choice."""
-        net.round, left = len(run.history) + 1, tuple(net.clients)
+        left = tuple(net.clients)
         for _ in range(tries):
             if left:
                 left = self._choose(net, state, left).lost
@@ -176,7 +181,8 @@ class IFCA(Protocol):
         return [
             "the model each client takes, in every round",
             "each client's number of samples and weighted update (the plain sum reads all replies; a cluster of one shows one)",
-            "the mean training loss of each start, and at the end how far each model has moved (masked where updates are)",
+            "each client's lowest training loss in each start (the plain sum reads all replies)",
+            "at the end how far each model has moved (masked where updates are)",
         ]
 
     def served(self, client: Any, state: Any) -> Rows:

@@ -242,7 +242,6 @@ def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
 
     def send() -> Outbox:
         outbox: Outbox = state.outbox
-        net.round = len(run.history) + 1
         for _ in range(tries):
             late = outbox.late()
             if late:

@@ -79,9 +79,10 @@ class Run:
         self._notes |= values
 
     def once(self, name: str, make: Callable[[], A], kind: type[A]) -> A:
-        """A phase: made once, its result (a dataclass tree) kept in every later checkpoint."""
+        """A phase: made once, its result (a dataclass tree) kept in every later checkpoint. Its round is the one after the last."""
         part = f"phase-{name}"
         if part not in self._parts:
+            self._begin(len(self.history) + 1)
             self._parts[part] = pack(make())
             self._checkpoint()
         return unpack(self._parts[part], kind)

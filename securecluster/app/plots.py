@@ -78,7 +78,7 @@ def _separation(history: list[dict[str, Any]]) -> Any:
     top.axhline(0, color="grey", linewidth=0.8)
     for axes in (top, bottom):
         _marks(axes, history)
-        if len(axes.get_lines()) < 24:
+        if axes.get_legend_handles_labels()[0] and len(axes.get_lines()) < 24:
             axes.legend(fontsize=6, loc="upper right", framealpha=0.6)
     top.set(ylabel="separation gap")
     bottom.set(xlabel="round", ylabel="norm (solid: max, dashed: mean)", yscale="log")

@@ -151,6 +151,39 @@ def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
         assert again.bytes_ == whole.bytes_
 
 
+@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg, IFCA, LocalKMeans])
+def test_a_run_stopped_between_its_last_phases_sends_what_it_would_have_sent(
+    protocol: type[Protocol], small: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = method(protocol, "permutation", rounds=2, **({"fallback": 0.2} if protocol is CFL else {}))
+    settings = Settings(transcript="full", dropout=0.3)
+    whole = made.fit(small, settings)
+    entries, lost = whole.transcript_.entries, whole.dropped_
+    inner = Run._checkpoint
+    stopped = 0
+    while True:
+        folder, written = tmp_path / str(stopped), 0
+
+        def checkpoint(self: Run, after: int = stopped) -> None:
+            nonlocal written
+            inner(self)
+            written += 1
+            if written == made.total + after:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "_checkpoint", checkpoint)
+            try:
+                made.fit(small, settings, folder=folder)
+                break
+            except KeyboardInterrupt:
+                stopped += 1
+        resumed = made.fit(small, settings, folder=folder)
+        assert resumed.transcript_.entries == entries
+        assert resumed.dropped_ == lost
+    assert stopped >= 2  # after the last round, and after each phase
+
+
 def test_a_run_stopped_before_its_first_checkpoint_starts_over_cleanly(
     small: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,3 +298,40 @@ def test_numpy_numbers_are_numbers_and_others_are_refused(small: Federation) -> 
     for params in ({"rounds": 1.5}, {"rounds": "3"}, {"participation": "all"}):
         with pytest.raises(UsageError, match="rounds is a whole number"):
             CFL(**params).fit(small)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "mask"), [(CFL, "permutation"), (FLHC, "none"), (IFCA, "permutation"), (IFCA, "none"), (Local, "none")]
+)
+def test_about_so_many_rows_are_on_the_wire(protocol: type[Protocol], mask: str, small: Federation) -> None:
+    made = method(protocol, mask, rounds=6)
+    made.set_params(**({"k": 3} if protocol is IFCA else {}))
+    fitted = made.fit(small)
+    row = 4 * fitted.client_models_.table.shape[1]
+    sent = fitted.bytes_["up"] + fitted.bytes_["down"]
+    told = made.rows_a_round * row * len(small) * made.total
+    assert 0.6 * told <= sent <= 1.2 * told + 1000 * len(small) * made.total  # besides rows: headers, choices, the tree
+
+
+def test_clients_that_are_no_federation_are_refused(small: Federation) -> None:
+    fitted = FedAvg(rounds=1).fit(small)
+    for wrong in (None, np.zeros((3, 4)), list(small.shards)):
+        for use in (FedAvg(rounds=1).fit, fitted.predict):
+            with pytest.raises(UsageError, match="Federation.from_arrays"):
+                use(wrong)  # type: ignore[operator]
+    with pytest.raises(UsageError, match="no newcomers"):
+        fitted.predict(small.select([]))
+
+
+@pytest.mark.parametrize("params", [{"eps1": np.inf}, {"evidence": np.inf}])
+def test_what_is_not_finite_is_no_bound(params: dict[str, Any], small: Federation) -> None:
+    with pytest.raises(UsageError, match="finite"):  # a configuration is JSON, which has no infinity
+        CFL(**params).fit(small)
+    with pytest.raises(UsageError, match="finite"):
+        FLHC(threshold=np.inf).fit(small)
+
+
+@pytest.mark.parametrize(("protocol", "told"), [(CFL, "kept aside"), (IFCA, "lowest training loss")])
+def test_what_the_plain_sum_reads_of_each_client_is_said(protocol: type[Protocol], told: str) -> None:
+    made = protocol(**({"fallback": 0.2} if protocol is CFL else {}))  # type: ignore[arg-type]
+    assert any(told in text and text.startswith("each client's") and "plain sum" in text for text in made.sees())
