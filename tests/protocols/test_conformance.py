@@ -317,7 +317,7 @@ def test_clients_that_are_no_federation_are_refused(small: Federation) -> None:
     fitted = FedAvg(rounds=1).fit(small)
     for wrong in (None, np.zeros((3, 4)), list(small.shards)):
         for use in (FedAvg(rounds=1).fit, fitted.predict):
-            with pytest.raises(UsageError, match="Federation.from_arrays"):
+            with pytest.raises(UsageError, match=r"Federation\.from_arrays"):
                 use(wrong)  # type: ignore[operator]
     with pytest.raises(UsageError, match="no newcomers"):
         fitted.predict(small.select([]))
