@@ -79,16 +79,18 @@ class Run:
         self._notes |= values
 
     def once(self, name: str, make: Callable[[], A], kind: type[A]) -> A:
-        """A phase: made once, its result (a dataclass tree) kept in every later checkpoint. Its round is the one after the last."""
+        """A phase: made once, its result (a dataclass tree) kept in every later checkpoint."""
         part = f"phase-{name}"
         if part not in self._parts:
-            self._begin(len(self.history) + 1)
             self._parts[part] = pack(make())
             self._checkpoint()
         return unpack(self._parts[part], kind)
 
     def rounds(self, name: str, state: Any, total: int) -> Iterator[int]:
-        """Rounds 1 … `total` of a loop over `state` (a dataclass, changed in place); after each: observer, history, checkpoint."""
+        """Rounds 1 … `total` of a loop over `state` (a dataclass, changed in place); after each: observer, history, checkpoint.
+
+        What follows the loop belongs to round `total` + 1.
+        """
         part = f"loop-{name}"
         if part in self._parts:
             vars(state).update(vars(unpack(self._parts[part], type(state))))
@@ -103,6 +105,7 @@ class Run:
             self._write(line)
             self._checkpoint()
             self._report(line)
+        self._begin(total + 1)  # of the phases that follow, also where the run goes on in the midst of them
 
     def _write(self, line: Line) -> None:
         self.history.append(line)

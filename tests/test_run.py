@@ -73,7 +73,8 @@ def test_a_run_without_a_folder_counts_its_rounds_and_keeps_its_history(tmp_path
     begun: list[int] = []
     reported: list[Line] = []
     run, state = Run(observe=look, report=reported.append, begin=begun.append), State()
-    assert body(run, state, 3) == begun == [1, 2, 3]
+    assert body(run, state, 3) == [1, 2, 3]
+    assert begun == [1, 2, 3, 4]  # the phases after the loop belong to the round after the last
     assert run.history == reported == [{"loop": "train", "round": t, "noted": t, "count": c} for t, c in ((1, 1), (2, 4), (3, 11))]
     assert not run.resumed
     assert list(tmp_path.iterdir()) == []
@@ -91,7 +92,8 @@ def test_rounds_go_on_after_the_last_checkpoint(stop: int, tmp_path: Path) -> No
     assert again.history == straight.history[: stop - 1]
     if stop == 1:
         state = State()
-    assert body(again, state, 6) == begun == list(range(stop, 7))
+    assert body(again, state, 6) == list(range(stop, 7))
+    assert begun == list(range(stop, 8))
     assert (state.count, state.labels) == (whole.count, whole.labels)
     assert torch.equal(state.weights, whole.weights)
     assert again.history == straight.history == [json.loads(x) for x in (tmp_path / "history.jsonl").read_text().splitlines()]
