@@ -124,7 +124,7 @@ def carry_out(
         "network": Part(NetworkState, lambda: net.state, lambda state: setattr(net, "state", state)),
         "transcript": Part(Recording, lambda: Recording(*transcript.snapshot()), lambda r: transcript.rewind(r.count, r.totals)),
     }
-    run = Run(folder, parts, observe, report, lambda number: setattr(net, "round", number))
+    run = Run(folder, parts, observe, report, lambda number: setattr(net, "round", int(number)))
     if not run.resumed:
         transcript.rewind(0, {})  # what a run left that was killed before its first checkpoint
     state = protocol.serve(net, run)

@@ -162,13 +162,14 @@ class CFL(Protocol):
     def check(self, clients: int) -> None:
         """Adds the split test's own fields."""
         super().check(clients)
-        known = {"criterion": ("relative", "absolute"), "average": ("uniform", "weighted"), "similarity": ("update", "gradient")}
-        for what in (w for w, names in known.items() if getattr(self, w) not in names):
-            raise unknown(what, str(getattr(self, what)), known[what])
-        bounded = all(0 < bound < float("inf") for bound in (self.eps1, self.eps2, self.evidence))
-        if not (bounded and 0 <= self.gamma_max < 1 and self.min_size >= 2):
+        names = {"criterion": ("relative", "absolute"), "average": ("uniform", "weighted"), "similarity": ("update", "gradient")}
+        for what in (name for name, of in names.items() if getattr(self, name) not in of):
+            raise unknown(what, getattr(self, what), names[what])
+        given = (self.eps1, self.eps2, self.evidence, self.gamma_max, self.min_size)
+        known = all(isinstance(value, int | float | np.number) and abs(value) < float("inf") for value in given)
+        if not (known and min(given[:3]) > 0 and 0 <= self.gamma_max < 1 and self.min_size >= 2):
             raise UsageError("eps1, eps2 and evidence are positive and finite, gamma_max lies in [0, 1) and min_size is at least 2")
-        if not 0 <= self.fallback < 1 or (self.fallback and not self.tree):
+        if not (isinstance(self.fallback, int | float | np.number) and 0 <= self.fallback < 1) or (self.fallback and not self.tree):
             raise UsageError("fallback is a share of the training samples, in [0, 1), and needs the tree: leave tree on")
 
     def sees(self) -> list[str]:
@@ -179,9 +180,9 @@ class CFL(Protocol):
 
     def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
         """Adds the true separation gap g (eq. 28) while all clients share one model."""
-        line = super().observe(federation, client, state, accuracy)
-        known = federation.truth is not None and state.shared and len(state.alpha)
-        return {**line, "gap": separation_gap(state.alpha.numpy(), federation.truth) if known and federation.truth else None}
+        truth = federation.truth if state.shared and len(state.alpha) else None
+        gap = separation_gap(state.alpha.numpy(), truth) if truth else None
+        return {**super().observe(federation, client, state, accuracy), "gap": gap}
 
     def adopt(self, kept: Kept) -> Self:
         """Adds the parameter tree."""
@@ -191,8 +192,7 @@ class CFL(Protocol):
 
     def node_model(self, node: int) -> dict[str, Any]:
         """The `state_dict` of a node's model (V-C); `tree_.path(tree_.leaf(c))` are the nodes of cluster c, the most general first."""
-        state: dict[str, Any] = self._flat.state_dict(opened(self, self.tree_.nodes[node].model))
-        return state
+        return self._flat.state_dict(opened(self, self.tree_.nodes[node].model))
 
     def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
         """Class probabilities (n, classes) of samples x (n, …): the mean over the models on the cluster's path, root to leaf (V-C)."""

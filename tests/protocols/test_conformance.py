@@ -332,3 +332,18 @@ def test_what_is_not_finite_is_no_bound(params: dict[str, Any], small: Federatio
 def test_what_the_plain_sum_reads_of_each_client_is_said(protocol: type[Protocol], told: str) -> None:
     made = protocol(**({"fallback": 0.2} if protocol is CFL else {}))  # type: ignore[arg-type]
     assert any(told in text and text.startswith("each client's") and "plain sum" in text for text in made.sees())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"eps1": "a"}, {"evidence": np.nan}, {"min_size": None}, {"gamma_max": "x"}, {"fallback": "x"}, {"fallback": np.nan}, {"mask": None}],
+)
+def test_what_is_no_number_or_name_is_refused(wrong: dict[str, Any], small: Federation) -> None:
+    with pytest.raises(UsageError):
+        CFL(**wrong).fit(small)
+    for settings in ({"dropout": "x"}, {"threads": "x"}, {"threads": 0.5}, {"target": "x"}):
+        with pytest.raises(UsageError, match="threads is a whole number"):
+            FedAvg(rounds=1).fit(small, Settings(**settings))  # type: ignore[arg-type]
+    for odd in ({"metric": None}, {"linkage": 1}):
+        with pytest.raises(UsageError, match="unknown"):
+            FLHC(**odd).fit(small)  # type: ignore[arg-type]
