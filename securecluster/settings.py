@@ -37,8 +37,8 @@ def check_settings(settings: Settings, federation: Federation) -> None:
         if value not in known:
             raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(known)}")
     given = (settings.dropout, settings.threads, settings.target)
-    known = isinstance(settings.threads, Integral) and all(isinstance(value, Real) for value in given)
-    if not (known and 0 <= settings.dropout < 1 and settings.threads >= 0 and 0 <= settings.target <= 1):
+    real = isinstance(settings.threads, Integral) and all(isinstance(value, Real) for value in given)
+    if not (real and 0 <= settings.dropout < 1 and settings.threads >= 0 and 0 <= settings.target <= 1):
         raise UsageError("dropout lies in [0, 1), target in [0, 1], and threads is a whole number, at least 0")
     if len({fingerprint(s) for s in federation.shards}) == 1:
         raise UsageError(
