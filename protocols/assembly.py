@@ -124,7 +124,7 @@ def carry_out(
         "network": Part(NetworkState, lambda: net.state, lambda state: setattr(net, "state", state)),
         "transcript": Part(Recording, lambda: Recording(*transcript.snapshot()), lambda r: transcript.rewind(r.count, r.totals)),
     }
-    run = Run(folder, parts, observe, report, lambda number: setattr(net, "round", number))
+    run = Run(folder, parts, observe, report, lambda number: setattr(net, "round", int(number)))
     if not run.resumed:
         transcript.rewind(0, {})  # what a run left that was killed before its first checkpoint
     state = protocol.serve(net, run)
@@ -147,11 +147,6 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
             f"newcomers hold samples of shape {newcomers.shape} in {newcomers.classes} classes, the run's {tuple(config['shape'])} in"
             f" {config['classes']}: give them the same kind of data"
         )
-    changed = [
-        name for name, value in protocol.get_params().items() if name != "model" and numbers({name: value})[name] != learned.params[name]
-    ]
-    if changed:
-        raise UsageError(f"{changed[0]} was changed after the run, which newcomers join as it was: set it back, or fit again")
     settings = learned.settings
     guests = build_client(protocol, newcomers, settings, joins=config)
     hosts = _hosts(config, protocol.kept_.clients.secrets)
@@ -184,7 +179,7 @@ def opened(protocol: Protocol, posted: Posted) -> torch.Tensor:
     if not len(posted.displacement):
         raise UsageError("this model was not kept: run with tree=True, and with members that reply")
     kept, flat = protocol.kept_, protocol._flat
-    pipeline = protocol.pipeline(flat.dimension)
+    pipeline = protocol.as_run().pipeline(flat.dimension)
     for seed in list(kept.clients.secrets.seed.values())[:1]:
         _unlock(pipeline, seed)
     return flat.initial().to(posted.displacement.dtype) + pipeline.inverse(posted.displacement, posted.step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ class Protocol(Method):
             SecureClusterError: one sentence on what is wrong and what to do; a folder stays resumable.
         """
         settings = settings or Settings()
+        _check_kind(federation)
         self.check(len(federation))
         check_settings(settings, federation)
         with torch.inference_mode(False), cpu_threads(settings.threads):
@@ -120,6 +122,8 @@ class Protocol(Method):
         """Take over what was learned: it becomes the attributes that end in an underscore."""
         learned, config = kept.learned, kept.learned.config
         self.kept_ = kept
+        self._made = copy.deepcopy(self.get_params())
+        vars(self).pop("joined_", None)  # of a run before this one
         self.labels_ = np.asarray(learned.labels)
         self.client_models_ = Rows(kept.clients.table, tuple(kept.clients.index))
         self._flat = self._network(config["shape"], config["classes"], config["seed"])
@@ -137,7 +141,7 @@ class Protocol(Method):
     def model_of(self, client: int | str) -> dict[str, Any]:
         """The `state_dict` of the model that a client holds, by its number or name."""
         names = self._fitted().learned.names
-        if client not in names and (isinstance(client, str) or not 0 <= client < len(names)):
+        if client not in names and not (isinstance(client, Integral) and 0 <= client < len(names)):
             raise UsageError(f"no client {client!r}: clients are {', '.join(names[:3])} …, or numbers from 0 to {len(names) - 1}")
         state: dict[str, Any] = self._flat.state_dict(self.client_models_.row(names.index(client) if isinstance(client, str) else client))
         return state
@@ -148,10 +152,12 @@ class Protocol(Method):
         Every call starts from the end of the run and changes nothing in it; `joined_` holds the frames, bytes and releases.
 
         Raises:
-            UsageError: not fitted, hyper-parameters changed since, samples of another shape, or classes that the run did not know.
+            UsageError: not fitted, or no client, or samples of another shape, or classes that the run did not know.
         """
-        self._fitted()
-        self.joined_: Joined = join(self, newcomers)
+        _check_kind(newcomers)
+        if not len(newcomers):
+            raise UsageError("there are no newcomers in this federation: give at least one client")
+        self.joined_: Joined = join(self.as_run(), newcomers)
         return np.asarray(self.joined_.labels, dtype=np.int64)
 
     def save(self, folder: Path | str) -> None:
@@ -159,8 +165,7 @@ class Protocol(Method):
 
         A module of your own is saved by its weights, not its code. The transcript is not saved: give `fit` a folder for that.
         """
-        self._fitted()
-        save(self, Path(folder))
+        save(self.as_run(), Path(folder))
 
     @classmethod
     def load(cls, folder: Path | str, model: Any = None) -> Self:
@@ -178,6 +183,13 @@ class Protocol(Method):
         if not hasattr(self, "kept_"):
             raise UsageError(f"this {type(self).__name__} is not fitted yet: call fit, or load")
         return self.kept_
+
+    def as_run(self) -> Self:
+        """The same with the hyper-parameters it was fitted with, whatever `set_params`, or training its module, has changed since."""
+        self._fitted()
+        found = copy.copy(self)
+        vars(found).update(self._made)
+        return found
 
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """What client and server must agree on; its hash is in every frame."""
@@ -245,6 +257,11 @@ class Protocol(Method):
     def mask_info(self) -> MaskInfo:
         """What the result says of this run's mask."""
         return describe(self.mask, self._flat.dimension, self.client_models_.table.element_size())
+
+
+def _check_kind(given: Any) -> None:
+    if not isinstance(given, Federation):
+        raise UsageError(f"clients and their data are a Federation, not {type(given).__name__}: make one with Federation.from_arrays")
 
 
 __all__ = ["Joined", "Kept", "Protocol", "opened"]

@@ -22,7 +22,7 @@ from securecluster.clustering import bipartition, evidence
 from securecluster.clustering import members as clusters_of
 from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, deliver, invite
-from securecluster.errors import UsageError
+from securecluster.errors import UsageError, unknown
 from securecluster.looks import Look, compare_gradients, divide, look_at, model_for
 from securecluster.network import Network
 from securecluster.run import Line, Run
@@ -93,11 +93,10 @@ class CFL(Protocol):
             if got.ids:
                 still = torch.zeros_like(got.rows.delta.row(0))  # where nobody replied
                 state.outbox.post(got.step, torch.stack([still if k.mean is None else k.mean for k in looks]), state.labels)
-            run.note(splits=[[k.members, *k.halves] for k in looks if k.halves], looks=[k.line() for k in looks if k.mean is not None])
-            for look in looks:
-                if look.halves:
-                    divide(state.tree, state.labels, look, t)
-            run.note(wanted=list(state.wanted))
+            splits, seen = [k for k in looks if k.halves], [k.line() for k in looks if k.mean is not None]
+            run.note(splits=[[k.members, *(k.halves or ())] for k in splits], looks=seen, wanted=list(state.wanted))
+            for look in splits:
+                divide(state.tree, state.labels, look, t)
         deliver(net, run, state)
         if self.tree:
             state.tree.complete(run.once("leaves", lambda: state.tree.leaf_models(net, state.outbox), Leaves))
@@ -162,26 +161,28 @@ class CFL(Protocol):
     def check(self, clients: int) -> None:
         """Adds the split test's own fields."""
         super().check(clients)
-        known = {"criterion": ("relative", "absolute"), "average": ("uniform", "weighted"), "similarity": ("update", "gradient")}
-        for what, names in known.items():
-            if getattr(self, what) not in names:
-                raise UsageError(f"unknown {what} {getattr(self, what)!r}: choose one of {', '.join(names)}")
-        if not (self.eps1 > 0 and self.eps2 > 0 and self.evidence > 0 and 0 <= self.gamma_max < 1 and self.min_size >= 2):
-            raise UsageError("eps1, eps2 and evidence are positive, gamma_max lies in [0, 1) and min_size is at least 2")
-        if not 0 <= self.fallback < 1 or (self.fallback and not self.tree):
+        names = {"criterion": ("relative", "absolute"), "average": ("uniform", "weighted"), "similarity": ("update", "gradient")}
+        for what in (name for name, of in names.items() if getattr(self, name) not in of):
+            raise unknown(what, getattr(self, what), names[what])
+        given = (self.eps1, self.eps2, self.evidence, self.gamma_max, self.min_size)
+        known = all(isinstance(value, int | float | np.number) and abs(value) < float("inf") for value in given)
+        if not (known and min(given[:3]) > 0 and 0 <= self.gamma_max < 1 and self.min_size >= 2):
+            raise UsageError("eps1, eps2 and evidence are positive and finite, gamma_max lies in [0, 1) and min_size is at least 2")
+        if not (isinstance(self.fallback, int | float | np.number) and 0 <= self.fallback < 1) or (self.fallback and not self.tree):
             raise UsageError("fallback is a share of the training samples, in [0, 1), and needs the tree: leave tree on")
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
         found = ["norms and pairwise cosines of a round's updates (and full gradients, if asked for)", "the clusters, splits and members"]
-        moved, judged = ["how far each node's model has moved"], ["each cluster's validation loss under the models on its path"]
-        return ["each client's number of samples"] * self.weighted + found + moved * self.tree + judged * (self.fallback > 0)
+        judged = ["each client's losses under the models on its path, and the number of samples kept aside (the plain sum reads both)"]
+        moved = ["how far each node's model has moved"] * self.tree
+        return ["each client's number of samples"] * self.weighted + found + moved + judged * (self.fallback > 0)
 
     def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
         """Adds the true separation gap g (eq. 28) while all clients share one model."""
-        line = super().observe(federation, client, state, accuracy)
-        known = federation.truth is not None and state.shared and len(state.alpha)
-        return {**line, "gap": separation_gap(state.alpha.numpy(), federation.truth) if known and federation.truth else None}
+        truth = federation.truth if state.shared and len(state.alpha) else None
+        gap = separation_gap(state.alpha.numpy(), truth) if truth else None
+        return {**super().observe(federation, client, state, accuracy), "gap": gap}
 
     def adopt(self, kept: Kept) -> Self:
         """Adds the parameter tree."""
@@ -191,8 +192,7 @@ class CFL(Protocol):
 
     def node_model(self, node: int) -> dict[str, Any]:
         """The `state_dict` of a node's model (V-C); `tree_.path(tree_.leaf(c))` are the nodes of cluster c, the most general first."""
-        state: dict[str, Any] = self._flat.state_dict(opened(self, self.tree_.nodes[node].model))
-        return state
+        return self._flat.state_dict(opened(self, self.tree_.nodes[node].model))
 
     def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
         """Class probabilities (n, classes) of samples x (n, …): the mean over the models on the cluster's path, root to leaf (V-C)."""

@@ -8,6 +8,7 @@ c, K_c a cluster and its clients, who go on alone from that same model, to the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -157,13 +158,15 @@ class FLHC(Protocol):
                 f"pre_rounds = {self.pre_rounds!r} of {self.rounds} rounds: the clustering comes after pre_rounds, a whole number from 0 to"
                 " rounds - 1; lower pre_rounds or ask for more rounds"
             )
-        if self.threshold is not None and not (isinstance(self.threshold, Real) and float(self.threshold) >= 0):
-            raise UsageError(f"threshold = {self.threshold!r} is no distance: give a number from 0, or leave it out for the largest gap")
+        if self.threshold is not None and not (isinstance(self.threshold, Real) and 0 <= float(self.threshold) < math.inf):
+            raise UsageError(
+                f"threshold = {self.threshold!r} is no distance: give a finite number from 0, or leave it out for the largest gap"
+            )
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
         return [
-            "pairwise distances, and with l2 and cosine the norms and inner products, of all clients' updates of the clustering round",
+            "pairwise distances, norms and inner products of all clients' updates of the clustering round",
             "how far the model of the clustering round has moved from the first one",
             "the clusters, and each client's cluster",
             "each client's number of samples (the plain sum reads every reply)",

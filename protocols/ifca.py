@@ -101,6 +101,11 @@ class IFCA(Protocol):
         return self.rounds + max(0, self._short - self._each)
 
     @property
+    def rows_a_round(self) -> int:
+        """Each client gets all k averages, and sends an update."""
+        return 1 + self.k
+
+    @property
     def _each(self) -> int:
         return min(self.start_rounds, self.rounds)
 
@@ -176,7 +181,8 @@ class IFCA(Protocol):
         return [
             "the model each client takes, in every round",
             "each client's number of samples and weighted update (the plain sum reads all replies; a cluster of one shows one)",
-            "the mean training loss of each start, and at the end how far each model has moved (masked where updates are)",
+            "each client's lowest training loss in each start (the plain sum reads all replies)",
+            "at the end how far each model has moved (masked where updates are)",
         ]
 
     def served(self, client: Any, state: Any) -> Rows:

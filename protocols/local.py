@@ -41,6 +41,11 @@ class Local(Protocol):
         """Each newcomer is a cluster of its own, which has no model yet: it trains alone."""
         return list(to)
 
+    @property
+    def rows_a_round(self) -> int:
+        """None."""
+        return 0
+
     def served(self, client: Any, state: Any) -> Rows:
         """Each client's own model."""
         models: Rows = client.models

@@ -59,6 +59,11 @@ class Method(ABC):
         """Lines of the history: one a round."""
         return self.rounds
 
+    @property
+    def rows_a_round(self) -> int:
+        """Rows of d numbers between a client and the server in a round, about: an update up and an average down."""
+        return 2
+
     def served(self, client: Any, state: Any) -> Rows:
         """The model each client would use after this round (for the observer: it looks outside the network)."""
         everyone = range(len(client.cohort.ids))

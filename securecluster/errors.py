@@ -34,9 +34,9 @@ class ReplayError(SecureClusterError):
     """A server whose requests or result differ from the recorded transcript."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+def unknown(kind: str, name: object, known: Iterable[str]) -> UsageError:
     """The error for a name that is in no registry, with the nearest known one."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
+    near = difflib.get_close_matches(str(name), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UsageError(f"unknown {kind} {name!r}: {hint}choose one of {', '.join(names)}")

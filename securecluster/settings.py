@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from securecluster.data import Federation
 from securecluster.data.federation import fingerprint
@@ -35,8 +36,10 @@ def check_settings(settings: Settings, federation: Federation) -> None:
     for what, value, known in (("dtype", settings.dtype, DTYPES), ("transcript", settings.transcript, MODES)):
         if value not in known:
             raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(known)}")
-    if not 0 <= settings.dropout < 1 or settings.threads < 0 or not 0 <= settings.target <= 1:
-        raise UsageError("dropout lies in [0, 1), target in [0, 1], and threads is at least 0")
+    given = (settings.dropout, settings.threads, settings.target)
+    real = isinstance(settings.threads, Integral) and all(isinstance(value, Real) for value in given)
+    if not (real and 0 <= settings.dropout < 1 and settings.threads >= 0 and 0 <= settings.target <= 1):
+        raise UsageError("dropout lies in [0, 1), target in [0, 1], and threads is a whole number, at least 0")
     if len({fingerprint(s) for s in federation.shards}) == 1:
         raise UsageError(
             f"all {len(federation)} clients hold identical data, so there is nothing to cluster: check how the clients were made"

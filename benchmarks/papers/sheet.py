@@ -19,6 +19,7 @@ import numpy as np
 from securecluster.benchmarks.table import RESULTS, machine
 
 from securecluster import files
+from securecluster.errors import SecureClusterError
 
 Cell = Mapping[str, Any]
 Row = dict[str, str]  # as in the file; "" where there is no value
@@ -56,12 +57,19 @@ class Sheet:
         Args:
             measure: a cell's results by name: numbers, texts, None, or sequences of numbers (read them again with `numbers`).
             minutes: no cell is started once these are over.
+
+        Raises:
+            SystemExit: with one sentence, where a cell cannot be measured (its data are missing, say); what was measured is kept.
         """
         rows, end = self.expect(cells), clock() + 60 * minutes
         for cell, row in zip(cells, rows, strict=True):
             if row["status"] == DONE or (began := clock()) >= end:
                 continue
-            row |= {name: _text(value) for name, value in measure(cell).items()}
+            try:
+                found = measure(cell)
+            except SecureClusterError as error:
+                raise SystemExit(f"{self.path.stem}: {error}") from None
+            row |= {name: _text(value) for name, value in found.items()}
             row |= {"status": DONE, "seconds": f"{clock() - began:.1f}"}
             self._machines += [here for here in [machine()] if here not in self._machines]
             self._write()
@@ -127,6 +135,8 @@ def options(description: str | None, argv: Sequence[str] | None = None, seeds: i
     parser.add_argument("--full", action="store_true", help="the paper's own scale, meant for a GPU")
     parser.add_argument("--minutes", type=float, default=10.0, help="no cell is started once these are over (10)")
     found = parser.parse_args(argv)
+    if found.seeds < 1 or not found.minutes >= 0:
+        parser.error("--seeds is at least 1, and --minutes at least 0")
     found.scale = "full" if found.full else "cpu"
     return found
 

@@ -41,7 +41,7 @@ def _similarity(alpha: NDArray[np.float64], labels: list[int]) -> Any:
         axes.axhline(edge - 0.5, color="black", linewidth=1)
         axes.axvline(edge - 0.5, color="black", linewidth=1)
     if len(labels) <= 40:
-        axes.set_xticks(range(len(labels)), [str(i) for i in order], fontsize=6)
+        axes.set_xticks(range(len(labels)), [str(i) for i in order], fontsize=6, rotation=90 if len(labels) > 25 else 0)
         axes.set_yticks(range(len(labels)), [str(i) for i in order], fontsize=6)
     axes.set(title="cosine of updates under one shared model", xlabel="client, by found cluster", ylabel="client")
     made.colorbar(image, ax=axes, label="cosine")
@@ -49,6 +49,8 @@ def _similarity(alpha: NDArray[np.float64], labels: list[int]) -> Any:
 
 
 def _marks(axes: Any, history: list[dict[str, Any]]) -> None:
+    """Whole rounds on the axis, and lines where clusters changed."""
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     for word, key in (("split", "splits"), ("clustered", "clustered")):
         for k, number in enumerate([line["round"] for line in history if line.get(key)]):
             axes.axvline(number, color="grey", linestyle=":", linewidth=1, label=word if k == 0 else None)
@@ -71,14 +73,22 @@ def _separation(history: list[dict[str, Any]]) -> Any:
     for c in sorted({look["cluster"] for line in history for look in line["looks"]}):
         seen = [(line["round"], look) for line in history for look in line["looks"] if look["cluster"] == c]
         gaps = [(t, look["gap"]) for t, look in seen if look["gap"] is not None]
-        if gaps:
-            top.plot(*zip(*gaps, strict=True), color=f"C{c % 10}", linestyle="--", linewidth=1, label=f"halves of cluster {c}, as tested")
-        bottom.plot([t for t, _ in seen], [look["max_norm"] for _, look in seen], color=f"C{c % 10}", label=f"cluster {c}")
-        bottom.plot([t for t, _ in seen], [look["mean_norm"] for _, look in seen], color=f"C{c % 10}", linestyle="--")
+        if gaps:  # a marker, since one round alone draws no line
+            top.plot(
+                *zip(*gaps, strict=True),
+                color=f"C{c % 10}",
+                marker=".",
+                linestyle="--",
+                linewidth=1,
+                label=f"halves of cluster {c}, as tested",
+            )
+        rounds = [t for t, _ in seen]
+        bottom.plot(rounds, [look["max_norm"] for _, look in seen], color=f"C{c % 10}", marker=".", label=f"cluster {c}")
+        bottom.plot(rounds, [look["mean_norm"] for _, look in seen], color=f"C{c % 10}", marker=".", linestyle="--")
     top.axhline(0, color="grey", linewidth=0.8)
     for axes in (top, bottom):
         _marks(axes, history)
-        if len(axes.get_lines()) < 24:
+        if axes.get_legend_handles_labels()[0] and len(axes.get_lines()) < 24:
             axes.legend(fontsize=6, loc="upper right", framealpha=0.6)
     top.set(ylabel="separation gap")
     bottom.set(xlabel="round", ylabel="norm (solid: max, dashed: mean)", yscale="log")

@@ -97,7 +97,7 @@ def _transcript_mode(protocol: Any, settings: Any, federation: Any) -> str:
 
     d = build(protocol.model, federation.shape, federation.classes, Randomness(0)).dimension
     width = 8 if settings.dtype == "float64" else 4
-    return "full" if 2 * d * width * len(federation) * protocol.total < AUTO_FULL else "sizes"
+    return "full" if protocol.rows_a_round * d * width * len(federation) * protocol.total < AUTO_FULL else "sizes"
 
 
 def check_data(folder: Path, plan: Plan, config: dict[str, Any], federation: Federation) -> None:

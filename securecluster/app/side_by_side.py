@@ -83,6 +83,7 @@ def _accuracy(title: str, curves: dict[str, list[tuple[int, float, bool]]], name
         at = [k for k, (_, _, changed) in enumerate(points) if changed]
         few = {"markevery": at, "markersize": 6} if at or len(points) > 1 else {}
         axes.plot([t for t, _, _ in points], [value for _, value, _ in points], linewidth=1.4, label=name, **_style(name, names), **few)
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes.set(title=title, xlabel="round (markers: clusters changed)", ylabel="mean test accuracy over clients", ylim=(0, 1.02))
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right", fontsize=8)
@@ -97,6 +98,7 @@ def _cost(title: str, rows: Lines, names: list[str]) -> Any:
     low, high = min(x for x, _ in spots), max(x for x, _ in spots)
     axes.set(title=title, xlabel="bytes on the wire, up and down", ylabel="mean test accuracy over clients", xscale="log")
     axes.set_xlim(low / 2, high * 2)
+    axes.tick_params(axis="x", which="minor", labelsize=6)
     axes.margins(y=0.15)
     axes.grid(alpha=0.25)
     label(axes, spots, [row["protocol"] for row in rows])

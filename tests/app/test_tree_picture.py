@@ -8,11 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securecluster.app.plots import draw
+from securecluster.app.plots import _separation, _similarity, draw
 from securecluster.app.tree_picture import WIDEST, few, positions, tree
 
 
@@ -114,3 +115,19 @@ def test_a_state_with_a_tree_gets_its_picture_and_one_without_none(tmp_path: Pat
     assert draw(tmp_path, told, [], SimpleNamespace(labels=[])) == []
     (path,) = draw(tmp_path, told, [], SimpleNamespace(tree=SimpleNamespace(nodes=grown(20, [(0, 10)]))))
     assert path == tmp_path / "tree.png" and path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_round_without_a_pair_of_replies_has_points_and_no_warning() -> None:
+    look = {"cluster": 0, "mean_norm": 1.0, "max_norm": 2.0, "gap": None, "evidence": None, "members": 3, "split": False}
+    made = _separation([{"round": 1, "gap": None, "looks": [look]}])
+    norms = [line for line in made.axes[1].get_lines() if len(line.get_xdata())]
+    assert [line.get_marker() for line in norms] == [".", "."]
+    made.draw_without_rendering()
+    assert all(tick == round(tick) for tick in made.axes[1].get_xticks())
+
+
+def test_numbers_of_many_clients_do_not_overlap() -> None:
+    made = _similarity(np.eye(40), [0] * 40)
+    made.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in made.axes[0].get_xticklabels()]
+    assert not any(one.overlaps(two) for one, two in pairwise(boxes))

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from securecluster.benchmarks.papers.sheet import Sheet, figure, numbers, options, spread, summarise
+from securecluster.benchmarks.papers.sheet import Cell, Sheet, figure, numbers, options, spread, summarise
+
+from securecluster.errors import UsageError
 
 CELLS = [{"scale": "cpu", "points": p, "lr": 0.1, "seed": s, "paper": f"paper on {p}"} for p in (10, 20) for s in (0, 1)]
 
@@ -140,3 +142,23 @@ def test_each_scale_has_its_picture(tmp_path: Path) -> None:
 def test_options() -> None:
     assert vars(options("", [])) == {"seeds": 3, "full": False, "minutes": 10.0, "scale": "cpu"}
     assert vars(options("", ["--seeds", "1", "--full", "--minutes", "5"])) == {"seeds": 1, "full": True, "minutes": 5.0, "scale": "full"}
+
+
+@pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--seeds", "-1"], ["--minutes", "-1"], ["--minutes", "nan"]])
+def test_options_that_measure_nothing_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        options("", wrong)
+    assert stop.value.code == 2
+    assert "at least" in capsys.readouterr().err
+
+
+def test_missing_data_are_one_sentence_and_what_was_measured_is_kept(tmp_path: Path) -> None:
+    def measure(cell: Cell) -> dict[str, int]:
+        if cell == CELLS[1]:
+            raise UsageError("no data: put them there")
+        return {"value": 1}
+
+    with pytest.raises(SystemExit) as stop:
+        Sheet("s", tmp_path).fill(CELLS, measure)
+    assert stop.value.code == "s: no data: put them there"
+    assert [row["status"] for row in Sheet("s", tmp_path).expect(CELLS[:2])] == ["done", "not run"]

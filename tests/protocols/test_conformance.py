@@ -306,3 +306,55 @@ def test_numpy_numbers_are_numbers_and_others_are_refused(small: Federation) -> 
     for params in ({"rounds": 1.5}, {"rounds": "3"}, {"participation": "all"}):
         with pytest.raises(UsageError, match="rounds is a whole number"):
             CFL(**params).fit(small)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "mask"), [(CFL, "permutation"), (FLHC, "none"), (IFCA, "permutation"), (IFCA, "none"), (Local, "none")]
+)
+def test_about_so_many_rows_are_on_the_wire(protocol: type[Protocol], mask: str, small: Federation) -> None:
+    made = method(protocol, mask, rounds=6)
+    made.set_params(**({"k": 3} if protocol is IFCA else {}))
+    fitted = made.fit(small)
+    row = 4 * fitted.client_models_.table.shape[1]
+    sent = fitted.bytes_["up"] + fitted.bytes_["down"]
+    told = made.rows_a_round * row * len(small) * made.total
+    assert 0.6 * told <= sent <= 1.2 * told + 1000 * len(small) * made.total  # besides rows: headers, choices, the tree
+
+
+def test_clients_that_are_no_federation_are_refused(small: Federation) -> None:
+    fitted = FedAvg(rounds=1).fit(small)
+    for wrong in (None, np.zeros((3, 4)), list(small.shards)):
+        for use in (FedAvg(rounds=1).fit, fitted.predict):
+            with pytest.raises(UsageError, match=r"Federation\.from_arrays"):
+                use(wrong)  # type: ignore[operator]
+    with pytest.raises(UsageError, match="no newcomers"):
+        fitted.predict(small.select([]))
+
+
+@pytest.mark.parametrize("params", [{"eps1": np.inf}, {"evidence": np.inf}])
+def test_what_is_not_finite_is_no_bound(params: dict[str, Any], small: Federation) -> None:
+    with pytest.raises(UsageError, match="finite"):  # a configuration is JSON, which has no infinity
+        CFL(**params).fit(small)
+    with pytest.raises(UsageError, match="finite"):
+        FLHC(threshold=np.inf).fit(small)
+
+
+@pytest.mark.parametrize(("protocol", "told"), [(CFL, "kept aside"), (IFCA, "lowest training loss")])
+def test_what_the_plain_sum_reads_of_each_client_is_said(protocol: type[Protocol], told: str) -> None:
+    made = protocol(**({"fallback": 0.2} if protocol is CFL else {}))  # type: ignore[arg-type]
+    assert any(told in text and text.startswith("each client's") and "plain sum" in text for text in made.sees())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"eps1": "a"}, {"evidence": np.nan}, {"min_size": None}, {"gamma_max": "x"}, {"fallback": "x"}, {"fallback": np.nan}, {"mask": None}],
+)
+def test_what_is_no_number_or_name_is_refused(wrong: dict[str, Any], small: Federation) -> None:
+    with pytest.raises(UsageError):
+        CFL(**wrong).fit(small)
+    for settings in ({"dropout": "x"}, {"threads": "x"}, {"threads": 0.5}, {"target": "x"}):
+        with pytest.raises(UsageError, match="threads is a whole number"):
+            FedAvg(rounds=1).fit(small, Settings(**settings))  # type: ignore[arg-type]
+    for odd in ({"metric": None}, {"linkage": 1}):
+        with pytest.raises(UsageError, match="unknown"):
+            FLHC(**odd).fit(small)  # type: ignore[arg-type]

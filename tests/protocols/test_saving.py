@@ -144,9 +144,33 @@ def test_a_clients_model_is_loaded_into_ones_own_module(small: Federation) -> No
         shard = small.shards[k]
         hits = net(torch.as_tensor(shard.x_test)).argmax(-1).numpy() == shard.y_test
         assert hits.mean() == pytest.approx(fitted.accuracy_[k])
-    for wrong in (6, -1, "nobody"):
+    for wrong in (6, -1, "nobody", None, 1.0):
         with pytest.raises(UsageError, match="no client"):
-            fitted.model_of(wrong)
+            fitted.model_of(wrong)  # type: ignore[arg-type]
+
+
+def test_what_was_learned_stays_whatever_its_object_is_told_later(small: Federation, later: Federation, tmp_path: Path) -> None:
+    fitted = CFL(rounds=3, eps1=0.9, evidence=0.01).fit(small)
+    found, node = list(fitted.predict(later)), fitted.node_model(0)
+    fitted.set_params(mask="none", model="linear", tree=False, rounds=1)
+    assert list(fitted.predict(later)) == found
+    assert all(torch.equal(fitted.node_model(0)[name], value) for name, value in node.items())
+    fitted.save(tmp_path)
+    assert CFL.load(tmp_path).get_params() == CFL(rounds=3, eps1=0.9, evidence=0.01).get_params()
+    fitted.fit(small)
+    assert len(fitted.history_) == 1
+    assert not hasattr(fitted, "joined_")  # of another run
+
+
+def test_a_module_that_was_trained_on_still_lets_newcomers_in(small: Federation, later: Federation, tmp_path: Path) -> None:
+    net = module()
+    fitted = CFL(model=net, rounds=2).fit(small)
+    found, start = list(fitted.predict(later)), fitted._flat.initial()
+    net.load_state_dict(fitted.models_[0])  # as the README does
+    assert list(fitted.predict(later)) == found
+    assert torch.equal(fitted.as_run().flat_model(small).initial(), start)
+    fitted.save(tmp_path)
+    assert list(CFL.load(tmp_path, model=net).predict(later)) == found
 
 
 def test_a_run_folder_is_loaded_like_a_saved_protocol(tmp_path: Path) -> None:
@@ -226,9 +250,9 @@ def told(fitted: Protocol) -> list[float]:
     return first
 
 
-def test_newcomers_do_not_join_under_hyper_parameters_that_the_run_did_not_have(small: Federation, later: Federation) -> None:
+def test_newcomers_join_under_the_hyper_parameters_that_the_run_had(small: Federation, later: Federation) -> None:
     """Without the mask of the run their updates would leave in the clear."""
-    fitted = CFL(rounds=2).fit(small).set_params(mask="none")
-    with pytest.raises(UsageError, match="mask was changed after the run"):
-        fitted.predict(later)
-    assert len(fitted.set_params(mask="permutation").predict(later)) == 3
+    fitted = CFL(rounds=2).fit(small, Settings(transcript="full"))
+    before = list(fitted.predict(later)), told(fitted)
+    fitted.set_params(mask="none")
+    assert (list(fitted.predict(later)), told(fitted)) == before
