@@ -216,9 +216,8 @@ def test_the_last_averages_are_sent_again_to_who_did_not_reply_a_few_times_only(
     state = type("State", (), {})()
     state.outbox = Outbox.start(4, fresh=True)
     state.outbox.post(1, rows(1), [0, 0, 0, 0])
-    run = Run()
-    run.history = [{}] * 6
-    deliver(net, run, state)
+    net.round = 7
+    deliver(net, Run(), state)
     assert transport.asked == [(0, 1, 2, 3), (1, 3), (1, 3), (3,), (3,)]
     assert state.outbox.late() == [3]
     assert net.state.lost == {1: [7], 3: [7]}
