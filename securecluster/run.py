@@ -105,7 +105,7 @@ class Run:
             self._write(line)
             self._checkpoint()
             self._report(line)
-        self._begin(total + 1)  # of the phases that follow, also where the run goes on in the midst of them
+        self._begin(int(total) + 1)  # of the phases that follow, also where the run goes on in the midst of them
 
     def _write(self, line: Line) -> None:
         self.history.append(line)
