@@ -20,7 +20,7 @@ from securecluster.averaging import Averaged, Contributor, average
 from securecluster.backend import torch
 from securecluster.clustering import largest
 from securecluster.clustering import members as clusters_of
-from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, ask_for_model, deliver
+from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, ask_for_model, check_newcomers, deliver
 from securecluster.distances import METRICS, distances
 from securecluster.errors import UsageError, unknown
 from securecluster.hierarchy import check_linkage, cut, gap_of, merges, nearest, representatives, threshold
@@ -122,21 +122,20 @@ class FLHC(Protocol):
     def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
         """Ours: a newcomer trains from the clustering round's model and joins the cluster at the least linkage distance.
 
-        Its update carries that round's mask. Who does not reply goes to the largest cluster.
+        Its update carries that round's mask.
         """
-        most, known = largest(state.labels), state.memory
+        known = state.memory
         if known is None:
-            return [most] * len(to)
+            raise UsageError("nobody replied in the clustering round, so there is nothing to compare newcomers with: run it anew")
         picks = ((0,),) * len(to)
         query = Means(Picks(known.joint.displacement[None], picks), Picks(torch.tensor([known.joint.step]), picks), absolute=True)
         got = net.gather(Client.train, query, to=to, step=known.step)
-        if not got.ids:
-            return [most] * len(to)
+        check_newcomers(to, got.ids)
         updates = got.rows.delta.values
         apart = distances(torch.cat([known.rows.to(updates), updates]), self.metric).cpu().numpy()
         r = len(known.rows)
         found = dict(zip(got.ids, nearest(apart[r:, :r], known.labels, known.sizes, self.linkage), strict=True))
-        return [found.get(i, most) for i in to]
+        return [found[i] for i in to]
 
     def _note(self, run: Run, state: State) -> None:
         look = state.look

@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 from securecluster.protocols.base import Protocol
 
 from securecluster.banks import Choice, Chooser, Offers, Start, offers
-from securecluster.clustering import check_number, largest
+from securecluster.clustering import check_number
 from securecluster.data import Federation
-from securecluster.displacements import Trainee, invite
+from securecluster.displacements import Trainee, check_newcomers, invite
 from securecluster.endpoint import MINIMUM
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
@@ -87,13 +87,13 @@ class IFCA(Protocol):
         return state
 
     def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
-        """Each newcomer gets the models in use and takes the best of them; who does not reply goes to the largest cluster (ours)."""
-        found: dict[int, int] = {}
-        if state.offers is not None and state.offers.models:
-            got = net.gather(Chooser.join, state.offers.letter(state.running, len(to)), to=to)
-            if got.ids:
-                found = dict(zip(got.ids, got.rows.model.values.tolist(), strict=True))
-        return [state.used.index(found[i]) if i in found else largest(state.labels) for i in to]
+        """Each newcomer gets the models in use and takes the best of them (ours)."""
+        if state.offers is None or not state.offers.models:
+            raise UsageError("no client could show its model at the end of the run, so newcomers have none to choose: run it anew")
+        got = net.gather(Chooser.join, state.offers.letter(state.running, len(to)), to=to)
+        check_newcomers(to, got.ids)
+        found = dict(zip(got.ids, got.rows.model.values.tolist(), strict=True))
+        return [state.used.index(found[i]) for i in to]
 
     @property
     def total(self) -> int:

@@ -18,9 +18,9 @@ from securecluster.protocols.base import Protocol
 
 from securecluster.averaging import Averaged, Contributor, average
 from securecluster.backend import torch
-from securecluster.clustering import check_number, kmeans, largest
+from securecluster.clustering import check_number, kmeans
 from securecluster.clustering import members as clusters_of
-from securecluster.displacements import Means, Outbox, Trainee, Update, deliver
+from securecluster.displacements import Means, Outbox, Trainee, Update, check_newcomers, deliver
 from securecluster.endpoint import GATHER, Turn, answers
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
@@ -110,16 +110,17 @@ class LocalKMeans(Protocol):
         state.outbox.post(state.step, torch.cat([state.centres, state.centres.new_zeros(len(silent), delta.shape[1])]), state.labels)
 
     def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
-        """Newcomers train alone as long as the others did and join the nearest centre; who does not reply, the largest cluster (ours)."""
+        """Newcomers train alone as long as the others did and join the nearest centre (ours)."""
         nothing = Outbox.start(0, fresh=False)
         if not len(state.centres):
-            return [largest(state.labels)] * len(to)
+            raise UsageError("no client handed in its model, so there are no centres to compare newcomers with: run it anew")
         for _ in range(self._local):
             net.gather(Contributor.alone, nothing.letter(to), to=to)
         ids, delta, _ = _handed_in(net, to, state.step)
         away = [[float((row.cpu().double() - centre).square().sum()) for centre in state.centres.double()] for row in delta]
+        check_newcomers(to, ids)
         found = {i: own.index(min(own)) for i, own in zip(ids, away, strict=True)}
-        return [found.get(i, largest(state.labels)) for i in to]
+        return [found[i] for i in to]
 
     def check(self, clients: int) -> None:
         """Adds the number of clusters and the local rounds."""

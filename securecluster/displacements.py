@@ -14,6 +14,7 @@ from typing import Any
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.endpoint import GATHER, SUM, Turn, answers
+from securecluster.errors import UpdateError
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
 from securecluster.privacy.keys import Done, Hello, Secrets
@@ -269,6 +270,13 @@ def ask_for_model(net: Network, outbox: Outbox, members: Sequence[int], width: i
         if got.ids:
             return Posted(got.rows.delta.values[0].cpu(), got.step)
     return Posted()
+
+
+def check_newcomers(to: Sequence[int], ids: Sequence[int]) -> None:
+    """Raise UpdateError for newcomers `to` that did not reply: nothing is known of them, so they are placed nowhere."""
+    silent = [i for i in to if i not in ids]
+    if silent:
+        raise UpdateError(f"newcomer(s) {', '.join(map(str, silent[:5]))} do not reply: ask them again later")
 
 
 def invite(net: Network, members: Sequence[int], share: float, *path: int, least: int = 1) -> list[int]:

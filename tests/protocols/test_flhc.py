@@ -11,13 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from securecluster.protocols import FLHC, Settings
+from securecluster.protocols import FLHC, IFCA, LocalKMeans, Settings
 from securecluster.protocols.flhc import State
 from sklearn.cluster import AgglomerativeClustering
 
 from securecluster import Federation, Iid, LabelSwap
 from securecluster.app.options import protocol_class
-from securecluster.errors import UsageError
+from securecluster.errors import UpdateError, UsageError
 from securecluster.hierarchy import nearest, representatives
 from securecluster.messages import Call
 from securecluster.randomness import Randomness
@@ -216,12 +216,26 @@ def test_newcomers_join_the_cluster_their_update_is_nearest_to(metric: str, link
     assert len(rows) == (2 if linkage in ("ward", "centroid") else 16)
 
 
-def test_newcomers_of_a_run_that_remembers_nothing_go_to_the_largest_cluster() -> None:
+def test_newcomers_of_a_run_that_remembers_nothing_are_told_so() -> None:
     whole = Federation.simulate("digits", scenario=Iid(), clients=6, samples=40, seed=0)
     method = FLHC(rounds=3, pre_rounds=1)
     state, *_ = run_with(method, some(whole, range(4)), lambda call: set(range(4)) if call.method in ("train", "post") else set())
     net = method.build_network(InProcess(lambda call: pytest.fail("nobody is asked")), method.config(some(whole, range(4)), "float32"))
-    assert method.place(net, state, [4, 5]) == [0, 0]
+    with pytest.raises(UsageError, match="run it anew"):
+        method.place(net, state, [4, 5])
+
+
+@pytest.mark.parametrize(
+    "method", [FLHC(rounds=3, pre_rounds=1), IFCA(k=2, starts=1, rounds=1), LocalKMeans(k=2, rounds=2, local_rounds=1)]
+)
+def test_newcomers_that_do_not_reply_are_named_and_placed_nowhere(method: Any) -> None:
+    federation = Federation.simulate("digits", scenario=Iid(), clients=4, samples=40, seed=0)
+    fitted = method.set_params(mask="none").fit(federation)
+    net = fitted.build_network(
+        InProcess(lambda call: pytest.fail("nobody answers"), lambda call: set(call.to)), fitted.kept_.learned.config
+    )
+    with pytest.raises(UpdateError, match=r"4, 5 do not reply"):
+        fitted.place(net, fitted.state_, [4, 5])
 
 
 @settings(deadline=None, max_examples=30)
