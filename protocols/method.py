@@ -22,6 +22,8 @@ class Method(ABC):
 
     name: ClassVar[str]
     client: ClassVar[type[Trainee]] = Trainee
+    gps: ClassVar[type] = object
+    """The global parameter server: what it answers local parameter servers with, where the method has some."""
     rounds: int
 
     @abstractmethod
