@@ -26,7 +26,7 @@ class Blocks:
 
     def __init__(self, mask: str, first: int, rest: int) -> None:
         self.name, self.cut = mask, width(mask, first)
-        self._first, self._sizes = first, (first, rest)
+        self._first, self._sizes = first, [first, rest]
         (self._one,), (self._two,) = build(mask, first), build(mask, rest)
 
     def unlock(self, seed: bytes) -> None:
