@@ -60,7 +60,8 @@ def _leading(wide: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _lifted(wide: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
     """Eigenvectors (k, D) of ΦᵀΦ from those of ΦΦᵀ, (k, n)."""
     rows = left @ wide
-    return rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    size = rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    return rows.div_(size)
 
 
 def _signed(vectors: torch.Tensor) -> torch.Tensor:
