@@ -101,6 +101,7 @@ class Network:
         self.aggregator = aggregator or Plain()
         self._transport, self._config = transport, config
         self.noise = pipeline.noise  # (d) -> expected squared norm of the noise in a reply
+        self.common = pipeline.common  # the first numbers of an average that are the common layers'
         self._keyed, self._sealed = pipeline.keyed, pipeline.seal is not None
         self._asker: dict[int, int] = {}
 
@@ -234,7 +235,8 @@ class Network:
         release = release_of(method)
         if release.private and ids:
             seen = tuple(name for name in release.through if not (self._sealed and name in release.sealed))
-            self.state.ledger.add(Event(method.__name__, verb, seen, self.round, len(ids)))
+            reader = "lps" if self._asker else "server"
+            self.state.ledger.add(Event(method.__name__, verb, seen, self.round, len(ids), reader=reader))
 
     def _agree(self, to: Sequence[int]) -> None:
         """Bring the clients that have no mask seed yet into the key agreement, as far as they reply."""

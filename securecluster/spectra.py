@@ -136,7 +136,7 @@ def _gram(features: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def relevance(values: torch.Tensor, projected: torch.Tensor, floor: float = 0.0) -> torch.Tensor:
+def relevance(values: torch.Tensor, projected: torch.Tensor, floor: float = 0.0, shared: torch.Tensor | None = None) -> torch.Tensor:
     """r(i, j) = Π_k (min(λ_k, λ̂_k) / max(λ_k, λ̂_k))^(1/p) in [0, 1], (j,) float64, in logs (Ali & Arafa 2024, eq. 3, 4).
 
     Eq. 4 takes the root over all D; over the p shared ones is ours. Only the client's own eigenvalues above floor · λ_1 and above 0
@@ -145,10 +145,12 @@ def relevance(values: torch.Tensor, projected: torch.Tensor, floor: float = 0.0)
     Args:
         values: the client's own eigenvalues λ, (p,), descending. projected: λ̂ of j other clients' vectors, (j, p).
         floor: share of λ_1, in [0, 1).
+        shared: (j, p), which vectors there are; those beyond the other's rank are none, and do not count either.
     """
     own, other = values.double(), projected.double()
-    counts = (own > 0) & (own > floor * own.max()) if len(own) else own > 0
-    if not bool(counts.any()):
-        return torch.zeros(len(other), dtype=torch.float64, device=other.device)
-    logs = (other[:, counts].log() - own[counts].log()).abs()  # log 0 is −inf, whose ratio is 0
-    return torch.exp(-logs.mean(1))
+    counts = ((own > 0) & (own > floor * own.max()) if len(own) else own > 0).expand(other.shape)
+    counts = counts if shared is None else counts & shared.to(counts.device)
+    safe = torch.where(counts, own, torch.ones_like(own))
+    logs = torch.where(counts, other.log() - safe.log(), torch.zeros_like(other)).abs()  # log 0 is −inf, whose ratio is 0
+    number = counts.sum(1)
+    return torch.where(number > 0, torch.exp(-logs.sum(1) / number.clamp_min(1)), torch.zeros_like(logs[:, 0]))

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "backend", "randomness", "parties"},
     {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout", "devices"},
-    {"wire", "stacks", "data", "distances", "hierarchy", "separation", "training", "spectra"},
-    {"models"},
+    {"wire", "stacks", "data", "distances", "hierarchy", "separation", "training", "spectra", "pretrained"},
+    {"models", "features"},
     {"evaluation"},
     {"cohort", "transcript"},
     {"transport", "privacy", "settings"},
@@ -22,7 +22,7 @@ LAYERS = [
     {"network"},
     {"displacements"},
     {"averaging", "banks", "tree"},
-    {"looks"},
+    {"looks", "hierarchical", "relevance"},
     {"protocols"},
     {"app", "benchmarks"},
 ]
