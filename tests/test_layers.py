@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "backend", "randomness", "parties"},
     {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout", "devices"},
-    {"wire", "stacks", "data", "distances", "hierarchy", "separation", "spectra"},
+    {"wire", "stacks", "data", "distances", "hierarchy", "separation", "spectra", "pretrained"},
     {"models"},
-    {"evaluation"},
+    {"evaluation", "features"},
     {"cohort", "transcript"},
     {"transport", "privacy", "settings"},
     {"endpoint", "run"},
