@@ -2,8 +2,8 @@
 
 python -m securecluster.benchmarks.eigen [--repeats 3]
 
-Features are the pixels of Fashion-MNIST (D = 784) and CIFAR-10 (D = 3,072). Both ways start from Φ (n, D) float32, so the full one forms the
-Gram matrix too; they take turns in one run and the least time of each counts. Images are read from SECURECLUSTER_DATA or the hub.
+Features are the pixels of Fashion-MNIST (D = 784) and CIFAR-10 (D = 3,072). Both ways start from Φ (n, D) float32, so the full one forms
+the Gram matrix too; they take turns in one run and the least time of each counts. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
