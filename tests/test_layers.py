@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "backend", "randomness", "parties"},
     {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout", "devices"},
-    {"wire", "stacks", "data", "distances", "hierarchy", "separation", "training", "spectra", "pretrained"},
+    {"wire", "stacks", "data", "distances", "hierarchy", "separation", "training", "spectra", "components", "pretrained"},
     {"models"},
     {"evaluation", "features"},
     {"cohort", "transcript"},
@@ -22,7 +22,8 @@ LAYERS = [
     {"network"},
     {"displacements"},
     {"averaging", "banks", "tree"},
-    {"looks", "hierarchical", "relevance"},
+    {"looks", "refiner", "hierarchical", "relevance"},
+    {"refinement"},
     {"protocols"},
     {"app", "benchmarks"},
 ]
