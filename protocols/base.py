@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +21,7 @@ from securecluster.cohort import Cohort, LocalTraining, check_training
 from securecluster.data import Federation
 from securecluster.devices import cpu_threads
 from securecluster.displacements import Trainee
-from securecluster.endpoint import Endpoint, config_hash
+from securecluster.endpoint import Endpoint, config_hash, message_types
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
 from securecluster.network import Network
@@ -168,16 +168,17 @@ class Protocol(Method):
         save(self.as_run(), Path(folder))
 
     @classmethod
-    def load(cls, folder: Path | str, model: Any = None) -> Self:
+    def load(cls, folder: Path | str, model: Any = None, **own: Any) -> Self:
         """A fitted protocol from the folder that `save` wrote, or from a finished run's.
 
         Args:
             model: the module, where the run trained one of your own.
+            own: other hyper-parameters that were objects of your own (OneShot's features), by name.
 
         Raises:
             RunFolderError: nothing to load there, or it does not parse. UsageError: another protocol's folder, or another module.
         """
-        return load(cls, Path(folder), model)
+        return load(cls, Path(folder), model, own)
 
     def _fitted(self) -> Kept:
         if not hasattr(self, "kept_"):
@@ -194,9 +195,10 @@ class Protocol(Method):
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """What client and server must agree on; its hash is in every frame."""
         dimension = self.flat_model(federation).dimension
-        self.pipeline(dimension)  # a mask that cannot work on this model is refused before anything is written
         shape = {"shape": list(federation.shape), "classes": federation.classes, "clients": len(federation), "seed": federation.seed}
-        found = {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **self.shown_params(), **shape}
+        own = {**self.shown_params(), **shape, **self.facts(federation)}
+        found = {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **own}
+        self.pipeline(found)  # a mask that cannot work on this model is refused before anything is written
         return numbers(found)
 
     def shown_params(self) -> dict[str, Any]:
@@ -205,9 +207,13 @@ class Protocol(Method):
 
         return numbers({**self.get_params(), "model": describe_model(self.model)})
 
-    def pipeline(self, dimension: int | None = None) -> Pipeline:
-        """The stages between a client's update of `dimension` numbers and the wire."""
-        return Pipeline(build(self.mask, dimension))
+    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
+        """The stages between a client's update and the wire, as the configuration that both sides share has them."""
+        return Pipeline(build(self.mask, config["dimension"]))
+
+    def message_types(self, method: str) -> tuple[type, type]:
+        """(query class, reply class) of a call, or of what a local parameter server sends and is answered."""
+        return message_types(self.gps if hasattr(self.gps, method) else self.client, method)
 
     def flat_model(self, federation: Federation) -> FlatModel:
         """The network with its initial weights θ_0."""
@@ -228,15 +234,13 @@ class Protocol(Method):
         """
         return build_client(self, federation, settings, clients, simulated)
 
-    def make_client(self, cohort: Cohort, pipeline: Pipeline) -> Trainee:
+    def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
         """The client's side of this method, over a cohort."""
         return self.client(cohort, self.training(), pipeline, self.weighted)
 
     def build_network(self, transport: Transport, config: Mapping[str, Any]) -> Network:
         """The server's side: ids and verbs, from the configuration alone."""
-        return Network(
-            config["clients"], transport, config_hash(config), self.pipeline(config.get("dimension")), Randomness(config["seed"])
-        )
+        return Network(config["clients"], transport, config_hash(config), self.pipeline(config), Randomness(config["seed"]))
 
     def replay(self, transcript: Transcript, config: dict[str, Any]) -> bytes:
         """Run the server alone against a recorded transcript; its final state, packed, must equal the recorded one.
@@ -256,7 +260,9 @@ class Protocol(Method):
 
     def mask_info(self) -> MaskInfo:
         """What the result says of this run's mask."""
-        return describe(self.mask, self._flat.dimension, self.client_models_.table.element_size())
+        d, itemsize = self._flat.dimension, self.client_models_.table.element_size()
+        wide = self.as_run().pipeline(self.kept_.learned.config).width(d)
+        return replace(describe(self.mask, d, itemsize), padding_bytes=(wide - d) * itemsize)
 
 
 def _check_kind(given: Any) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, ClassVar
@@ -167,7 +167,7 @@ class SRFCA(Protocol):
         """Whether averages stay apart: the server cannot add them up under fresh masks, nor foresee what a projection makes of them."""
         return self.mask != "none" or self.radius > 0
 
-    def make_client(self, cohort: Cohort, pipeline: Pipeline) -> Trainee:
+    def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
         """A `Refiner`, told what it averages."""
         plan = self.training() if self.variant == "fedavg" else dataclasses.replace(FULL, lr=self.lr)
         return Refiner(cohort, self.training(), pipeline, self.weighted, Refining(plan, self.trim > 0, self.radius))
