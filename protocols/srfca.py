@@ -144,6 +144,11 @@ class SRFCA(Protocol):
         return self.local_rounds + self.refine * self.rounds + self.retrain
 
     @property
+    def rows_a_round(self) -> int:
+        """An update up and an average down; spread over all rounds, about one more of those that everyone judges."""
+        return 3 if self.distance == "loss" else 2
+
+    @property
     def _fresh(self) -> bool:
         """Whether averages stay apart: the server cannot add them up under fresh masks, nor foresee what a projection makes of them."""
         return self.mask != "none" or self.radius > 0
@@ -172,7 +177,7 @@ class SRFCA(Protocol):
                 raise unknown(what, getattr(self, what), of)
         for what, least in (("refine", 1), ("local_rounds", 1), ("retrain", 0)):
             value = getattr(self, what)
-            if not (isinstance(value, Integral) and value >= least):
+            if not (isinstance(value, Integral) and int(value) >= least):
                 raise UsageError(f"{what} = {value!r} is not possible: it is a whole number from {least}")
         known = isinstance(self.trim, Real) and isinstance(self.radius, Real)
         if not (known and 0 <= self.trim < 0.5 and 0 <= self.radius < math.inf):

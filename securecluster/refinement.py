@@ -22,7 +22,7 @@ from securecluster.displacements import Outbox, invite, nothing
 from securecluster.distances import euclidean, to_others
 from securecluster.endpoint import MINIMUM
 from securecluster.messages import Picks, Rows, Shared
-from securecluster.network import Network
+from securecluster.network import Network, Pairs
 from securecluster.privacy.keys import Hello
 from securecluster.refiner import Choose, Refiner, Relay
 
@@ -92,7 +92,7 @@ def cross_losses(net: Network, ids: Sequence[int], rows: torch.Tensor, step: int
     picks = tuple(tuple(n for n in range(len(ids)) if n != k) for k in range(len(ids)))
     order = torch.as_tensor(ids)
     query = Relay(Picks(rows, picks), Picks(order, picks), Shared(order), len(net.clients), step)
-    found = net.pairs(Refiner.losses, query, to=ids, tries=TRIES)
+    found: Pairs[torch.Tensor] = net.pairs(Refiner.losses, query, to=ids, tries=TRIES)
     return found.ids, found.value.numpy()
 
 
@@ -204,7 +204,7 @@ class ByLoss:
 
     def _query(self, to: Sequence[int], among: Sequence[int]) -> Choose:
         others = np.full((len(to), len(self._models.table)), math.inf)
-        others[:, among] = self._others[np.ix_(to, among)]
+        others[:, list(among)] = self._others[list(to)][:, list(among)]
         everything = tuple(range(len(self._models.table)))
         picks = tuple(() if i in self._judged else everything for i in to)
         return Choose(Picks(self._models.table, picks), self._models.step, Rows(torch.as_tensor(others)))
