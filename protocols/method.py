@@ -22,6 +22,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     client: ClassVar[type[Trainee]] = Trainee
+    scenario: ClassVar[str | None] = None  # that the command line deals where none is named; None: the data set's default
     rounds: int
 
     @abstractmethod
@@ -38,6 +39,10 @@ class Method(ABC):
 
     def sees(self) -> list[str]:
         """What the server sees beyond the values of single replies."""
+        return []
+
+    def lps_sees(self) -> list[str]:
+        """What a local parameter server sees, where the method has some."""
         return []
 
     def state_class(self) -> type:
