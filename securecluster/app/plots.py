@@ -18,7 +18,7 @@ def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], s
     if alpha is not None and len(alpha):
         made.append(save(folder / "similarity.png", similarity(alpha.numpy(), content["labels"])))
     related = getattr(state, "relevance", None)
-    words = ()
+    words: tuple[str, ...] = ()
     if related is not None and len(related):
         made.append(save(folder / "relevance.png", relevance(related.numpy(), content["labels"])))
         words = ("1 − R", "clients by the relevance of their data")
