@@ -16,7 +16,7 @@ from securecluster.cohort import Cohort
 from securecluster.data import Federation
 from securecluster.devices import choose_device, cpu_threads
 from securecluster.displacements import Posted, Trainee, TraineeState
-from securecluster.endpoint import Endpoint, config_hash, message_types
+from securecluster.endpoint import Endpoint, config_hash
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messages import Answer, Call
 from securecluster.metrics import agreement, share_at
@@ -78,18 +78,12 @@ def build_client(
     if joins is not None:
         federation = replace(federation, seed=config["seed"], classes=config["classes"])
     randomness, flat = Randomness(federation.seed), protocol.flat_model(federation) if joins is None else protocol._flat
-    pipeline = protocol.pipeline(flat.dimension)
+    pipeline = protocol.pipeline(config)
     dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
     first = 0 if joins is None else int(config["clients"])
     cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, first, protocol.aside)
-    keys = KeyRing(config_hash(config), randomness if simulated else None, lambda seed: _unlock(pipeline, seed))
+    keys = KeyRing(config_hash(config), randomness if simulated else None, pipeline.unlock)
     return Endpoint(protocol.make_client(cohort, pipeline), cohort.ids, config_hash(config), pipeline, keys)
-
-
-def _unlock(pipeline: Pipeline, seed: bytes) -> None:
-    for stage in pipeline.stages:
-        if hasattr(stage, "unlock"):
-            stage.unlock(seed)
 
 
 def carry_out(
@@ -100,7 +94,7 @@ def carry_out(
     client, keys = endpoint.client, endpoint.keys
     if folder:
         files.make_folder(folder / "transcript")
-    transcript = Transcript(settings.transcript, folder and folder / "transcript", lambda m: message_types(protocol.client, m))
+    transcript = Transcript(settings.transcript, folder and folder / "transcript", protocol.message_types)
     lost = random_dropouts(settings.dropout, Randomness(federation.seed))
     config = protocol.config(federation, settings.dtype)
     net = protocol.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), config)
@@ -154,7 +148,7 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
     def answer(call: Call) -> Answer:
         return (hosts if call.to[0] < config["clients"] else guests).answer(call)
 
-    transcript = Transcript(settings.transcript, None, lambda m: message_types(protocol.client, m))
+    transcript = Transcript(settings.transcript, None, protocol.message_types)
     net = protocol.build_network(Recorded(InProcess(answer), transcript), config)
     net.state = replace(unpack(pack(learned.network), NetworkState), ledger=Ledger())
     net.round = 1 + max((line["round"] for line in learned.history), default=0)
@@ -179,9 +173,9 @@ def opened(protocol: Protocol, posted: Posted) -> torch.Tensor:
     if not len(posted.displacement):
         raise UsageError("this model was not kept: run with tree=True, and with members that reply")
     kept, flat = protocol.kept_, protocol._flat
-    pipeline = protocol.as_run().pipeline(flat.dimension)
+    pipeline = protocol.as_run().pipeline(kept.learned.config)
     for seed in list(kept.clients.secrets.seed.values())[:1]:
-        _unlock(pipeline, seed)
+        pipeline.unlock(seed)
     return flat.initial().to(posted.displacement.dtype) + pipeline.inverse(posted.displacement, posted.step)
 
 

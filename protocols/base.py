@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +21,7 @@ from securecluster.cohort import Cohort, LocalTraining, check_training
 from securecluster.data import Federation
 from securecluster.devices import cpu_threads
 from securecluster.displacements import Trainee
-from securecluster.endpoint import Endpoint, config_hash
+from securecluster.endpoint import Endpoint, config_hash, message_types
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
 from securecluster.network import Network
@@ -194,9 +194,9 @@ class Protocol(Method):
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """What client and server must agree on; its hash is in every frame."""
         dimension = self.flat_model(federation).dimension
-        self.pipeline(dimension)  # a mask that cannot work on this model is refused before anything is written
         shape = {"shape": list(federation.shape), "classes": federation.classes, "clients": len(federation), "seed": federation.seed}
         found = {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **self.shown_params(), **shape}
+        self.pipeline(found)  # a mask that cannot work on this model is refused before anything is written
         return numbers(found)
 
     def shown_params(self) -> dict[str, Any]:
@@ -205,9 +205,13 @@ class Protocol(Method):
 
         return numbers({**self.get_params(), "model": describe_model(self.model)})
 
-    def pipeline(self, dimension: int | None = None) -> Pipeline:
-        """The stages between a client's update of `dimension` numbers and the wire."""
-        return Pipeline(build(self.mask, dimension))
+    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
+        """The stages between a client's update and the wire, as the configuration that both sides share has them."""
+        return Pipeline(build(self.mask, config["dimension"]))
+
+    def message_types(self, method: str) -> tuple[type, type]:
+        """(query class, reply class) of a call, or of what a local parameter server sends and is answered."""
+        return message_types(self.gps if hasattr(self.gps, method) else self.client, method)
 
     def flat_model(self, federation: Federation) -> FlatModel:
         """The network with its initial weights θ_0."""
@@ -234,9 +238,7 @@ class Protocol(Method):
 
     def build_network(self, transport: Transport, config: Mapping[str, Any]) -> Network:
         """The server's side: ids and verbs, from the configuration alone."""
-        return Network(
-            config["clients"], transport, config_hash(config), self.pipeline(config.get("dimension")), Randomness(config["seed"])
-        )
+        return Network(config["clients"], transport, config_hash(config), self.pipeline(config), Randomness(config["seed"]))
 
     def replay(self, transcript: Transcript, config: dict[str, Any]) -> bytes:
         """Run the server alone against a recorded transcript; its final state, packed, must equal the recorded one.
@@ -256,7 +258,9 @@ class Protocol(Method):
 
     def mask_info(self) -> MaskInfo:
         """What the result says of this run's mask."""
-        return describe(self.mask, self._flat.dimension, self.client_models_.table.element_size())
+        d, itemsize = self._flat.dimension, self.client_models_.table.element_size()
+        wide = self.as_run().pipeline(self.kept_.learned.config).width(d)
+        return replace(describe(self.mask, d, itemsize), padding_bytes=(wide - d) * itemsize)
 
 
 def _check_kind(given: Any) -> None:

@@ -22,7 +22,10 @@ class Method(ABC):
 
     name: ClassVar[str]
     client: ClassVar[type[Trainee]] = Trainee
-    scenario: ClassVar[str | None] = None  # that the command line deals where none is named; None: the data set's default
+    scenario: ClassVar[str | None] = None
+    """What the command line deals where no scenario is named; None is the data set's default."""
+    gps: ClassVar[type] = object
+    """The global parameter server: what it answers local parameter servers with, where the method has some."""
     rounds: int
 
     @abstractmethod

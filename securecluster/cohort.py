@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,30 +18,19 @@ from numpy.typing import NDArray
 
 from securecluster.backend import torch
 from securecluster.data import Federation
-from securecluster.errors import UsageError
 from securecluster.evaluation import Samples, cross_entropy, hit
 from securecluster.messages import Rows
-from securecluster.optimizers import OPTIMIZERS, Optimizer
+from securecluster.optimizers import Optimizer
 from securecluster.optimizers import build as build_optimizer
 from securecluster.randomness import Part, Randomness
+from securecluster.training import LocalTraining, check_training
 
 if TYPE_CHECKING:
     from securecluster.models import FlatModel
 
+__all__ = ["CPU_CHUNK", "GPU_CHUNK", "Cohort", "LocalTraining", "check_training"]
+
 CPU_CHUNK, GPU_CHUNK = 1 << 22, 1 << 28  # parameters of the clients that train together
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """What SGD_n(θ, D_i) means: `steps` mini-batches where given, else `epochs` passes over the client's own data, dropout on or off."""
-
-    lr: float
-    epochs: int
-    batch_size: int
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    steps: int | None = None
-    dropout: bool = True
 
 
 @dataclass
@@ -239,6 +227,10 @@ class Cohort:
         """Other initial weights than θ_0, (d,): every client of a run draws the same ones for `path`."""
         return self.model.redrawn(self._randomness, *path)
 
+    def inputs(self, k: int) -> torch.Tensor:
+        """The samples that the client at position k trains on, (n_k, …), as the model takes them; no copy."""
+        return self._x[self._offsets[k] : self._offsets[k + 1]]
+
     def accuracy(self, models: Rows) -> NDArray[np.float64]:
         """Each client's accuracy on its own test data under its model, (m,); NaN for a client without test data."""
         return self._test_on.mean(hit, self.model, models, range(len(self.ids)))
@@ -275,25 +267,3 @@ def _each_in_a_thread(work: Callable[[_Worker], None], workers: list[_Worker], j
         jobs.clear()  # after an error or an interrupt the others end with the step they are at
         pool.shutdown()
         torch.set_num_threads(threads)  # the number is the process's, not the thread's, for threads that start later
-
-
-def check_training(plan: LocalTraining) -> None:
-    """Raise UsageError for hyper-parameters that cannot train."""
-    if plan.optimizer not in OPTIMIZERS:
-        raise UsageError(f"unknown optimizer {plan.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
-    checks = {name: _whole(getattr(plan, name)) for name in ("epochs", "batch_size")}
-    checks["lr"] = isinstance(plan.lr, Real) and 0 < float(plan.lr) < math.inf
-    checks["momentum"] = isinstance(plan.momentum, Real) and 0 <= float(plan.momentum) < 1
-    checks["steps"] = plan.steps is None or _whole(plan.steps)
-    for name, good in checks.items():
-        if not good:
-            raise UsageError(
-                f"{name} = {getattr(plan, name)!r} cannot train: lr is a positive number, epochs, steps and batch_size are whole numbers"
-                " from 1, momentum is in [0, 1)"
-            )
-    if plan.optimizer == "adam" and plan.momentum:
-        raise UsageError("Adam has its own momentum: leave momentum at 0, or use the optimizer sgd")
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, Integral) and int(value) >= 1

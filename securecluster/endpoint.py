@@ -34,6 +34,7 @@ class Release:
     Args:
         via: the verbs it may be read through.
         through: the fields of the answer that go through the client's pipeline.
+        sealed: the fields that only other clients may read: sealed, where the run seals, instead of going through the pipeline.
         private: whether the answer depends on the client's data (then the ledger hears of it).
         fresh: whether the client keeps none of the tensors in `through`, so that they are masked where they lie.
     """
@@ -42,13 +43,16 @@ class Release:
     through: tuple[str, ...] = ()
     private: bool = True
     fresh: bool = False
+    sealed: tuple[str, ...] = ()
 
 
-def answers(*via: str, through: tuple[str, ...] = (), private: bool = True, fresh: bool = False) -> Callable[[F], F]:
+def answers(
+    *via: str, through: tuple[str, ...] = (), private: bool = True, fresh: bool = False, sealed: tuple[str, ...] = ()
+) -> Callable[[F], F]:
     """Declare a client method callable by the server, and how its answer may leave."""
 
     def mark(method: F) -> F:
-        method.__release__ = Release(via, through, private, fresh)  # type: ignore[attr-defined]
+        method.__release__ = Release(via, through, private, fresh, sealed)  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -137,13 +141,19 @@ class Endpoint(Generic[C]):
             )
         turn = Turn(call.to, tuple(self._place[i] for i in call.to), call.round, call.step)
         reply = method(turn, call.query)
-        through = {name: getattr(reply, name).values for name in release.through}
-        return dataclasses.replace(reply, **{n: Rows(self._pipeline.forward(v, call.step, release.fresh)) for n, v in through.items()})
+        changes: dict[str, Rows] = {}
+        for name in release.through:
+            rows = getattr(reply, name).values
+            if name in release.sealed and self._pipeline.seal:
+                changes[name] = Rows(self._pipeline.seal.close(rows, call.to, call.step))
+            else:
+                changes[name] = Rows(self._pipeline.of(name).forward(rows, call.step, release.fresh))
+        return dataclasses.replace(reply, **changes)
 
     def answer_frame(self, data: bytes) -> bytes:
         """Answer one real frame, as a node with one client does."""
         header = wire.peek(data)
-        if header.sender != "server" or header.recipient not in {f"client/{i}" for i in self.ids}:
+        if header.sender.partition("/")[0] not in ("server", "lps") or header.recipient not in {f"client/{i}" for i in self.ids}:
             raise FrameError(f"a frame from {header.sender} to {header.recipient} reached another client: check the addresses")
         query: Any
         _, query = wire.decode(data, message_types(type(self.client), header.method)[0])

@@ -17,6 +17,7 @@ from securecluster.backend import torch
 from securecluster.errors import FrameError
 
 M = TypeVar("M")
+RELAY = "relay"  # the verb of frames between servers: a local parameter server sends, the server replies
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +154,10 @@ class Header:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One request to each of several clients, as a batch; `query` has one frame per entry of `to`."""
+    """One request to each of several clients, as a batch; `query` has one frame per entry of `to`.
+
+    With the verb RELAY `to` are local parameter servers, which send the query to the server.
+    """
 
     config: str
     method: str
@@ -163,11 +167,16 @@ class Call:
     to: tuple[int, ...]
     query: Any
     members: tuple[int, ...]
+    asker: tuple[int, ...] = ()  # the local parameter server that asks each of `to`; empty: the server itself does
 
     def header(self, position: int) -> Header:
         """The header of the request to `to[position]`."""
-        recipient = f"client/{self.to[position]}"
-        return Header(self.config, self.method, self.verb, self.round, self.step, "server", recipient, self.members[position])
+        sender, recipient = "server", f"client/{self.to[position]}"
+        if self.verb == RELAY:
+            sender, recipient = f"lps/{self.to[position]}", "server"
+        elif self.asker:
+            sender = f"lps/{self.asker[position]}"
+        return Header(self.config, self.method, self.verb, self.round, self.step, sender, recipient, self.members[position])
 
     def select(self, positions: Sequence[int]) -> Call:
         """The same call to some of its recipients."""
@@ -176,6 +185,7 @@ class Call:
             self,
             to=tuple(self.to[k] for k in pick),
             members=tuple(self.members[k] for k in pick),
+            asker=tuple(self.asker[k] for k in pick) if self.asker else (),
             query=select(self.query, pick),
         )
 

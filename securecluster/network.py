@@ -14,11 +14,11 @@ from typing import Any, Generic, TypeVar, cast
 from securecluster.backend import torch
 from securecluster.endpoint import GATHER, MINIMUM, PAIRS, SUM, Turn, release_of
 from securecluster.errors import FrameError, UpdateError, UsageError
-from securecluster.messages import Answer, Call, Rows, Shared, frames
+from securecluster.messages import RELAY, Answer, Call, Rows, Shared, frames
 from securecluster.privacy.aggregators import Aggregator, Plain
 from securecluster.privacy.keys import Box, Hello, Peers
 from securecluster.privacy.ledger import Event, Ledger
-from securecluster.privacy.stages import Kind, Pipeline
+from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
 from securecluster.transport import Transport
 
@@ -92,7 +92,8 @@ class Network:
         self.aggregator = aggregator or Plain()
         self._transport, self._config = transport, config
         self.noise = pipeline.noise  # (d) -> expected squared norm of the noise in a reply
-        self._keyed = any(s.kind is Kind.MASK for s in pipeline.stages)
+        self._keyed, self._sealed = pipeline.keyed, pipeline.seal is not None
+        self._asker: dict[int, int] = {}
 
     def gather(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int], step: int | None = None) -> Replies[A]:
         """Each client's reply on its own.
@@ -129,6 +130,17 @@ class Network:
         total = self.aggregator.run(self._exchange, call, own, number)
         self._heard(method, SUM, total.ids)
         return Sums(total.ids, cast(A, total.rows), total.counts, self._missing(to, total.ids), step)
+
+    def divide(self, labels: Sequence[int]) -> None:
+        """From now on the local parameter server of cluster `labels[i]`, and not the server, asks client i; [] takes that back."""
+        self._asker = dict(enumerate(labels))
+
+    def relay(self, method: Callable[[Q], A], query: Q, to: Sequence[int]) -> A:
+        """A frame of each of the local parameter servers `to` to the server, and its replies: what `method` makes of them."""
+        call = Call(self._config, method.__name__, RELAY, self.round, self.state.step, tuple(to), query, (1,) * len(to))
+        reply = method(query)
+        self._transport.relay(call, Answer(call.to, reply))
+        return reply
 
     def pairs(
         self,
@@ -172,7 +184,8 @@ class Network:
     def _call(
         self, method: Callable[..., Any], verb: str, query: Any, to: Sequence[int], ready: Sequence[int], step: int, members: Sequence[int]
     ) -> Call:
-        whole = Call(self._config, method.__name__, verb, self.round, step, tuple(to), query, (1,) * len(to))
+        asker = tuple(self._asker[i] for i in to) if self._asker else ()
+        whole = Call(self._config, method.__name__, verb, self.round, step, tuple(to), query, (1,) * len(to), asker)
         place = {i: k for k, i in enumerate(to)}
         return dataclasses.replace(whole.select([place[i] for i in ready]), members=tuple(members))
 
@@ -193,7 +206,8 @@ class Network:
     def _heard(self, method: Callable[..., Any], verb: str, ids: Sequence[int]) -> None:
         release = release_of(method)
         if release.private and ids:
-            self.state.ledger.add(Event(method.__name__, verb, release.through, self.round, len(ids)))
+            seen = tuple(name for name in release.through if not (self._sealed and name in release.sealed))
+            self.state.ledger.add(Event(method.__name__, verb, seen, self.round, len(ids)))
 
     def _agree(self, to: Sequence[int]) -> None:
         """Bring the clients that have no mask seed yet into the key agreement, as far as they reply."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from securecluster import files, wire
 from securecluster.errors import RunFolderError, UsageError
-from securecluster.messages import Answer, Call, Picks, Rows, Shared, kinds, reply_header, select
-from securecluster.parties import SERVER, WIRE, Party, client
+from securecluster.messages import RELAY, Answer, Call, Picks, Rows, Shared, kinds, reply_header, select
+from securecluster.parties import SERVER, WIRE, Party, client, lps
 from securecluster.state import pack, unpack
 
 MODES = ("none", "sizes", "full")
@@ -20,7 +20,10 @@ MODES = ("none", "sizes", "full")
 
 @dataclass(frozen=True)
 class Entry:
-    """One call: `down[k]` and `up[k]` are the bytes of the frames to `to[k]` and back (0: no reply came)."""
+    """One call: `down[k]` and `up[k]` are the bytes of the frames to `to[k]` and back (0: no reply came).
+
+    Of a relay `to` are local parameter servers, `up` their frames to the server and `down` its replies.
+    """
 
     method: str
     verb: str
@@ -30,6 +33,13 @@ class Entry:
     lost: tuple[int, ...]
     down: tuple[int, ...]
     up: tuple[int, ...]
+    asker: tuple[int, ...] = ()  # the local parameter server that asked each of `to`; empty: the server did
+
+    def ends(self, k: int) -> tuple[Party, Party]:
+        """Who asked `to[k]`, and who that is."""
+        if self.verb == RELAY:
+            return SERVER, lps(self.to[k])
+        return lps(self.asker[k]) if self.asker else SERVER, client(self.to[k])
 
 
 @dataclass(frozen=True)
@@ -82,8 +92,11 @@ class Transcript:
         came = iter(wire.sizes(back, answer.reply, [place[i] for i in call.to if i in place]) if back else ())
         up = tuple(next(came) if i in place else 0 for i in call.to)
         lost = tuple(i for i in call.to if i not in place)
-        entry = Entry(call.method, call.verb, call.round, call.step, call.to, lost, down, up)
-        self._totals[call.method].update(up=sum(up), down=sum(down))
+        relay = call.verb == RELAY
+        if relay:
+            down, up = up, down
+        entry = Entry(call.method, call.verb, call.round, call.step, call.to, lost, down, up, call.asker)
+        self._totals[call.method].update({"servers": sum(up) + sum(down)} if relay else {"up": sum(up), "down": sum(down)})
         if self.mode == "full":
             self._keep(call, answer)
         if self.mode != "none":
@@ -102,8 +115,9 @@ class Transcript:
 
     def totals(self) -> dict[str, Any]:
         """Bytes sent so far: `up`, `down`, `servers` (between server-side parties) and `by_message`."""
-        by = {name: {"up": c["up"], "down": c["down"]} for name, c in sorted(self._totals.items())}
-        return {"up": sum(c["up"] for c in by.values()), "down": sum(c["down"] for c in by.values()), "servers": 0, "by_message": by}
+        both = ("up", "down")
+        by = {name: {k: c[k] for k in (*both, "servers") if k in both or c[k]} for name, c in sorted(self._totals.items())}
+        return {**{k: sum(c[k] for c in self._totals.values()) for k in (*both, "servers")}, "by_message": by}
 
     def content(self, position: int) -> tuple[Call, Answer]:
         """The call and answer of one entry, from memory or disk."""
@@ -122,17 +136,21 @@ class Transcript:
         """The frames that a set of colluding parties saw, in order; `WIRE` sees lengths and timing, never contents."""
         who = set(parties)
         for position, entry in enumerate(self.entries):
-            inside = SERVER in who or any(client(i) in who for i in entry.to)
+            ends = [entry.ends(k) for k in range(len(entry.to))]
+            inside = any(who & set(both) for both in ends)
             call, answer = self.content(position) if inside else (None, None)
-            for k, i in enumerate(entry.to):
-                readable = bool(who & {SERVER, client(i)})
+            for k, (i, (asker, asked)) in enumerate(zip(entry.to, ends, strict=True)):
+                readable = bool(who & {asker, asked})
                 if not readable and WIRE not in who:
                     continue
                 query = select(call.query, [k]) if readable and call else None
-                yield Seen(SERVER, client(i), entry.method, entry.round, entry.step, entry.down[k], query)
-                if i not in entry.lost:
-                    reply = select(answer.reply, [answer.ids.index(i)]) if readable and answer else None
-                    yield Seen(client(i), SERVER, entry.method, entry.round, entry.step, entry.up[k], reply)
+                reply = select(answer.reply, [answer.ids.index(i)]) if readable and answer and i not in entry.lost else None
+                down = Seen(asker, asked, entry.method, entry.round, entry.step, entry.down[k], query)
+                up = Seen(asked, asker, entry.method, entry.round, entry.step, entry.up[k], reply)
+                if entry.verb == RELAY:  # the local parameter server begins
+                    yield from (replace(up, content=query), replace(down, content=reply))
+                else:
+                    yield from (down,) if i in entry.lost else (down, up)
 
     def snapshot(self) -> tuple[int, dict[str, dict[str, int]]]:
         """What a checkpoint keeps of the transcript: how many calls, and the byte totals."""

@@ -19,6 +19,10 @@ class Transport(Protocol):
         """Send the call's frames and collect the replies that come."""
         ...
 
+    def relay(self, call: Call, answer: Answer) -> None:
+        """Frames between the servers, which all run here: there is nothing to send."""
+        ...
+
 
 class InProcess:
     """All clients in this process: one call is one batched pass, nothing is encoded.
@@ -35,6 +39,9 @@ class InProcess:
         gone = self._lost(call)
         alive = [k for k, i in enumerate(call.to) if i not in gone]
         return self._answer(call.select(alive)) if alive else Answer((), None)
+
+    def relay(self, call: Call, answer: Answer) -> None:
+        """Nothing to send."""
 
 
 def random_dropouts(rate: float, randomness: Randomness) -> Callable[[Call], set[int]]:
@@ -82,6 +89,9 @@ class Framed:
             replies.append(reply)
         return Answer(tuple(ids), stack(replies) if replies else None)
 
+    def relay(self, call: Call, answer: Answer) -> None:
+        """Nothing to send."""
+
 
 class Recorded:
     """Writes every call and its answer to a transcript, with the byte length of each frame."""
@@ -95,6 +105,11 @@ class Recorded:
         answer = self._inner.exchange(call)
         self._transcript.record(call, answer)
         return answer
+
+    def relay(self, call: Call, answer: Answer) -> None:
+        """Pass on and write down."""
+        self._inner.relay(call, answer)
+        self._transcript.record(call, answer)
 
 
 class Replay:
@@ -110,14 +125,22 @@ class Replay:
             raise ReplayError(f"the server asks for {call.method} (step {call.step}) after the recorded run had ended")
         recorded, answer = self._transcript.content(self._at)
         self._at += 1
-        same = call.to == recorded.to and all(
-            wire.encode(call.header(k), call.query, k) == wire.encode(recorded.header(k), recorded.query, k) for k in range(len(call.to))
-        )
+        same = call.to == recorded.to and all(_same(call, call.query, recorded, recorded.query, k) for k in range(len(call.to)))
         if not same:
             raise ReplayError(f"the server's request {call.method} (step {call.step}) differs from the recorded {recorded.method}")
         return answer
+
+    def relay(self, call: Call, answer: Answer) -> None:
+        """Frames between servers are made again: both ways they must be the recorded ones."""
+        recorded = self.exchange(call)
+        if not all(_same(call, answer.reply, call, recorded.reply, k) for k in range(len(call.to))):
+            raise ReplayError(f"the server's reply to {call.method} (step {call.step}) differs from the recorded one")
 
     def finish(self) -> None:
         """Raise unless every recorded call was asked for again."""
         if self._at != len(self._transcript.entries):
             raise ReplayError(f"the server ended after {self._at} of {len(self._transcript.entries)} recorded calls")
+
+
+def _same(call: Call, message: Any, other: Call, known: Any, k: int) -> bool:
+    return wire.encode(call.header(k), message, k) == wire.encode(other.header(k), known, k)

@@ -387,3 +387,10 @@ def test_samples_are_not_copied_where_none_are_kept_aside(monkeypatch: pytest.Mo
     )
     Cohort(made, models.build("linear", (1, 4, 4), 3, Randomness(0)), Randomness(0), torch.device("cpu"))
     assert all(x is shard.x for x, shard in zip(given[0], made.shards, strict=True))
+
+
+def test_inputs_are_a_clients_own_training_samples() -> None:
+    batched, fed = cohort(), federation()
+    for k in EVERYONE:
+        assert torch.equal(batched.inputs(k), torch.as_tensor(fed.shards[k].x).double())
+    assert torch.equal(cohort(clients=[3]).inputs(0), torch.as_tensor(fed.shards[3].x).double())

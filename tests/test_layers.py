@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "backend", "randomness", "parties"},
     {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout", "devices"},
-    {"wire", "stacks", "data", "distances", "hierarchy", "separation"},
+    {"wire", "stacks", "data", "distances", "hierarchy", "separation", "training"},
     {"models"},
     {"evaluation"},
     {"cohort", "transcript"},

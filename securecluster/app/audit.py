@@ -8,7 +8,6 @@ from typing import Any
 from securecluster import files
 from securecluster.app.folder import Plan
 from securecluster.devices import cpu_threads
-from securecluster.endpoint import message_types
 from securecluster.errors import ReplayError, RunFolderError
 from securecluster.transcript import Transcript, load_entries
 
@@ -21,7 +20,7 @@ def replay(plan: Plan, config: dict[str, Any], folder: Path) -> int:
     """
     if plan.settings.transcript != "full" or not (folder / "server.safetensors").is_file():
         raise RunFolderError(f"{folder} cannot be replayed: that takes a finished run with --transcript full")
-    transcript = Transcript("full", folder / "transcript", lambda m: message_types(plan.protocol.client, m))
+    transcript = Transcript("full", folder / "transcript", plan.protocol.message_types)
     transcript.entries = load_entries(folder / "transcript")
     with cpu_threads(plan.settings.threads):
         state = plan.protocol.replay(transcript, config["network"])

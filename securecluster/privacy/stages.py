@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from securecluster.backend import torch
 from securecluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from securecluster.privacy.seals import Seal
 
 
 class Kind(IntEnum):
@@ -65,10 +68,33 @@ class Noisy(Protocol):
         ...
 
 
-class Pipeline:
-    """Stages in order; an order that would void a guarantee cannot be constructed."""
+@runtime_checkable
+class Unlockable(Protocol):
+    """What needs the seed that the clients share."""
 
-    def __init__(self, stages: Sequence[Stage] = ()) -> None:
+    def unlock(self, seed: bytes) -> None:
+        """Hand in the seed, 32 bytes."""
+        ...
+
+
+@runtime_checkable
+class Widening(Protocol):
+    """A stage that may add numbers to a row."""
+
+    def width(self, d: int) -> int:
+        """Numbers in what `forward` makes of a row of d."""
+        ...
+
+
+class Pipeline:
+    """Stages in order; an order that would void a guarantee cannot be constructed.
+
+    Args:
+        seal: closes what goes client to client, through the server; without one nothing is sealed.
+        fields: of replies that go through other stages than model rows do, by name.
+    """
+
+    def __init__(self, stages: Sequence[Stage] = (), seal: Seal | None = None, fields: Mapping[str, Pipeline] | None = None) -> None:
         kinds = [s.kind for s in stages]
         for before, after in itertools.pairwise(kinds):
             if after <= before:
@@ -78,6 +104,23 @@ class Pipeline:
         if Kind.NOISE in kinds and Kind.CLIP not in kinds:
             raise UsageError("noise without a clip bounds nothing: add a clip norm")
         self.stages = tuple(stages)
+        self.seal, self.fields = seal, dict(fields or {})
+
+    @property
+    def keyed(self) -> bool:
+        """Whether clients must share a seed before anything of theirs can leave."""
+        own = self.seal is not None or any(stage.kind is Kind.MASK for stage in self.stages)
+        return own or any(other.keyed for other in self.fields.values())
+
+    def unlock(self, seed: bytes) -> None:
+        """Hand in the 32-byte seed that the clients agreed on."""
+        for part in (*self.stages, *self.fields.values(), *([self.seal] if self.seal else [])):
+            if isinstance(part, Unlockable):
+                part.unlock(seed)
+
+    def of(self, field: str) -> Pipeline:
+        """What a field of a reply goes through."""
+        return self.fields.get(field, self)
 
     def forward(self, rows: torch.Tensor, step: int, own: bool = False) -> torch.Tensor:
         """Apply every stage.
@@ -92,6 +135,12 @@ class Pipeline:
     def room(self, d: int) -> int:
         """The width of rows, zero after the first d numbers, that `forward` can overwrite with what leaves the client."""
         return self.stages[0].width(d) if len(self.stages) == 1 and isinstance(self.stages[0], Overwriting) else d
+
+    def width(self, d: int) -> int:
+        """Numbers in what leaves the client of a row of d."""
+        for stage in self.stages:
+            d = stage.width(d) if isinstance(stage, Widening) else d
+        return d
 
     def noise(self, d: int) -> float:
         """The expected squared norm, σ²d, of the noise that a row of d numbers leaves with; tests of norms take it off."""
