@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from securecluster.protocols.base import Protocol
 
-from securecluster.averaging import Averaged, Contributor, average
+from securecluster.averaging import Averaged, Contributor, average, handed_in
 from securecluster.backend import torch
 from securecluster.clustering import check_number, kmeans
 from securecluster.clustering import members as clusters_of
@@ -98,7 +98,7 @@ class LocalKMeans(Protocol):
 
     def _cluster(self, net: Network, state: State) -> None:
         """Lloyd's algorithm on the rows of X, as points of the same distances; who hands in nothing goes on alone (ours)."""
-        ids, delta, state.step = _handed_in(net, net.clients)
+        ids, delta, state.step = handed_in(net, Client.hand_in, net.clients)
         if not ids:  # everyone goes on alone
             return
         found = kmeans(gram(delta).cpu().numpy(), self.k, net.randomness.integer("server", "k-means"))
@@ -116,7 +116,7 @@ class LocalKMeans(Protocol):
             raise UsageError("no client handed in its model, so there are no centres to compare newcomers with: run it anew")
         for _ in range(self._local):
             net.gather(Contributor.alone, nothing.letter(to), to=to)
-        ids, delta, _ = _handed_in(net, to, state.step)
+        ids, delta, _ = handed_in(net, Client.hand_in, to, state.step)
         away = [[float((row.cpu().double() - centre).square().sum()) for centre in state.centres.double()] for row in delta]
         check_newcomers(to, ids)
         found = {i: own.index(min(own)) for i, own in zip(ids, away, strict=True)}
@@ -136,16 +136,3 @@ class LocalKMeans(Protocol):
             "each client's cluster",
             "each client's number of samples (the plain sum reads every reply)",
         ]
-
-
-def _handed_in(net: Network, to: Sequence[int], step: int | None = None, tries: int = 5) -> tuple[list[int], torch.Tensor, int]:
-    """Who handed in, the rows of X, and the call whose mask they carry; who does not reply is asked again under the same one."""
-    ids: list[int] = []
-    rows: list[torch.Tensor] = []
-    for _ in range(tries):
-        left = [i for i in to if i not in ids]
-        if left:
-            got = net.gather(Client.hand_in, Hello(), to=left, step=step)
-            step, ids = got.step, [*ids, *got.ids]
-            rows += [got.rows.delta.values] if got.ids else []
-    return ids, torch.cat(rows) if len(rows) > 1 else rows[0] if rows else torch.zeros(0, 0), step or 0

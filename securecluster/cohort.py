@@ -248,6 +248,15 @@ class Cohort:
         """The mean cross-entropy, in nats, of the training samples of each of `who` under its own row of `models`, (len(who),)."""
         return self._train_on.mean(cross_entropy, self.model, models, who)
 
+    def losses(self, models: torch.Tensor, who: Sequence[int]) -> NDArray[np.float64]:
+        """As `loss`, of several models (r, d) on the samples of each of `who`: (len(who), r).
+
+        Each model sees the samples of all of `who` in one go: products of many samples with one model's weights are what a processor
+        does best, and memory does not grow with r.
+        """
+        columns = [self.loss(Rows(model[None], (0,) * len(who)), who) for model in models]
+        return np.stack(columns, 1) if columns else np.zeros((len(who), 0))
+
 
 def _split(order: list[int], size: int, threads: int) -> list[list[int]]:
     """Chunks of at most `size`, all about equal, and a multiple of `threads` where there are enough clients."""

@@ -31,6 +31,7 @@ class Means:
     means: Picks  # (r, d) as they were summed, hence masked where updates are
     steps: Picks  # (r,) int64, the call whose updates each one averages: it names the mask
     absolute: bool  # one row, the whole displacement since θ_0, instead of one per missed round
+    restart: int | None = None  # the rows count from θ_0 for who has not heard of this restart; None where nobody ever restarts
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,7 @@ class TraineeState:
     index: list[int]  # (m,)
     secrets: Secrets
     starts: list[int] = field(default_factory=list)  # where clients hold several models: the starts they belong to
+    extra: torch.Tensor = field(default_factory=nothing)  # (m, …) what else a method's clients remember
 
 
 class Trainee:
@@ -76,32 +78,41 @@ class Trainee:
         self._memo = _Memo()
         self._printed: tuple[torch.Tensor | None, list[bytes]] = (None, [])  # a table of models, and the digests of its rows
 
-    def trained(self, turn: Turn, query: Means, scale: Sequence[float] | None = None) -> Update:
-        """The reply before any mask, each client's update times its `scale`."""
-        self.models = self.advanced(turn.at, query)
+    def trained(self, turn: Turn, query: Means, scale: Sequence[float] | None = None, plan: LocalTraining | None = None) -> Update:
+        """The reply before any mask, each client's update times its `scale`; of a `plan` other than its usual training."""
+        self.take(turn.at, query)
         room = self._pipeline.room(self.cohort.model.dimension)
-        delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step, room, scale)
+        delta = self.cohort.train(self.models.select(turn.at), turn.at, plan or self.training, turn.step, room, scale)
         return Update(Rows(delta), self._sizes(turn) if self._weighted else None)
 
     @answers(GATHER, private=False)
     def receive(self, turn: Turn, query: Means) -> Done:
         """θ_i ← θ_i + P⁻¹Δ_c(i), and no training: how the last average reaches everyone."""
-        self.models = self.advanced(turn.at, query)
+        self.take(turn.at, query)
         return Done()
+
+    def take(self, at: Sequence[int], query: Means) -> None:
+        """θ_i ← θ_i + P⁻¹Δ_c(i) for the clients at positions `at`."""
+        self.models = self.advanced(at, query)
+
+    def origin(self, at: Sequence[int], query: Means) -> Rows:
+        """All clients' models before what the query brings those at positions `at`."""
+        return self.models
 
     def advanced(self, at: Sequence[int], query: Means) -> Rows:
         """All clients' models, with those at positions `at` moved by what the query brings them."""
-        assert self.models.index is not None
+        models = self.origin(at, query)
+        assert models.index is not None
         picks = dict(zip(at, query.means.picks, strict=True))
         if self._memo.letter is not query.means.table:
             self._memo = _Memo(query.means.table)
         known, prints = self._printed
-        if known is not self.models.table:
-            prints = [_print(row) for row in self.models.table]
+        if known is not models.table:
+            prints = [_print(row) for row in models.table]
         rows: dict[bytes, torch.Tensor] = {}  # who caught up shares its peers' row again
         place: list[bytes] = []
-        for k, row in enumerate(self.models.index):
-            theta, digest = self._moved(self.models.table[row], prints[row], picks.get(k, ()), query)
+        for k, row in enumerate(models.index):
+            theta, digest = self._moved(models.table[row], prints[row], picks.get(k, ()), query)
             rows.setdefault(digest, theta)
             place.append(digest)
         order = {digest: n for n, digest in enumerate(rows)}
@@ -118,9 +129,13 @@ class Trainee:
             for p in picks:
                 if p not in self._memo.undone:
                     self._memo.undone[p] = self._undone(query.means.table[p], int(query.steps.table[p]))
-                theta = (self._start if query.absolute else theta) + self._memo.undone[p]
+                theta = self.bounded((self._start if query.absolute else theta) + self._memo.undone[p])
             self._memo.moved[key] = (theta, _print(theta))
         return self._memo.moved[key]
+
+    def bounded(self, theta: torch.Tensor) -> torch.Tensor:
+        """The model (d,) after an average, where it must lie; everywhere, if a method does not say otherwise."""
+        return theta
 
     def _undone(self, row: torch.Tensor, step: int) -> torch.Tensor:
         return self._pipeline.inverse(row.to(self.cohort.start.device, self.cohort.start.dtype), step)
@@ -128,6 +143,14 @@ class Trainee:
     def model_at(self, displacement: torch.Tensor, step: int) -> torch.Tensor:
         """θ_0 + P⁻¹(displacement), (d,), of a displacement under the mask of call `step`."""
         return self._start + self._undone(displacement, step)
+
+    def displaced(self, at: Sequence[int]) -> Update:
+        """θ_i − θ_0 of the clients at positions `at`, before any mask."""
+        d = self.cohort.model.dimension
+        delta = self._start.new_zeros(len(at), self._pipeline.room(d))
+        for row, k in zip(delta, at, strict=True):
+            torch.sub(self.models.row(k), self._start, out=row[:d])
+        return Update(Rows(delta), None)
 
     def _sizes(self, turn: Turn) -> Rows:
         return Rows(torch.as_tensor([float(self.cohort.sizes[k]) for k in turn.at], dtype=self.models.table.dtype))
@@ -153,11 +176,7 @@ class Discloser(Trainee):
     @answers(GATHER, through=("delta",), fresh=True)
     def post(self, turn: Turn, query: Hello) -> Update:
         """θ_i − θ_0, masked on the way out: how a model reaches those who were not there (Sattler et al. 2019, V-C; ours)."""
-        d = self.cohort.model.dimension
-        delta = self._start.new_zeros(len(turn.at), self._pipeline.room(d))
-        for row, k in zip(delta, turn.at, strict=True):
-            torch.sub(self.models.row(k), self._start, out=row[:d])
-        return Update(Rows(delta), None)
+        return self.displaced(turn.at)
 
 
 @dataclass
@@ -194,6 +213,7 @@ class Outbox:
     lacks: list[int]  # (m,) the number of the first post each client lacks
     posts: list[Post] = field(default_factory=list)
     first: int = 0  # the number of posts[0]
+    restart: int | None = None  # of the models from θ_0, where a method restarts them
 
     @classmethod
     def start(cls, clients: int, fresh: bool) -> Outbox:
@@ -218,11 +238,12 @@ class Outbox:
     def letter(self, to: Sequence[int]) -> Means:
         """What each of `to` lacks."""
         if not self.posts:
-            return Means(Picks(torch.zeros(0, 0), ((),) * len(to)), Picks(torch.zeros(0, dtype=torch.int64), ((),) * len(to)), False)
+            none = ((),) * len(to)
+            return Means(Picks(torch.zeros(0, 0), none), Picks(torch.zeros(0, dtype=torch.int64), none), False, self.restart)
         starts = [sum(len(p.table) for p in self.posts[:n]) for n in range(len(self.posts))]
         picks = tuple(tuple(starts[n] + p.row_of[i] for n, p in enumerate(self.posts) if self.first + n >= self.lacks[i]) for i in to)
         steps = torch.as_tensor([p.step for p in self.posts for _ in p.table])
-        return Means(Picks(torch.cat([p.table for p in self.posts]), picks), Picks(steps, picks), not self.fresh)
+        return Means(Picks(torch.cat([p.table for p in self.posts]), picks), Picks(steps, picks), not self.fresh, self.restart)
 
     def delivered(self, ids: Sequence[int]) -> None:
         """These clients replied, so they have everything posted so far; what nobody lacks is dropped."""

@@ -53,6 +53,17 @@ def euclidean(rows: torch.Tensor) -> torch.Tensor:
     return square.fill_diagonal_(0).sqrt()
 
 
+def to_others(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """L2 of each row (m, d) to each of a few others (k, d), (m, k) float64; from the differences, by column blocks."""
+    total = torch.zeros(len(rows), len(others), dtype=torch.float64, device=rows.device)
+    width = max(1, WIDE // max(len(rows), 1))
+    for block, few in zip(torch.split(rows, width, dim=1), torch.split(others.to(rows.device), width, dim=1), strict=True):
+        wide = block.double()
+        for c, other in enumerate(few.double()):
+            total[:, c] += (wide - other).square().sum(1)
+    return total.sqrt()
+
+
 def _squared(rows: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """‖x − y‖² of given pairs, (p,), a block of columns and of pairs at a time."""
     total = torch.zeros(len(first), dtype=torch.float64, device=rows.device)

@@ -91,6 +91,7 @@ class Network:
         self.randomness = randomness
         self.aggregator = aggregator or Plain()
         self._transport, self._config = transport, config
+        self.paired: tuple[int, ...] = ()  # who replied to the last call of `pairs`
         self.noise = pipeline.noise  # (d) -> expected squared norm of the noise in a reply
         self._keyed, self._sealed = pipeline.keyed, pipeline.seal is not None
         self._asker: dict[int, int] = {}
@@ -152,12 +153,13 @@ class Network:
         """R_ij = (row_i[j] + row_j[i]) / 2 over the clients that replied, or only what `then` computes from R.
 
         The reply's one field is a row of len(to) numbers per client, in the order of `to`. Under the plain aggregator the server
-        reads the rows themselves.
+        reads the rows themselves. `paired` then names the clients of R, in its order.
         """
         ready, step = self._open(method, query, to)
         answer = self._exchange(self._call(method, PAIRS, query, to, ready, step, [2] * len(ready))) if ready else Answer((), None)
         self._heard(method, PAIRS, answer.ids)
         self._missing(to, answer.ids)
+        self.paired = answer.ids
         if len(answer.ids) < 2:
             raise UsageError(f"pairs needs at least two replies, {len(answer.ids)} came: try again")
         (rows,) = (v.values for v in vars(answer.reply).values())

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "backend", "randomness", "parties"},
     {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout", "devices"},
-    {"wire", "stacks", "data", "distances", "hierarchy", "separation", "training"},
+    {"wire", "stacks", "data", "distances", "hierarchy", "separation", "components", "training"},
     {"models"},
     {"evaluation"},
     {"cohort", "transcript"},
@@ -22,7 +22,8 @@ LAYERS = [
     {"network"},
     {"displacements"},
     {"averaging", "banks", "tree"},
-    {"looks"},
+    {"looks", "refiner"},
+    {"refinement"},
     {"protocols"},
     {"app", "benchmarks"},
 ]

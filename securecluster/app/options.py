@@ -19,6 +19,7 @@ PROTOCOLS = {  # module and class
     "flhc": "flhc:FLHC",
     "ifca": "ifca:IFCA",
     "local-kmeans": "local_kmeans:LocalKMeans",
+    "srfca": "srfca:SRFCA",
     "random": "random_clusters:RandomClusters",
     "fedavg": "fedavg:FedAvg",
     "local": "local:Local",

@@ -1,0 +1,101 @@
+"""Graphs of what lies close together (Vardhan et al. 2024, Algorithms 1 and 4), and the trimmed mean (Algorithm 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.backend import torch
+from securecluster.errors import UsageError
+from securecluster.similarity import BLOCK
+
+Array = NDArray[np.float64]
+OUTSIDE = -1  # the label of those in no cluster yet
+
+
+def components(distance: Array, reach: float, least: int, sizes: Sequence[int] | None = None) -> list[int]:
+    """The connected components of the graph with an edge wherever `distance` ≤ `reach`, (m,), numbered by their first members.
+
+    Args:
+        distance: (m, m), symmetric; the diagonal is not read.
+        least: components of fewer clients are no clusters: their members have the label OUTSIDE.
+        sizes: how many clients each node stands for, (m,); one without it.
+    """
+    from scipy.sparse.csgraph import connected_components
+
+    found = connected_components(np.asarray(distance) <= reach, directed=False)[1].tolist()
+    clients: list[int] = [0] * (1 + max(found, default=-1))
+    for c, size in zip(found, [1] * len(found) if sizes is None else sizes, strict=True):
+        clients[c] += size
+    return renumbered([c if clients[c] >= least else OUTSIDE for c in found])
+
+
+def renumbered(labels: Sequence[int]) -> list[int]:
+    """The same clusters, numbered from 0 in the order of their first members; OUTSIDE stays."""
+    order = {c: n for n, c in enumerate(dict.fromkeys(c for c in labels if c != OUTSIDE))}
+    return [order.get(c, OUTSIDE) for c in labels]
+
+
+def groups(labels: Sequence[int]) -> list[list[int]]:
+    """The members of clusters 0 … K − 1, in order; who is OUTSIDE is in none."""
+    return [[i for i, own in enumerate(labels) if own == c] for c in range(1 + max(labels, default=OUTSIDE))]
+
+
+def pairwise(distance: Array) -> Array:
+    """The distances of all pairs, (m(m − 1)/2,)."""
+    found: Array = distance[np.triu_indices(len(distance), 1)]
+    return found
+
+
+def tree_edges(distance: Array) -> Array:
+    """The edges of the minimum spanning tree, (m − 1,), in ascending order: the heights at which single linkage merges."""
+    from scipy.cluster.hierarchy import linkage
+
+    heights: Array = linkage(pairwise(distance), "single")[:, 2] if len(distance) > 1 else np.zeros(0)
+    return heights
+
+
+def gap_reach(edges: Array) -> float:
+    """A λ for when nobody knows one (ours): the middle of the largest gap between consecutive edges of the spanning tree.
+
+    Edges within clusters lie below it, those that join clusters above. Of fewer than two edges: the longest, which joins everyone.
+    """
+    if len(edges) < 2:
+        return float(edges.max(initial=0.0))
+    k = int(np.diff(edges).argmax())
+    return float(edges[k] + edges[k + 1]) / 2
+
+
+def choose_reach(distance: Array, edges: Array, threshold: float | None = None, quantile: float | None = None) -> float:
+    """λ as it is given, as a quantile of all pairwise distances (m, m), or from the `edges` of their spanning tree (`gap_reach`)."""
+    if threshold is not None:
+        return float(threshold)
+    return gap_reach(edges) if quantile is None or not len(edges) else float(np.quantile(pairwise(distance), quantile))
+
+
+def check_clustering(size: object, clients: int, threshold: object, quantile: object) -> None:
+    """Raise UsageError for a t or a λ that cannot cluster so many clients."""
+    if not isinstance(size, Integral) or not 2 <= int(size) <= clients:
+        raise UsageError(f"size = {size!r} of {clients} clients: a cluster has at least 2, and at most all of them")
+    if threshold is not None and quantile is not None:
+        raise UsageError("threshold and quantile both say what λ is: give one of them")
+    if threshold is not None and not (isinstance(threshold, Real) and 0 <= float(threshold) < math.inf):
+        raise UsageError(f"threshold = {threshold!r} is no distance: give a finite number from 0, or leave it out for the largest gap")
+    if quantile is not None and not (isinstance(quantile, Real) and 0 <= float(quantile) <= 1):
+        raise UsageError(f"quantile = {quantile!r} is no share of the pairwise distances: give a number in [0, 1]")
+
+
+def trimmed_mean(rows: torch.Tensor, trim: float, who: Sequence[int] | None = None) -> torch.Tensor:
+    """TrMean_β of rows (s, d), or of those of `who`, (d,): of each coordinate the mean without its ⌊β·s⌋ least and as many greatest.
+
+    A block of columns at a time, so that no second (s, d) is made.
+    """
+    pick = torch.arange(len(rows)) if who is None else torch.as_tensor(who, dtype=torch.long)
+    s, cut = len(pick), math.floor(trim * len(pick))
+    width = max(1, BLOCK // max(s, 1))
+    parts = [block[pick].sort(0).values[cut : s - cut].mean(0) for block in torch.split(rows, width, dim=1)]
+    return torch.cat(parts)

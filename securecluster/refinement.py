@@ -1,0 +1,260 @@
+"""The server's side of refining a clustering of models (Vardhan et al. 2024, Algorithms 1 to 4).
+
+`ByDistance` and `ByLoss` say how far a client's one-shot model is from a cluster's model, and clusters from each other: the first from
+weights, under a mask that all of them carry, the second by asking clients for losses, of which only sums and choices leave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.backend import torch
+from securecluster.clustering import largest
+from securecluster.components import OUTSIDE, components, groups, renumbered, trimmed_mean
+from securecluster.displacements import Outbox, invite, nothing
+from securecluster.distances import euclidean, to_others
+from securecluster.endpoint import MINIMUM
+from securecluster.messages import Picks, Rows, Shared
+from securecluster.network import Network
+from securecluster.privacy.keys import Hello
+from securecluster.refiner import Choose, Refiner, Relay
+
+TRIES = 5
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Clustered:
+    """What the server's loop changes, as far as averaging needs it."""
+
+    clusters: list[int]  # (m,) each client's, OUTSIDE where it has none yet
+    outbox: Outbox
+
+    @property
+    def labels(self) -> list[int]:
+        """The same, with clusters of their own for those that have none yet."""
+        own = iter(range(1 + max(self.clusters), 1 + max(self.clusters) + len(self.clusters)))
+        return [next(own) if c == OUTSIDE else c for c in self.clusters]
+
+    def restart(self, fresh: bool) -> None:
+        """ω_c ← w_0 in every cluster; nothing is meant for those outside."""
+        number = 1 + (self.outbox.restart or 0)
+        self.outbox = Outbox.start(len(self.clusters), fresh)
+        self.outbox.restart = number
+        self.outbox.leave([i for i, c in enumerate(self.clusters) if c == OUTSIDE])
+
+
+@dataclass
+class Clusters:
+    """The clusters' models as the server holds them: displacements since w_0 under one mask."""
+
+    table: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # (K, d)
+    step: int = 0  # the call whose mask they carry
+    kept: list[int] = field(default_factory=list)  # the label of each row, ascending
+
+
+def trimmed(net: Network, state: Clustered, share: float, trim: float, t: int) -> None:
+    """One step of Algorithm 3 in every cluster: a share of its members, two or more, and the (trimmed) mean of their updates."""
+    clusters = groups(state.clusters)
+    asked = sorted(i for c, own in enumerate(clusters) for i in invite(net, own, share, t, c, least=MINIMUM))
+    by, letter = [state.clusters[i] for i in asked], state.outbox.letter(asked)
+    if trim:
+        got = net.gather(Refiner.train, letter, to=asked)
+        ids, step, rows = got.ids, got.step, got.rows.delta.values if got.ids else nothing()
+        own = [[k for k, i in enumerate(ids) if state.clusters[i] == c] for c in range(len(clusters))]
+        means = [trimmed_mean(rows, trim, who) if who else torch.zeros_like(rows[0]) for who in own] if ids else []
+    else:
+        total = net.sum(Refiner.contribute, letter, to=asked, by=by, groups=len(clusters))
+        ids, step = total.ids, total.step
+        means = [row / max(n, 1) for row, n in zip(total.rows.delta.table, total.counts, strict=True)] if ids else []
+    state.outbox.delivered(ids)
+    if ids:
+        state.outbox.post(step, torch.stack(means), state.clusters)
+
+
+def cross_losses(net: Network, ids: Sequence[int], rows: torch.Tensor, step: int) -> tuple[Array, tuple[int, ...]]:
+    """½(f_j(w_i) + f_i(w_j)) of all pairs of clients that reply, (n, n), and who they are: every model is relayed to everyone else."""
+    if len(ids) < 2:
+        return np.zeros((len(ids), len(ids))), tuple(ids)
+    picks = tuple(tuple(n for n in range(len(ids)) if n != k) for k in range(len(ids)))
+    order = torch.as_tensor(ids)
+    query = Relay(Picks(rows, picks), Picks(order, picks), Shared(order), len(net.clients), step)
+    found: Array = net.pairs(Refiner.losses, query, to=ids).numpy()
+    return found, net.paired
+
+
+def cluster_models(net: Network, state: Clustered, step: int | None) -> Clusters:
+    """ω_c of every cluster. Where the server cannot add up the averages, a member that gets what it lacks posts it.
+
+    Args:
+        step: the call whose mask they are to carry; None: a fresh one.
+    """
+    clusters, outbox = groups(state.clusters), state.outbox
+    if not outbox.first + len(outbox.posts):
+        return Clusters()  # nobody ever replied
+    if not outbox.fresh:
+        return Clusters(torch.stack([outbox.displacement(own[0], 0) for own in clusters]), 0, list(range(len(clusters))))
+    found: dict[int, torch.Tensor] = {}
+    for n in range(TRIES):
+        asked = sorted(own[n % len(own)] for c, own in enumerate(clusters) if c not in found)
+        if asked:
+            letter = outbox.letter(asked)
+            got = net.post(Refiner.post, letter, to=asked) if step is None else net.gather(Refiner.post, letter, to=asked, step=step)
+            step = got.step
+            outbox.delivered(got.ids)
+            found |= {state.clusters[i]: got.rows.delta.row(k).cpu() for k, i in enumerate(got.ids)}
+    kept = sorted(found)
+    return Clusters(torch.stack([found[c] for c in kept]), step or 0, kept) if kept else Clusters()
+
+
+def offered(models: Clusters, clients: int) -> Choose:
+    """All of them to each newcomer, of whose own model nobody else knows anything."""
+    k = len(models.table)
+    unknown = torch.full((clients, k), math.nan, dtype=torch.float64)
+    return Choose(Picks(models.table, (tuple(range(k)),) * clients), models.step, Rows(unknown))
+
+
+class Nearness(Protocol):
+    """dist between one-shot models and clusters, and between clusters; row c of the `Clusters` it was made for is cluster c here."""
+
+    def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
+        """The nearest of the clusters `among` to the one-shot model of each of `who`, as far as it can be told."""
+        ...
+
+    def between(self, labels: Sequence[int]) -> Array:
+        """dist of all pairs of clusters, (K, K); `labels[i]` is where client i belongs now."""
+        ...
+
+
+class ByDistance:
+    """L2 between weights, which the server sees through any orthonormal mask."""
+
+    def __init__(self, ids: Sequence[int], rows: torch.Tensor, models: Clusters) -> None:
+        self._models = models
+        self._away = dict(zip(ids, to_others(rows, models.table).numpy(), strict=True))
+
+    def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
+        """Of the clients whose model came."""
+        return {i: min(among, key=lambda c: float(self._away[i][c])) for i in who if i in self._away}
+
+    def between(self, labels: Sequence[int]) -> Array:
+        """‖ω_c − ω_c'‖."""
+        found: Array = euclidean(self._models.table).numpy()
+        return found
+
+
+class ByLoss:
+    """The cross-cluster loss ½(mean_{j∈c'} f_j(w_c) + mean_{i∈c} f_i(w_c')), of sums over clusters and of choices (from the authors' code).
+
+    Args:
+        ids: the clients whose one-shot models came.
+        judges: those that have judged them all.
+        old: each client's cluster when the models were made.
+    """
+
+    def __init__(self, net: Network, ids: Sequence[int], judges: Sequence[int], models: Clusters, old: Sequence[int]) -> None:
+        self._net, self._models = net, models
+        self._others = self._heard(ids, judges, old)
+        self._judged: set[int] = set()
+
+    def _heard(self, ids: Sequence[int], judges: Sequence[int], old: Sequence[int]) -> Array:
+        """mean_{j∈c} f_j(w_i), (m, K); NaN where nobody can tell."""
+        row = {label: n for n, label in enumerate(self._models.kept)}
+        own = {i: row[old[i]] for i in judges if old[i] in row}
+        sums, counts = _sums(self._net, Refiner.heard, own, len(row), len(old))
+        found = np.full((len(old), len(row)), math.nan)
+        told = [n for n, count in enumerate(counts) if count]
+        known = np.array(ids, dtype=int)
+        found[np.ix_(known, told)] = (sums[told] / np.array(counts)[told, None])[:, known].T
+        return found
+
+    def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
+        """As they say themselves; who does not reply is asked again."""
+        found: dict[int, int] = {}
+        for _ in range(TRIES):
+            left = [i for i in who if i not in found]
+            if left:
+                got = self._net.gather(Refiner.choose, self._query(left, among), to=left)
+                self._judged |= set(got.ids)
+                found |= dict(zip(got.ids, got.rows.model.values.tolist(), strict=True)) if got.ids else {}
+        return found
+
+    def _query(self, to: Sequence[int], among: Sequence[int]) -> Choose:
+        others = np.full((len(to), len(self._models.table)), math.inf)
+        others[:, among] = self._others[np.ix_(to, among)]
+        everything = tuple(range(len(self._models.table)))
+        picks = tuple(() if i in self._judged else everything for i in to)
+        return Choose(Picks(self._models.table, picks), self._models.step, Rows(torch.as_tensor(others)))
+
+    def between(self, labels: Sequence[int]) -> Array:
+        """½(F[c, c']/|c| + F[c', c]/|c'|) of F[c, c'] = Σ_{i∈c} f_i(ω_c'); one half alone where nobody tells the other."""
+        K = len(self._models.table)
+        sums, counts = _sums(self._net, Refiner.fits, {i: labels[i] for i in sorted(self._judged)}, K, K)
+        mean = np.full((K, K), math.nan)
+        told = [c for c, count in enumerate(counts) if count]
+        mean[told] = sums[told] / np.array(counts)[told, None]
+        half = np.where(np.isnan(mean), mean.T, mean)
+        return np.nan_to_num((half + half.T) / 2, nan=math.inf)
+
+
+def recluster(near: Nearness, before: Sequence[int], clusters: int) -> list[int]:
+    """Algorithm 2: every client to the nearest cluster, (m,) numbers below `clusters`.
+
+    Ours: a client that cannot be told stays where it was (`before`; OUTSIDE joins the largest cluster); a cluster that one client alone
+    takes is given up, and that client takes the nearest of the others.
+    """
+    among, labels = list(range(clusters)), list(before)
+    moved = near.nearest(range(len(labels)), among)
+    labels = [moved.get(i, c) for i, c in enumerate(labels)]
+    while len(among) > 1:
+        takers = Counter(labels)
+        left = [c for c in among if takers[c] >= MINIMUM] or [max(among, key=lambda c: takers[c])]
+        if left == among:
+            break
+        among, homeless = left, [i for i, c in enumerate(labels) if c not in left and c != OUTSIDE]
+        moved = near.nearest(homeless, among)
+        labels = [moved.get(i, OUTSIDE) if i in homeless else c for i, c in enumerate(labels)]
+    known = [c for c in labels if c != OUTSIDE] or [0]
+    return [largest(known) if c == OUTSIDE else c for c in labels]
+
+
+def merge(near: Nearness, labels: Sequence[int], models: Clusters, reach: float, least: int) -> tuple[list[int], torch.Tensor]:
+    """Algorithm 4: clusters within `reach` of each other become one, whose model is the unweighted mean of theirs, (K', d).
+
+    Ours: clients of components with fewer than `least` clients take the nearest of the clusters that are left; where none is left,
+    everyone is one cluster.
+    """
+    used = sorted(set(labels))
+    distance = near.between(labels)[np.ix_(used, used)]
+    joined = components(distance, reach, least, [list(labels).count(c) for c in used])
+    if max(joined) == OUTSIDE:
+        joined = [0] * len(used)
+    into = dict(zip(used, joined, strict=True))
+    among, homeless = [c for c in used if into[c] != OUTSIDE], [i for i, c in enumerate(labels) if into[c] == OUTSIDE]
+    moved = near.nearest(homeless, among) if homeless else {}
+    rest = largest([into[c] for c in labels if into[c] != OUTSIDE])
+    found = [into[moved[i]] if i in moved else rest if into[c] == OUTSIDE else into[c] for i, c in enumerate(labels)]
+    final = renumbered(found)
+    parts = [[c for c in among if into[c] == found[final.index(k)]] for k in range(1 + max(final))]
+    return final, torch.stack([models.table[own].mean(0) for own in parts])
+
+
+def _sums(net: Network, method: Any, own: dict[int, int], groups_: int, width: int) -> tuple[Array, tuple[int, ...]]:
+    """Sums of losses over groups, (groups, width), and how many clients each holds; groups of fewer than two are left out."""
+    left = {i: g for i, g in own.items() if list(own.values()).count(g) >= MINIMUM}
+    total, counts = np.zeros((groups_, width)), [0] * groups_
+    for _ in range(TRIES):
+        open_ = {i: g for i, g in left.items() if not counts[g]}
+        if open_:
+            got = net.sum(method, Hello(), to=list(open_), by=list(open_.values()), groups=groups_)
+            if got.ids:
+                total += got.rows.loss.table.numpy()
+                counts = [a + b for a, b in zip(counts, got.counts, strict=True)]
+    return total, tuple(counts)

@@ -1,0 +1,191 @@
+"""The clients of SR-FCA (Vardhan et al. 2024): they train alone, judge each other's models and the clusters', and average within their
+cluster, from θ_0 anew at every restart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.averaging import Contributor
+from securecluster.backend import torch
+from securecluster.banks import Choice
+from securecluster.cohort import Cohort, LocalTraining
+from securecluster.displacements import Means, TraineeState, Update
+from securecluster.distances import to_others
+from securecluster.endpoint import GATHER, PAIRS, SUM, Turn, answers
+from securecluster.errors import PolicyError
+from securecluster.messages import Picks, Rows, Shared
+from securecluster.privacy.keys import Hello, Secrets
+from securecluster.privacy.stages import Pipeline
+from securecluster.tree import WORST
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Relay:
+    """Server to client: the others' one-shot models, for it to judge."""
+
+    models: Picks  # (n − 1, d) displacements since θ_0, masked where updates are
+    owner: Picks  # (n − 1,) int64, whose
+    order: Shared  # (n,) int64, the clients in the order of the reply
+    clients: int  # of the run
+    step: int  # the call whose mask the rows carry
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """Client to server."""
+
+    loss: Rows  # (b, n) float64, nats: mean training losses f_i of n models
+
+
+@dataclass(frozen=True, eq=False)
+class Choose:
+    """Server to client: the clusters' models, of which it is to name the nearest to its own one-shot model."""
+
+    models: Picks  # (K, d) displacements since θ_0; none for a client that has judged them already
+    step: int  # the call whose mask they carry
+    others: Rows  # (b, K) float64, mean over the cluster's members of the loss of the client's model; NaN: not known; inf: no choice
+
+
+@dataclass(frozen=True)
+class Refining:
+    """What a client does after ONE_SHOT."""
+
+    plan: LocalTraining
+    trims: bool  # whether its updates may be read one by one
+    radius: float  # of the ball W around θ_0; 0: no bound
+
+
+class Refiner(Contributor):
+    """Clients of Algorithms 1 to 4."""
+
+    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, refining: Refining) -> None:
+        super().__init__(cohort, training, pipeline, weighted)
+        self.refining = refining
+        self._restart = [0] * len(cohort.ids)  # the last one each client heard of; before the first it holds its one-shot model
+        self._known = torch.zeros(len(cohort.ids), 0, dtype=torch.float64)  # (·, m) f_i(w_j)
+        self._fits: dict[int, Array] = {}  # by position: f_i(ω_c) of the models that were last judged, (K,)
+
+    @answers(GATHER, through=("delta",), fresh=True)
+    def hand_in(self, turn: Turn, query: Hello) -> Update:
+        """w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked on the way out. Asked again, the answer is the same."""
+        return self.displaced(turn.at)
+
+    @answers(PAIRS)
+    def losses(self, turn: Turn, query: Relay) -> Losses:
+        """f_i of everyone's one-shot model; the client keeps them, so that no model is relayed twice."""
+        order = query.order.value.tolist()
+        place = {i: n for n, i in enumerate(order)}
+        found = np.zeros((len(turn.at), len(order)))
+        own = self.cohort.loss(self._rows(turn.at), turn.at)
+        found[range(len(own)), [place[i] for i in turn.ids]] = own
+        readers: dict[int, list[int]] = {}
+        for k, picks in enumerate(query.models.picks):
+            for row in picks:
+                readers.setdefault(row, []).append(k)
+        for row, near in readers.items():  # one model unmasked at a time
+            theta = self.model_at(query.models.table[row], query.step)
+            found[near, place[int(query.owner.table[row])]] = self.cohort.losses(theta[None], [turn.at[k] for k in near])[:, 0]
+        rows = torch.as_tensor(_finite(found))
+        if self._known.shape[1] != query.clients:
+            self._known = self._known.new_zeros(len(self._known), query.clients)
+        self._known[torch.as_tensor(turn.at)[:, None], torch.as_tensor(order)] = rows
+        return Losses(Rows(rows))
+
+    @answers(SUM)
+    def heard(self, turn: Turn, query: Hello) -> Losses:
+        """f_i(w_j) of every client j, as kept; 0 where it has not judged w_j."""
+        return Losses(Rows(self._known[torch.as_tensor(turn.at)]))
+
+    @answers(GATHER)
+    def choose(self, turn: Turn, query: Choose) -> Choice:
+        """argmin_c ½(mean_{j∈c} f_j(w_i) + f_i(ω_c)) (Algorithm 2); where the first is not known, argmin_c f_i(ω_c) (ours)."""
+        self._judge(turn, query)
+        own, others = np.stack([self._fits[k] for k in turn.at]), query.others.values.numpy()
+        return Choice(Rows(torch.as_tensor(np.where(np.isnan(others), own, (own + others) / 2).argmin(1))))
+
+    @answers(GATHER)
+    def join(self, turn: Turn, query: Choose) -> Choice:
+        """argmin_c ‖w_i − ω_c‖, of a newcomer's own one-shot model (ours)."""
+        models = torch.stack([self.model_at(row, query.step) for row in query.models.table])
+        return Choice(Rows(to_others(self._rows(turn.at).values, models).argmin(1)))
+
+    @answers(SUM)
+    def fits(self, turn: Turn, query: Hello) -> Losses:
+        """f_i of the clusters' models, as judged last: what MERGE needs."""
+        return Losses(Rows(torch.as_tensor(np.stack([self._fits[k] for k in turn.at]))))
+
+    @answers(SUM, through=("delta",), fresh=True)
+    def contribute(self, turn: Turn, query: Means) -> Update:
+        """θ_i ← θ_i + P⁻¹Δ_c(i); reply its update, which counts as much as everyone's (Algorithm 3 with β = 0)."""
+        return self.trained(turn, query, plan=self.refining.plan)
+
+    @answers(GATHER, through=("delta",), fresh=True)
+    def train(self, turn: Turn, query: Means) -> Update:
+        """The same, to be read one by one: only where a trimmed mean needs it."""
+        if not self.refining.trims:
+            raise PolicyError("train may leave its client only where β > 0: without trimming a sum is all the server needs")
+        return self.trained(turn, query, plan=self.refining.plan)
+
+    @answers(GATHER, through=("delta",), fresh=True)
+    def post(self, turn: Turn, query: Means) -> Update:
+        """ω_c − w_0 of its cluster, after what it lacks of it."""
+        if query.restart is None or query.restart < 1:
+            raise PolicyError("post shows a cluster's model: before the first average a client holds one of its own")
+        self.take(turn.at, query)
+        return self.displaced(turn.at)
+
+    def take(self, at: Sequence[int], query: Means) -> None:
+        """As of every trainee; and remember the restart."""
+        super().take(at, query)
+        for k in at:
+            self._restart[k] = query.restart or self._restart[k]
+
+    def origin(self, at: Sequence[int], query: Means) -> Rows:
+        """The models; θ_0 for those at positions `at` that hear of this restart for the first time ("ω_c,0 ← w_0")."""
+        anew = {k for k in at if self._restart[k] < (query.restart or 0)}
+        if not anew:
+            return self.models
+        assert self.models.index is not None
+        kept = sorted({row for k, row in enumerate(self.models.index) if k not in anew})
+        place = {row: n for n, row in enumerate(kept)}
+        table = torch.stack([*(self.models.table[row] for row in kept), self._start])
+        return Rows(table, tuple(len(kept) if k in anew else place[row] for k, row in enumerate(self.models.index)))
+
+    def bounded(self, theta: torch.Tensor) -> torch.Tensor:
+        """proj_W (Algorithm 3): into the ball of this radius around w_0 (W a ball: ours)."""
+        away = theta - self._start
+        norm = float(torch.linalg.vector_norm(away))
+        return theta if not 0 < self.refining.radius < norm else self._start + away * (self.refining.radius / norm)
+
+    def _judge(self, turn: Turn, query: Choose) -> None:
+        """f_i of the models that the query brings."""
+        new = [k for k, picks in enumerate(query.models.picks) if picks]
+        rows = sorted({row for picks in query.models.picks for row in picks})
+        found = np.full((len(new), len(query.models.table)), math.inf)
+        for row in rows:
+            theta = self.model_at(query.models.table[row], query.step)
+            found[:, row] = _finite(self.cohort.losses(theta[None], [turn.at[k] for k in new])[:, 0])
+        self._fits |= {turn.at[k]: own[list(query.models.picks[k])] for k, own in zip(new, found, strict=True)}
+
+    def state(self, secrets: Secrets) -> TraineeState:
+        """For a checkpoint."""
+        found = super().state(secrets)
+        found.extra = torch.cat([torch.as_tensor(self._restart, dtype=torch.float64)[:, None], self._known], 1)
+        return found
+
+    def restore(self, state: TraineeState) -> None:
+        """From a checkpoint."""
+        super().restore(state)
+        self._restart, self._known = state.extra[:, 0].int().tolist(), state.extra[:, 1:].clone()
+
+
+def _finite(losses: Array) -> Array:
+    return np.nan_to_num(losses, nan=WORST, posinf=WORST)
