@@ -22,6 +22,8 @@ class Method(ABC):
 
     name: ClassVar[str]
     client: ClassVar[type[Trainee]] = Trainee
+    scenario: ClassVar[str | None] = None
+    """What the command line deals where no scenario is named; None is the data set's default."""
     gps: ClassVar[type] = object
     """The global parameter server: what it answers local parameter servers with, where the method has some."""
     scenario: ClassVar[str | None] = None
@@ -42,6 +44,10 @@ class Method(ABC):
 
     def sees(self) -> list[str]:
         """What the server sees beyond the values of single replies."""
+        return []
+
+    def lps_sees(self) -> list[str]:
+        """What a local parameter server sees, where the method has some."""
         return []
 
     def state_class(self) -> type:
