@@ -78,14 +78,16 @@ def _accuracy(fitted: Protocol, labels: list[int]) -> dict[str, Any]:
 
 def _privacy(fitted: Protocol) -> dict[str, Any]:
     events, info = fitted.ledger_.events, fitted.mask_info()
-    released = sorted({(e.method, field) for e in events for field in e.fields})
-    sees = [f"{field} of every client in every {method} call: {info.shows}" for method, field in released]
+    released = sorted({(e.reader, e.method, field) for e in events for field in e.fields})
+    sees: dict[str, list[str]] = {"server": [], "lps": []}
+    for reader, method, field in released:
+        whose = "of every client" if reader == "server" else "of each of its clients"
+        sees[reader].append(f"{field} {whose} in every {method} call: {info.shows}")
     finite = bool(not events)
-    servers = fitted.lps_sees()
     return {
         "masks": _masks(fitted.mask, info.padding_bytes),
-        "sees": sees + fitted.sees(),
-        **({"lps_sees": servers} if servers else {}),
+        "sees": sees["server"] + fitted.sees(),
+        **({"lps_sees": sees["lps"] + fitted.lps_sees()} if sees["lps"] or fitted.lps_sees() else {}),
         "reproducible_keys": True,
         "epsilon": fitted.ledger_.reported(),
         "delta": 0.0 if finite else None,
