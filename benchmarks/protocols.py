@@ -2,8 +2,9 @@
 
 python -m securecluster.benchmarks.protocols [--seeds 3] [--full] [--minutes 10]
 
-20 clients with 200 training samples each (`--full`: all, 3000), CFL's default network and learning rate for everyone, 40 rounds (SR-FCA:
-10 alone and two refinements of 20). Protocols that are told the number of clusters are told the true one, four for IID clients. MNIST is read from SECURECLUSTER_DATA or the hub.
+20 clients with 200 training samples each (`--full`: all, 3000), CFL's default network and learning rate for everyone, and each protocol's
+own number of rounds: 40, of SR-FCA those of its training alone and its refinements. Protocols that are told the number of clusters are told
+the true one, four for IID clients. MNIST is read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
