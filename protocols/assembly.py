@@ -83,7 +83,7 @@ def build_client(
     first = 0 if joins is None else int(config["clients"])
     cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, first, protocol.aside)
     keys = KeyRing(config_hash(config), randomness if simulated else None, pipeline.unlock)
-    return Endpoint(protocol.make_client(cohort, pipeline), cohort.ids, config_hash(config), pipeline, keys)
+    return Endpoint(protocol.make_client(cohort, pipeline, config), cohort.ids, config_hash(config), pipeline, keys)
 
 
 def carry_out(

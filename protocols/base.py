@@ -168,16 +168,17 @@ class Protocol(Method):
         save(self.as_run(), Path(folder))
 
     @classmethod
-    def load(cls, folder: Path | str, model: Any = None) -> Self:
+    def load(cls, folder: Path | str, model: Any = None, **own: Any) -> Self:
         """A fitted protocol from the folder that `save` wrote, or from a finished run's.
 
         Args:
             model: the module, where the run trained one of your own.
+            own: other hyper-parameters that were objects of your own (OneShot's features), by name.
 
         Raises:
             RunFolderError: nothing to load there, or it does not parse. UsageError: another protocol's folder, or another module.
         """
-        return load(cls, Path(folder), model)
+        return load(cls, Path(folder), model, own)
 
     def _fitted(self) -> Kept:
         if not hasattr(self, "kept_"):
@@ -195,7 +196,8 @@ class Protocol(Method):
         """What client and server must agree on; its hash is in every frame."""
         dimension = self.flat_model(federation).dimension
         shape = {"shape": list(federation.shape), "classes": federation.classes, "clients": len(federation), "seed": federation.seed}
-        found = {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **self.shown_params(), **shape}
+        own = {**self.shown_params(), **shape, **self.facts(federation)}
+        found = {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **own}
         self.pipeline(found)  # a mask that cannot work on this model is refused before anything is written
         return numbers(found)
 
@@ -232,7 +234,7 @@ class Protocol(Method):
         """
         return build_client(self, federation, settings, clients, simulated)
 
-    def make_client(self, cohort: Cohort, pipeline: Pipeline) -> Trainee:
+    def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
         """The client's side of this method, over a cohort."""
         return self.client(cohort, self.training(), pipeline, self.weighted)
 

@@ -72,8 +72,8 @@ def save(protocol: Protocol, folder: Path) -> None:
     files.write_atomic(last, pack(kept.learned))
 
 
-def load(kind: type[P], folder: Path, model: Any) -> P:
-    """The fitted protocol of a folder."""
+def load(kind: type[P], folder: Path, model: Any, own: dict[str, Any]) -> P:
+    """The fitted protocol of a folder; `own` are hyper-parameters that are no names or numbers, whose code is not saved."""
     path = folder / "learned.safetensors"
     if not path.is_file():
         raise RunFolderError(f"{folder} holds no fitted protocol (no {path.name}): give the folder that save wrote, or a finished run's")
@@ -85,7 +85,11 @@ def load(kind: type[P], folder: Path, model: Any) -> P:
     names = {f.name for f in dataclasses.fields(kind)}
     if set(learned.params) != names:
         raise RunFolderError(f"{folder} was saved with other hyper-parameters than {kind.__name__} has: use the version that saved it")
-    found = kind(**{**learned.params, "model": _model(folder, learned.params["model"], model)})
+    needed = {name for name, value in learned.params.items() if isinstance(value, dict) and "own" in value}
+    if set(own) != needed:
+        wanted = f"load it with {', '.join(f'{name}=…' for name in sorted(needed))}" if needed else "leave out all but the model"
+        raise UsageError(f"objects of your own are not saved in {folder}, only that they were used: {wanted}")
+    found = kind(**{**learned.params, **own, "model": _model(folder, learned.params["model"], model)})
     found.adopt(Kept(learned, files.read(folder / "server.safetensors"), unpack(files.read(folder / "clients.safetensors"), TraineeState)))
     return found
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, ClassVar
@@ -79,7 +79,7 @@ class SRFCA(Protocol):
     """β: share of the updates left out at each end of every coordinate, in [0, 0.5); 0 needs no more than a sum"""
     refine: int = 2
     """R: refinements"""
-    local_rounds: int = 10
+    local_rounds: int = 20
     """rounds in which clients train alone before they are clustered"""
     variant: str = "fedavg"
     """what is averaged: fedavg (updates after local epochs) or gradient (full gradients: one step of lr a round)"""
@@ -120,7 +120,7 @@ class SRFCA(Protocol):
         else:
             distance, judges = cross_losses(net, state.ids, rows, state.step)
         state.judges, edges = list(judges), tree_edges(distance)
-        state.reach = choose_reach(distance, edges, self.threshold, self.quantile)
+        state.reach = choose_reach(distance, edges, self.size, self.threshold, self.quantile)
         found = dict(zip(judges, components(distance, state.reach, self.size), strict=True))
         state.clusters = [found.get(i, OUTSIDE) for i in net.clients]
         none = max(state.clusters) == OUTSIDE
@@ -167,7 +167,7 @@ class SRFCA(Protocol):
         """Whether averages stay apart: the server cannot add them up under fresh masks, nor foresee what a projection makes of them."""
         return self.mask != "none" or self.radius > 0
 
-    def make_client(self, cohort: Cohort, pipeline: Pipeline) -> Trainee:
+    def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
         """A `Refiner`, told what it averages."""
         plan = self.training() if self.variant == "fedavg" else dataclasses.replace(FULL, lr=self.lr)
         return Refiner(cohort, self.training(), pipeline, self.weighted, Refining(plan, self.trim > 0, self.radius))

@@ -75,6 +75,13 @@ class Averaged:
 
 def average(net: Network, state: Averaged, share: float, t: int) -> None:
     """Round t of FedAvg in each cluster: a share of its members, two or more (ours: a sum over one hides nothing), averaged by n_i."""
+    total = contributions(net, state, share, t)
+    if total is not None:
+        state.outbox.post(total.step, weighted_means(total), state.labels)
+
+
+def contributions(net: Network, state: Averaged, share: float, t: int) -> Sums[Update] | None:
+    """What the clusters' members contribute in round t, by cluster; None where nobody does. Lone clients train alone."""
     clusters = clusters_of(state.labels)
     lone = sorted(own[0] for own in clusters if len(own) == 1)
     if lone:
@@ -84,8 +91,8 @@ def average(net: Network, state: Averaged, share: float, t: int) -> None:
         by = [state.labels[i] for i in asked]
         total = net.sum(Contributor.contribute, state.outbox.letter(asked), to=asked, by=by, groups=len(clusters))
         state.outbox.delivered(total.ids)
-        if total.ids:
-            state.outbox.post(total.step, weighted_means(total), state.labels)
+        return total if total.ids else None
+    return None
 
 
 def weighted_means(total: Sums[Update]) -> torch.Tensor:

@@ -15,6 +15,7 @@ from securecluster.similarity import BLOCK
 
 Array = NDArray[np.float64]
 OUTSIDE = -1  # the label of those in no cluster yet
+WAITING = 0.25  # the largest share of clients that the default λ leaves in no cluster
 
 
 def components(distance: Array, reach: float, least: int, sizes: Sequence[int] | None = None) -> list[int]:
@@ -59,22 +60,26 @@ def tree_edges(distance: Array) -> Array:
     return heights
 
 
-def gap_reach(edges: Array) -> float:
-    """A λ for when nobody knows one (ours): the middle of the largest gap between consecutive edges of the spanning tree.
+def gap_reach(distance: Array, edges: Array, least: int) -> float:
+    """A λ for when nobody knows one (ours): the middle of a gap between consecutive edges of the minimum spanning tree.
 
-    Edges within clusters lie below it, those that join clusters above. Of fewer than two edges: the longest, which joins everyone.
+    Edges within clusters lie below it, those that join clusters above. It is the largest of the gaps that leave no more than a quarter of
+    the clients in components of fewer than `least`: where the models of one cluster lie closer to each other than those of another do,
+    the largest gap of all may lie between the edges of the two. Without such a gap: the longest edge, which joins everyone.
     """
-    if len(edges) < 2:
-        return float(edges.max(initial=0.0))
-    k = int(np.diff(edges).argmax())
-    return float(edges[k] + edges[k + 1]) / 2
+    gaps = np.diff(edges)
+    for k in np.argsort(-gaps, kind="stable"):
+        middle = float(edges[k] + edges[k + 1]) / 2
+        if components(distance, middle, least).count(OUTSIDE) <= len(distance) * WAITING:
+            return middle
+    return float(edges.max(initial=0.0))
 
 
-def choose_reach(distance: Array, edges: Array, threshold: float | None = None, quantile: float | None = None) -> float:
+def choose_reach(distance: Array, edges: Array, least: int, threshold: float | None = None, quantile: float | None = None) -> float:
     """λ as it is given, as a quantile of all pairwise distances (m, m), or from the `edges` of their spanning tree (`gap_reach`)."""
     if threshold is not None:
         return float(threshold)
-    return gap_reach(edges) if quantile is None or not len(edges) else float(np.quantile(pairwise(distance), quantile))
+    return gap_reach(distance, edges, least) if quantile is None or not len(edges) else float(np.quantile(pairwise(distance), quantile))
 
 
 def check_clustering(size: object, clients: int, threshold: object, quantile: object) -> None:

@@ -89,8 +89,27 @@ def cut(tree: Array, at: float) -> list[int]:
 
     The same as scipy's `fcluster(tree, at, "distance")` where heights do not fall.
     """
+    return _after(tree, int(np.searchsorted(heights(tree), at, side="right")))
+
+
+def into(tree: Array, count: int) -> list[int]:
+    """Each client's cluster when merges are made, in order, until `count` clusters are left, also where heights are tied; as `cut`."""
+    return _after(tree, len(tree) + 1 - count)
+
+
+def between(tree: Array, count: int) -> float:
+    """A height at which `count` clusters are left, as `into` makes them; where heights are tied, that of the tie."""
+    high, made = heights(tree), len(tree) + 1 - count
+    return float((high[max(0, made - 1)] + high[min(made, len(tree) - 1)]) / 2)
+
+
+def tasks_of(tree: Array) -> float:
+    """Where to cut when nobody knows the number of tasks."""
+    return 0.15
+
+
+def _after(tree: Array, made: int) -> list[int]:
     m = len(tree) + 1
-    made = int(np.searchsorted(heights(tree), at, side="right"))
     groups = {k: [k] for k in range(m)}
     for n, (a, b, *_) in enumerate(tree[:made]):
         groups[m + n] = groups.pop(int(a)) + groups.pop(int(b))

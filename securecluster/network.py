@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 from securecluster.backend import torch
 from securecluster.endpoint import GATHER, MINIMUM, PAIRS, SUM, Turn, release_of
 from securecluster.errors import FrameError, UpdateError, UsageError
-from securecluster.messages import RELAY, Answer, Call, Rows, Shared, frames
+from securecluster.messages import RELAY, Answer, Call, Rows, Shared, frames, select, stack
 from securecluster.privacy.aggregators import Aggregator, Plain
 from securecluster.privacy.keys import Box, Hello, Peers
 from securecluster.privacy.ledger import Event, Ledger
@@ -49,6 +49,15 @@ class Sums(Generic[A]):
     rows: A
     counts: tuple[int, ...]
     lost: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs(Generic[B]):
+    """What `pairs` brings: R over `ids`, (r, r), or what was computed from it."""
+
+    ids: tuple[int, ...]
+    value: B
     step: int
 
 
@@ -91,20 +100,20 @@ class Network:
         self.randomness = randomness
         self.aggregator = aggregator or Plain()
         self._transport, self._config = transport, config
-        self.paired: tuple[int, ...] = ()  # who replied to the last call of `pairs`
         self.noise = pipeline.noise  # (d) -> expected squared norm of the noise in a reply
+        self.common = pipeline.common  # the first numbers of an average that are the common layers'
         self._keyed, self._sealed = pipeline.keyed, pipeline.seal is not None
         self._asker: dict[int, int] = {}
 
-    def gather(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int], step: int | None = None) -> Replies[A]:
-        """Each client's reply on its own.
+    def gather(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int], step: int | None = None, tries: int = 1) -> Replies[A]:
+        """Each client's reply on its own, in the order of `to`.
 
         Args:
             step: of an earlier call that these clients were not part of: their replies then compare with its replies under one mask.
+            tries: how often who does not reply is asked, in the same words and under the same mask.
         """
         ready, step = self._open(method, query, to, step)
-        call = self._call(method, GATHER, query, to, ready, step, [1] * len(ready))
-        answer = self._exchange(call) if ready else Answer((), None)
+        answer = self._insist(self._call(method, GATHER, query, to, ready, step, [1] * len(ready)), tries)
         self._heard(method, GATHER, answer.ids)
         return Replies(answer.ids, cast(A, answer.reply), self._missing(to, answer.ids), step)
 
@@ -148,26 +157,28 @@ class Network:
         method: Callable[[C, Turn, Q], A],
         query: Q,
         to: Sequence[int],
-        then: Callable[[torch.Tensor], B] | None = None,
-    ) -> torch.Tensor | B:
+        then: Callable[[torch.Tensor], B] = lambda r: r,  # type: ignore[assignment, return-value]
+        tries: int = 1,
+    ) -> Pairs[B]:
         """R_ij = (row_i[j] + row_j[i]) / 2 over the clients that replied, or only what `then` computes from R.
 
         The reply's one field is a row of len(to) numbers per client, in the order of `to`. Under the plain aggregator the server
-        reads the rows themselves. `paired` then names the clients of R, in its order.
+        reads the rows themselves.
+
+        Args:
+            tries: how often who does not reply is asked.
         """
         ready, step = self._open(method, query, to)
-        answer = self._exchange(self._call(method, PAIRS, query, to, ready, step, [2] * len(ready))) if ready else Answer((), None)
+        answer = self._insist(self._call(method, PAIRS, query, to, ready, step, [2] * len(ready)), tries)
         self._heard(method, PAIRS, answer.ids)
         self._missing(to, answer.ids)
-        self.paired = answer.ids
         if len(answer.ids) < 2:
             raise UsageError(f"pairs needs at least two replies, {len(answer.ids)} came: try again")
         (rows,) = (v.values for v in vars(answer.reply).values())
         if rows.shape != (len(answer.ids), len(to)):
             raise FrameError(f"pairs needs a row of {len(to)} numbers per client, {tuple(rows.shape[1:])} came")
         square = rows[:, [list(to).index(i) for i in answer.ids]]
-        symmetric = (square + square.T) / 2
-        return symmetric if then is None else then(symmetric)
+        return Pairs(answer.ids, then((square + square.T) / 2), step)
 
     def _open(self, method: Callable[..., Any], query: Any, to: Sequence[int], step: int | None = None) -> tuple[list[int], int]:
         """The clients that can answer now, and the number of this call: the next one, where it is not given."""
@@ -191,6 +202,21 @@ class Network:
         place = {i: k for k, i in enumerate(to)}
         return dataclasses.replace(whole.select([place[i] for i in ready]), members=tuple(members))
 
+    def _insist(self, call: Call, tries: int) -> Answer:
+        """The replies of all who answer one of several tries."""
+        found: dict[int, tuple[Answer, int]] = {}
+        for _ in range(tries):
+            left = [k for k, i in enumerate(call.to) if i not in found]
+            if left:
+                answer = self._exchange(call.select(left))
+                found |= {i: (answer, k) for k, i in enumerate(answer.ids)}
+        answers = list({id(a): a for a, _ in found.values()}.values())
+        if len(answers) < 2:
+            return answers[0] if answers else Answer((), None)
+        ids, joined = tuple(i for a in answers for i in a.ids), stack([a.reply for a in answers])
+        order = [ids.index(i) for i in call.to if i in found]
+        return Answer(tuple(ids[k] for k in order), select(joined, order))
+
     def _exchange(self, call: Call) -> Answer:
         answer = self._transport.exchange(call)
         if answer.reply is not None:
@@ -209,7 +235,8 @@ class Network:
         release = release_of(method)
         if release.private and ids:
             seen = tuple(name for name in release.through if not (self._sealed and name in release.sealed))
-            self.state.ledger.add(Event(method.__name__, verb, seen, self.round, len(ids)))
+            reader = "lps" if self._asker else "server"
+            self.state.ledger.add(Event(method.__name__, verb, seen, self.round, len(ids), reader=reader))
 
     def _agree(self, to: Sequence[int]) -> None:
         """Bring the clients that have no mask seed yet into the key agreement, as far as they reply."""

@@ -22,7 +22,7 @@ from securecluster.displacements import Outbox, invite, nothing
 from securecluster.distances import euclidean, to_others
 from securecluster.endpoint import MINIMUM
 from securecluster.messages import Picks, Rows, Shared
-from securecluster.network import Network
+from securecluster.network import Network, Pairs
 from securecluster.privacy.keys import Hello
 from securecluster.refiner import Choose, Refiner, Relay
 
@@ -86,8 +86,8 @@ def cross_losses(net: Network, ids: Sequence[int], rows: torch.Tensor, step: int
     picks = tuple(tuple(n for n in range(len(ids)) if n != k) for k in range(len(ids)))
     order = torch.as_tensor(ids)
     query = Relay(Picks(rows, picks), Picks(order, picks), Shared(order), len(net.clients), step)
-    found: Array = net.pairs(Refiner.losses, query, to=ids).numpy()
-    return found, net.paired
+    got: Pairs[torch.Tensor] = net.pairs(Refiner.losses, query, to=ids, tries=TRIES)
+    return got.value.numpy(), got.ids
 
 
 def cluster_models(net: Network, state: Clustered, step: int | None) -> Clusters:

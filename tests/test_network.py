@@ -258,8 +258,8 @@ def test_when_nobody_replies_there_is_nothing_and_no_release() -> None:
 def test_pairs_is_the_symmetric_half_sum_in_the_order_of_those_asked() -> None:
     net = network(ROWS)
     half = (ROWS + ROWS.T) / 2
-    torch.testing.assert_close(net.pairs(Toy.relevance, Hello(), to=ALL), half)
-    assert net.pairs(Toy.relevance, Hello(), to=ALL, then=lambda r: (r.shape, round(float(r[0, 4]), 9))) == (
+    torch.testing.assert_close(net.pairs(Toy.relevance, Hello(), to=ALL).value, half)
+    assert net.pairs(Toy.relevance, Hello(), to=ALL, then=lambda r: (r.shape, round(float(r[0, 4]), 9))).value == (
         (5, 5),
         round(float(ROWS[0, 4] + ROWS[4, 0]) / 2, 9),
     )
@@ -271,7 +271,25 @@ def test_pairs_under_another_order_and_losses_matches_columns_to_clients() -> No
     for k, j in enumerate(to):
         columns[:, k] = ROWS[:, j]
     got = network(columns, lambda call: {0}).pairs(Toy.relevance, Hello(), to=to)
-    torch.testing.assert_close(got, ((ROWS + ROWS.T) / 2)[came][:, came])
+    torch.testing.assert_close(got.value, ((ROWS + ROWS.T) / 2)[came][:, came])
+    assert list(got.ids) == came
+
+
+def test_who_does_not_reply_is_asked_again_and_replies_keep_the_order_of_those_asked() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def lost(call: Call) -> set[int]:
+        asked.append((call.step, *call.to))
+        return {1, 3} if len(asked) == 1 else {3}
+
+    got = network(ROWS, lost).gather(Toy.row, Hello(), to=(4, 1, 0, 3), tries=3)
+    assert asked == [(1, 4, 1, 0, 3), (1, 1, 3), (1, 3)]
+    assert (got.ids, got.lost) == ((4, 1, 0), (3,))
+    assert torch.equal(got.rows.rows.values, ROWS[[4, 1, 0]])
+    asked.clear()
+    pairs = network(ROWS, lost).pairs(Toy.relevance, Hello(), to=ALL, tries=2)
+    assert pairs.ids == (0, 1, 2, 4)
+    torch.testing.assert_close(pairs.value, ((ROWS + ROWS.T) / 2)[[0, 1, 2, 4]][:, [0, 1, 2, 4]])
 
 
 def test_pairs_refuses_rows_of_another_length_and_a_lone_reply() -> None:

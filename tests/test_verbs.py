@@ -111,8 +111,11 @@ def test_pairs_brings_the_symmetric_mean_or_only_what_is_computed_from_it() -> N
     net = network(ROWS, lambda call: {3})
     alive = [0, 1, 2, 4, 5, 6]
     expected = (ROWS + ROWS.T)[alive][:, alive] / 2
-    torch.testing.assert_close(net.pairs(Toy.relevance, Hello(), to=range(M)), expected)
-    assert net.pairs(Toy.relevance, Hello(), to=range(M), then=lambda r: float(r.sum())) == pytest.approx(float(expected.sum()))
+    got = net.pairs(Toy.relevance, Hello(), to=range(M))
+    torch.testing.assert_close(got.value, expected)
+    assert list(got.ids) == alive
+    summed = net.pairs(Toy.relevance, Hello(), to=range(M), then=lambda r: float(r.sum()))
+    assert summed.value == pytest.approx(float(expected.sum()))
     with pytest.raises(UsageError, match="at least two"):
         network(ROWS, lambda call: set(range(1, M))).pairs(Toy.relevance, Hello(), to=range(M))
 

@@ -17,6 +17,7 @@ from securecluster.settings import Settings
 PROTOCOLS = {  # module and class
     "cfl": "cfl:CFL",
     "flhc": "flhc:FLHC",
+    "oneshot": "oneshot:OneShot",
     "ifca": "ifca:IFCA",
     "local-kmeans": "local_kmeans:LocalKMeans",
     "srfca": "srfca:SRFCA",

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Event:
-    """One verb's release of clients' data. `noise_multiplier` None: nothing random was added, so the release is exact."""
+    """One verb's release of clients' data. `noise_multiplier` None: nothing random was added, so the release is exact.
+
+    `reader`: who reads it, "server" or "lps", a local parameter server.
+    """
 
     method: str
     verb: str
@@ -16,6 +19,7 @@ class Event:
     round: int
     clients: int
     noise_multiplier: float | None = None
+    reader: str = "server"
 
 
 @dataclass

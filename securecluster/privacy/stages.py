@@ -92,9 +92,12 @@ class Pipeline:
     Args:
         seal: closes what goes client to client, through the server; without one nothing is sealed.
         fields: of replies that go through other stages than model rows do, by name.
+        common: numbers of a row that has left its client that are the common layers', the first ones.
     """
 
-    def __init__(self, stages: Sequence[Stage] = (), seal: Seal | None = None, fields: Mapping[str, Pipeline] | None = None) -> None:
+    def __init__(
+        self, stages: Sequence[Stage] = (), seal: Seal | None = None, fields: Mapping[str, Pipeline] | None = None, common: int = 0
+    ) -> None:
         kinds = [s.kind for s in stages]
         for before, after in itertools.pairwise(kinds):
             if after <= before:
@@ -104,7 +107,7 @@ class Pipeline:
         if Kind.NOISE in kinds and Kind.CLIP not in kinds:
             raise UsageError("noise without a clip bounds nothing: add a clip norm")
         self.stages = tuple(stages)
-        self.seal, self.fields = seal, dict(fields or {})
+        self.seal, self.fields, self.common = seal, dict(fields or {}), common
 
     @property
     def keyed(self) -> bool:

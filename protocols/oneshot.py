@@ -1,0 +1,194 @@
+"""One-shot clustering for multi-task hierarchical FL: Ali, Arafa, "Data Similarity-Based One-Shot Clustering for Multi-Task Hierarchical
+Federated Learning", 2024. Algorithms 1 and 2.
+
+G_i        Φ(X_i)ᵀΦ(X_i)/n_i, the Gram matrix of client i's features; λ_k, v_k its p leading eigenvalues and eigenvectors
+r(i, j)    relevance of j's data to i: Π_k (min/max of λ_k^(i) and λ̂_k = ‖G_i v_k^(j)‖)^(1/p)
+R          (r(i, j) + r(j, i)) / 2, all that clusters are made from: before any training, without a model or a loss
+GPS, LPS   the global parameter server, and the local one of each cluster
+T, G       the number of tasks, and of rounds
+
+The GPS relays eigenvectors, sealed client to client by default (ours), clusters, and averages the common layers. An LPS sees its own
+members' updates, and no other's; the GPS sees none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+from securecluster.protocols.base import Kept, Protocol
+
+from securecluster.backend import torch
+from securecluster.clustering import check_number, largest
+from securecluster.clustering import members as clusters_of
+from securecluster.cohort import Cohort
+from securecluster.data import Federation
+from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver
+from securecluster.errors import UsageError
+from securecluster.features import Features
+from securecluster.features import build as build_features
+from securecluster.features import check as check_features
+from securecluster.hierarchical import GPS, Layered, average_in_layers, common_layers
+from securecluster.network import Network
+from securecluster.privacy.blocks import Blocks
+from securecluster.privacy.keys import Hello
+from securecluster.privacy.masks import build, width
+from securecluster.privacy.seals import Seal
+from securecluster.privacy.stages import Pipeline
+from securecluster.randomness import Randomness
+from securecluster.relevance import Found, Look, Relative, agglomerate, others
+from securecluster.run import Run
+
+TRIES = 5  # who does not reply before training is asked again (ours)
+
+
+@dataclass
+class State(Layered):
+    """What the servers' loop changes."""
+
+    found: Found | None = None
+
+    @property
+    def relevance(self) -> torch.Tensor | None:
+        """R, for its picture."""
+        return None if self.found is None else self.found.relevance
+
+    @property
+    def look(self) -> Look | None:
+        """The merges, for theirs."""
+        return None if self.found is None else self.found.look
+
+
+@dataclass
+class OneShot(Protocol):
+    """Clusters from eigenvectors of clients' data, then hierarchical training with common layers."""
+
+    mask: str = "permutation"
+    """map of eigenvectors and updates that servers do not know, fresh each call: none, permutation, signed-permutation, rotation or haar"""
+    tasks: int | None = None
+    """T, the number of clusters; None finds it, or takes it from the height"""
+    height: float | None = None
+    """merges are made up to this value of 1 - R; None makes them until `tasks` are left, or to the largest gap"""
+    vectors: int = 5
+    """p, eigenvectors that each client shares"""
+    features: Any = "identity"
+    """feature map Φ that everyone knows: identity, pca, conv or resnet18; in Python also a callable or nn.Module on (n, ...) samples"""
+    public: str | None = None
+    """data set whose samples are public, for pca"""
+    components: int | None = None
+    """numbers a sample has after pca (64) or conv (512)"""
+    floor: float = 0.0
+    """a client leaves out its own eigenvalues below this share of its largest, in [0, 1)"""
+    common: str = "auto"
+    """first layers that all clusters share: their names, joined by commas; none; or auto, all up to the last convolution, else the first"""
+    gps_every: int = 1
+    """rounds of the LPSs between two averages of the common layers at the GPS"""
+    sealed: bool = True
+    """eigenvectors can be read by the run's clients only; otherwise the GPS sees them under the mask"""
+
+    name: ClassVar[str] = "oneshot"
+    client: ClassVar[type[Trainee]] = Relative
+    gps: ClassVar[type] = GPS
+    scenario: ClassVar[str | None] = "tasks"
+
+    def serve(self, net: Network, run: Run) -> State:
+        """Algorithm 1."""
+        found = run.once("cluster", lambda: self._cluster(net), Found)  # line 2
+        net.divide(found.labels)
+        state = State(found.labels, Outbox.start(len(net.clients), fresh=self.mask != "none"), found=found)
+        for t in run.rounds("train", state, self.rounds):  # lines 3–9
+            average_in_layers(net, state, GPS(), self.participation, t, mix=t % self.gps_every == 0 or t == self.rounds)
+            if t == 1:
+                run.note(clustered=clusters_of(found.labels), height=found.look.threshold, merges=found.look.merges.tolist())
+        deliver(net, run, state)
+        return state
+
+    def _cluster(self, net: Network) -> Found:
+        """Algorithm 2; who never replies goes to the largest cluster (ours)."""
+        shared = net.gather(Relative.eigen, Hello(), to=net.clients, tries=TRIES)  # lines 2–5
+        if len(shared) < 2:
+            raise UsageError(f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run it anew")
+        vectors = shared.rows.vectors.values.cpu()
+        letters = others(shared.ids, vectors, shared.step, to=shared.ids)
+        pairs = net.pairs(Relative.relevance, letters, to=shared.ids, then=agglomerate(self.tasks, self.height), tries=TRIES)  # lines 6–19
+        group = pairs.value
+        of, kept = dict(zip(pairs.ids, group.labels, strict=True)), [k for k, i in enumerate(shared.ids) if i in pairs.ids]
+        everyone = [of.get(i, largest(group.labels)) for i in net.clients]
+        return Found(everyone, vectors[kept], shared.step, group.relevance, Look(list(pairs.ids), group.merges, group.height))
+
+    def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
+        """Ours: a newcomer is sent all eigenvectors and names the cluster whose members' are most relevant to it, nothing else."""
+        found = state.found
+        assert found is not None
+        ids = found.look.ids
+        letters = others(ids, found.vectors, found.step, to, [found.labels[i] for i in ids])
+        got = net.gather(Relative.choose, letters, to=to, tries=TRIES)
+        check_newcomers(to, got.ids)
+        return [int(c) for c in got.rows.cluster.values.tolist()]
+
+    @property
+    def weighted(self) -> bool:
+        """Always: means are over samples."""
+        return True
+
+    def facts(self, federation: Federation) -> dict[str, Any]:
+        """The common layers' size, and Φ."""
+        phi = self._phi(federation.shape, federation.seed)
+        return {"shared": common_layers(self.flat_model(federation), self.common), "phi": phi.describe(), "width": phi.dimension}
+
+    def adopt(self, kept: Kept) -> Self:
+        """Refuses features of your own that are not the run's."""
+        config = kept.learned.config
+        if not isinstance(self.features, str) and self._phi(config["shape"], config["seed"]).describe() != config["phi"]:
+            raise UsageError("these features are not those by which the run compared its clients: give the same map")
+        return super().adopt(kept)
+
+    def shown_params(self) -> dict[str, Any]:
+        """Of features of your own, that they are."""
+        return super().shown_params() | ({} if isinstance(self.features, str) else {"features": {"own": "features"}})
+
+    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
+        """A map of the common layers, and another of the others; eigenvectors are sealed, or mapped as features would be."""
+        d, shared = config["dimension"], config["shared"]
+        apart = self.mask != "none" and 0 < shared < d
+        stages = (Blocks(self.mask, shared, d - shared),) if apart else build(self.mask, d)
+        fields = {"vectors": Pipeline(build(self.mask, config["width"]))} if not self.sealed else {}
+        return Pipeline(stages, Seal() if self.sealed else None, fields, width(self.mask, shared) if shared else 0)
+
+    def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Relative:
+        """Adds Φ."""
+        phi = self._phi(config["shape"], config["seed"])
+        return Relative(cohort, self.training(), pipeline, self.weighted, phi, self.vectors, self.floor)
+
+    def _phi(self, shape: Sequence[int], seed: int) -> Features:
+        return build_features(self.features, tuple(shape), Randomness(seed), self.public, self.components)
+
+    def check(self, clients: int) -> None:
+        """Adds what belongs to the clustering and the servers."""
+        super().check(clients)
+        if self.tasks is not None and self.height is not None:
+            raise UsageError("tasks and height both say where merging stops: give one of them")
+        if self.tasks is not None:
+            check_number(self.tasks, clients)
+        check_features(self.features, self.public, self.components)
+        if self.height is not None and not (isinstance(self.height, Real) and 0 <= float(self.height) <= 1):
+            raise UsageError(f"height = {self.height!r} is no value of 1 - R: it lies in [0, 1]")
+        for name in ("vectors", "gps_every"):
+            if not (isinstance(getattr(self, name), Integral) and getattr(self, name) >= 1):
+                raise UsageError(f"{name} = {getattr(self, name)!r} is not possible: it is a whole number from 1")
+        if not (isinstance(self.floor, Real) and 0 <= float(self.floor) < 1):
+            raise UsageError(f"floor = {self.floor!r} is no share of an eigenvalue: it lies in [0, 1)")
+
+    def sees(self) -> list[str]:
+        """What the GPS sees."""
+        return [
+            "each client's relevance to every other's data (the plain pairs read the rows), and so R",
+            "the clusters, and each client's cluster",
+            "how far each cluster's common layers have moved",
+        ]
+
+    def lps_sees(self) -> list[str]:
+        """What an LPS sees of its own cluster."""
+        return ["each of its clients' number of samples (the plain sum reads every reply)"]

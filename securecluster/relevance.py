@@ -1,0 +1,166 @@
+"""Clients that compare their data with others' by leading eigenvectors (Ali & Arafa 2024, Algorithm 2)."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from securecluster.averaging import Contributor
+from securecluster.backend import torch
+from securecluster.cohort import Cohort, LocalTraining
+from securecluster.endpoint import GATHER, PAIRS, Turn, answers
+from securecluster.features import Features
+from securecluster.hierarchy import between, cut, into, merges, tasks_of
+from securecluster.messages import Picks, Rows
+from securecluster.privacy.keys import Hello
+from securecluster.privacy.stages import Pipeline
+from securecluster.spectra import projected, relevance, top
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """Client to server."""
+
+    vectors: Rows  # (b, p, D) unit eigenvectors v_k of G_i, or (b, n) uint8, sealed; zero beyond the rank
+
+
+@dataclass(frozen=True, eq=False)
+class Others:
+    """Server to client: other clients' eigenvectors, as they came; never the client's own."""
+
+    vectors: Picks  # (r, p, D), or (r, n) uint8
+    ids: Picks  # (r,) int64, whose they are, ascending
+    labels: Picks | None  # (r,) int64, their clusters: for newcomers
+    step: int  # the call in which they came
+
+
+@dataclass(frozen=True, eq=False)
+class Relevance:
+    """Client to server."""
+
+    row: Rows  # (b, m) r(i, j) for all clients j in ascending order, 1 for itself
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Client to server."""
+
+    cluster: Rows  # (b,) int64
+
+
+class Relative(Contributor):
+    """Clients that share eigenvectors, tell how relevant others' data are to theirs, and then contribute to means.
+
+    Args:
+        features: Φ.
+        count: p, the eigenvectors that are shared.
+        floor: own eigenvalues below this share of the largest are left out.
+    """
+
+    def __init__(
+        self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, features: Features, count: int, floor: float
+    ) -> None:
+        super().__init__(cohort, training, pipeline, weighted)
+        self._phi, self._count, self._floor = features, count, floor
+        self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by position: eigenvalues and eigenvectors
+
+    @answers(GATHER, through=("vectors",), sealed=("vectors",), fresh=True)
+    def eigen(self, turn: Turn, query: Hello) -> Vectors:
+        """The first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2–5); the eigenvalues stay here."""
+        return Vectors(Rows(torch.stack([self._spectrum(k)[1] for k in turn.at]).to(self.cohort.start)))
+
+    @answers(PAIRS)
+    def relevance(self, turn: Turn, query: Others) -> Relevance:
+        """r(i, ·) (lines 6–13)."""
+        rows = []
+        for i, (ids, found) in zip(turn.ids, self._compared(turn, query), strict=True):
+            own = bisect(ids, i)
+            rows.append(torch.cat([found[:own], found.new_ones(1), found[own:]]))
+        return Relevance(Rows(torch.stack(rows).to(self.cohort.start)))
+
+    @answers(GATHER)
+    def choose(self, turn: Turn, query: Others) -> Task:
+        """The cluster whose members' data are, on average, most relevant to a newcomer's own; it tells no more than that (ours)."""
+        assert query.labels is not None
+        chosen = []
+        for picks, (_, found) in zip(query.labels.picks, self._compared(turn, query), strict=True):
+            labels = query.labels.table[list(picks)].to(found.device)
+            chosen.append(int(torch.stack([found[labels == c].mean() for c in sorted(set(labels.tolist()))]).argmax()))
+        return Task(Rows(torch.as_tensor(chosen)))
+
+    def _compared(self, turn: Turn, query: Others) -> list[tuple[list[int], torch.Tensor]]:
+        """For each client that is asked: whose vectors it was sent, and r(i, j) of each, (r,)."""
+        vectors = self._opened(query)
+        return [
+            (query.ids.table[list(picks)].tolist(), self._relevant(k, vectors[list(picks)]))
+            for k, picks in zip(turn.at, query.vectors.picks, strict=True)
+        ]
+
+    def _relevant(self, k: int, vectors: torch.Tensor) -> torch.Tensor:
+        image = projected(self._phi(self.cohort.inputs(k)), vectors.flatten(0, 1)).view(vectors.shape[:2])
+        return relevance(self._spectrum(k)[0], image, self._floor, vectors.any(-1))
+
+    def _opened(self, query: Others) -> torch.Tensor:
+        """(r, p, D) of the query's table."""
+        start, table = self.cohort.start, query.vectors.table
+        if self._pipeline.seal:
+            like = start.new_empty(self._count, self._phi.dimension)
+            return self._pipeline.seal.open(table, query.ids.table.tolist(), query.step, like)
+        return self._pipeline.of("vectors").inverse(table.to(start), query.step)
+
+    def _spectrum(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Eigenvalues (p,) and eigenvectors (p, D) of the client at position k."""
+        if k not in self._own:
+            self._own[k] = top(self._phi(self.cohort.inputs(k)), self._count)
+        return self._own[k]
+
+
+def others(ids: Sequence[int], vectors: torch.Tensor, step: int, to: Sequence[int], labels: Sequence[int] = ()) -> Others:
+    """The frames that bring to each of `to` what came from the clients `ids`, ascending, except its own; `labels` are their clusters."""
+    picks = tuple(tuple(k for k, j in enumerate(ids) if j != i) for i in to)
+    clusters = Picks(torch.as_tensor(labels), picks) if labels else None
+    return Others(Picks(vectors, picks), Picks(torch.as_tensor(ids), picks), clusters, step)
+
+
+@dataclass
+class Look:
+    """The clustering, as the GPS saw it."""
+
+    ids: list[int]  # the r clients that took part, and their places in what follows
+    merges: torch.Tensor  # (r − 1, 4), scipy's linkage matrix of 1 − R
+    threshold: float
+
+
+@dataclass
+class Found:
+    """What comes of Algorithm 2."""
+
+    labels: list[int]  # (m,)
+    vectors: torch.Tensor  # (r, p, D), or (r, n) uint8, sealed: newcomers compare themselves with them
+    step: int  # the call in which they came
+    relevance: torch.Tensor  # (r, r) R
+    look: Look
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """What is computed from R: under a key authority, where R is in the clear, this alone leaves it, `relevance` empty."""
+
+    labels: list[int]  # (r,)
+    merges: torch.Tensor  # (r − 1, 4)
+    height: float
+    relevance: torch.Tensor  # (r, r) R, for those who may look at it
+
+
+def agglomerate(tasks: int | None, height: float | None) -> Callable[[torch.Tensor], Grouping]:
+    """Average linkage on 1 − R (linkage and dissimilarity are ours) until `tasks` clusters are left, or up to `height`, or to a gap."""
+
+    def of(r: torch.Tensor) -> Grouping:
+        apart = (1 - r.double().cpu()).clamp_min(0).fill_diagonal_(0)
+        tree = merges(apart.numpy(), "average")
+        at = height if height is not None else tasks_of(tree) if tasks is None else between(tree, min(tasks, len(r)))
+        labels = cut(tree, at) if tasks is None else into(tree, min(tasks, len(r)))
+        return Grouping(labels, torch.from_numpy(tree), float(at), r.cpu())
+
+    return of
