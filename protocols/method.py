@@ -26,8 +26,6 @@ class Method(ABC):
     """What the command line deals where no scenario is named; None is the data set's default."""
     gps: ClassVar[type] = object
     """The global parameter server: what it answers local parameter servers with, where the method has some."""
-    scenario: ClassVar[str | None] = None
-    """The scenario it is made for, where that is not the data set's own."""
     rounds: int
 
     @abstractmethod
@@ -44,10 +42,6 @@ class Method(ABC):
 
     def sees(self) -> list[str]:
         """What the server sees beyond the values of single replies."""
-        return []
-
-    def lps_sees(self) -> list[str]:
-        """What a local parameter server sees, where the method has some."""
         return []
 
     def state_class(self) -> type:
