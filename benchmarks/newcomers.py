@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.protocols import CFL, FLHC, IFCA
+from securecluster.protocols import CFL, FLHC, IFCA, SRFCA
 
 from securecluster import Federation, LabelSwap, Rotation
 
 RUNS, LATER = 20, 20
-PROTOCOLS: dict[str, Any] = {p.name: p for p in (CFL, FLHC, IFCA)}
+PROTOCOLS: dict[str, Any] = {p.name: p for p in (CFL, FLHC, IFCA, SRFCA)}
 SCENARIOS: dict[str, Any] = {"label-swap": LabelSwap(clusters=4), "rotation": Rotation(clusters=4)}
 MASKS = ("none", "permutation", "rotation")
 SAMPLES: dict[str, dict[str, int | None]] = {"digits": {"cpu": None, "full": None}, "mnist": {"cpu": 100, "full": 1500}}

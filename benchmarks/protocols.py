@@ -2,8 +2,9 @@
 
 python -m securecluster.benchmarks.protocols [--seeds 3] [--full] [--minutes 10]
 
-20 clients with 200 training samples each (`--full`: all, 3000), CFL's default network and learning rate for everyone, 40 rounds. Protocols
-that are told the number of clusters are told the true one, four for IID clients. MNIST is read from SECURECLUSTER_DATA or the hub.
+20 clients with 200 training samples each (`--full`: all, 3000), CFL's default network and learning rate for everyone, and each protocol's
+own number of rounds: 40, of SR-FCA those of its training alone and its refinements. Protocols that are told the number of clusters are told
+the true one, four for IID clients. MNIST is read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.protocols import CFL, FLHC, IFCA, FedAvg, Local, LocalKMeans, RandomClusters
+from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Local, LocalKMeans, RandomClusters
 
 from securecluster import Federation, Iid, LabelSwap, Pathological, Rotation
 
@@ -23,7 +24,7 @@ SCENARIOS: dict[str, tuple[Any, int]] = {
     "pathological": (Pathological(clusters=5), 5),
     "iid": (Iid(), 4),
 }
-PROTOCOLS: dict[str, Any] = {p.name: p for p in (CFL, FLHC, IFCA, LocalKMeans, RandomClusters, FedAvg, Local)}
+PROTOCOLS: dict[str, Any] = {p.name: p for p in (CFL, FLHC, IFCA, SRFCA, LocalKMeans, RandomClusters, FedAvg, Local)}
 SAMPLES = {"cpu": 200, "full": None}
 
 

@@ -45,7 +45,11 @@ class Method(ABC):
         return []
 
     def lps_sees(self) -> list[str]:
-        """What a local parameter server sees, where the method has some."""
+        """What a local parameter server sees beyond the values of single replies, where the method has some."""
+        return []
+
+    def client_sees(self) -> list[str]:
+        """What clients see of other clients, beside averages."""
         return []
 
     def state_class(self) -> type:

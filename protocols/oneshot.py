@@ -189,6 +189,10 @@ class OneShot(Protocol):
             "how far each cluster's common layers have moved",
         ]
 
+    def client_sees(self) -> list[str]:
+        """Eigenvectors."""
+        return ["all other clients' eigenvectors: directions in which their data vary"]
+
     def lps_sees(self) -> list[str]:
         """What an LPS sees of its own cluster."""
         return ["each of its clients' number of samples (the plain sum reads every reply)"]
