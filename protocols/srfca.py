@@ -191,3 +191,7 @@ class SRFCA(Protocol):
         relayed = [*[f"{one_shot}, each of which goes to every client"] * (not self.sealed), losses]
         updates = "each client's update" + (", one by one" if self.trim else " (the plain sum reads all replies)")
         return [*([compared] if self.distance == "l2" else relayed), updates, "λ, the clusters, and how far their models have moved"]
+
+    def client_sees(self) -> list[str]:
+        """Models of others."""
+        return ["all other clients' models that were trained alone", "the models of all clusters"] if self.distance == "loss" else []

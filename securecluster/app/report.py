@@ -85,6 +85,7 @@ def _privacy(fitted: Protocol) -> dict[str, Any]:
         "masks": _masks(fitted.mask, info.padding_bytes),
         "sees": _read(events, "server", info.shows) + fitted.sees(),
         **({"lps_sees": read} if read else {}),
+        **({"client_sees": fitted.client_sees()} if fitted.client_sees() else {}),
         "reproducible_keys": True,
         "epsilon": fitted.ledger_.reported(),
         "delta": 0.0 if finite else None,
@@ -207,6 +208,8 @@ def _show_privacy(console: Any, content: dict[str, Any]) -> None:
         table.add_row("saw", text)
     for text in privacy.get("lps_sees", ()):
         table.add_row("a local parameter server saw", text)
+    for text in privacy.get("client_sees", ()):
+        table.add_row("a client saw", text)
     table.add_row("did not see", _unseen(privacy))
     for mask in privacy["masks"]:
         if mask.get("padding_bytes"):
