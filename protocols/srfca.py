@@ -33,7 +33,7 @@ from securecluster.privacy.keys import Hello
 from securecluster.privacy.masks import ENTRYWISE, build
 from securecluster.privacy.seals import Seal
 from securecluster.privacy.stages import Pipeline
-from securecluster.refinement import TRIES, Clusters, State, nearness
+from securecluster.refinement import TRIES, Clusters, Graph, State, nearness
 from securecluster.refiner import Refiner, Refining
 from securecluster.run import Run
 from securecluster.tree import FULL
@@ -108,6 +108,7 @@ class SRFCA(Protocol):
         found = dict(zip(state.judges, components(distance, state.reach, self.size), strict=True))
         none = max(found.values(), default=OUTSIDE) == OUTSIDE
         state.clusters = [0 if none else found.get(i, OUTSIDE) for i in net.clients]
+        state.graph = Graph(list(state.judges), torch.from_numpy(edges), state.reach, torch.from_numpy(distance))
         run.note(**{"lambda": state.reach}, edges=edges.tolist(), clustered=groups(state.clusters))
 
     def _refine(self, net: Network, run: Run, state: State, last: bool) -> None:

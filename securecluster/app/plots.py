@@ -23,7 +23,7 @@ def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], s
         made.append(save(folder / "relevance.png", relevance(related.numpy(), content["labels"], getattr(look, "ids", None))))
         words = ("1 − R", "clients by the relevance of their data")
     linked = getattr(state, "graph", None)
-    if linked is not None and len(linked.distance):
+    if linked is not None and len(linked.distance) > 1:
         made.append(save(folder / "graph.png", graph(linked, content["labels"])))
     if any(line.get("looks") for line in history):
         made.append(save(folder / "separation.png", _separation(history)))
