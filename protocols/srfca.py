@@ -33,7 +33,7 @@ from securecluster.privacy.keys import Hello
 from securecluster.privacy.masks import ENTRYWISE, build
 from securecluster.privacy.seals import Seal
 from securecluster.privacy.stages import Pipeline
-from securecluster.refinement import TRIES, Clusters, State, nearness
+from securecluster.refinement import TRIES, Clusters, Graph, State, nearness
 from securecluster.refiner import Refiner, Refining
 from securecluster.run import Run
 from securecluster.tree import FULL
@@ -108,6 +108,7 @@ class SRFCA(Protocol):
         found = dict(zip(state.judges, components(distance, state.reach, self.size), strict=True))
         none = max(found.values(), default=OUTSIDE) == OUTSIDE
         state.clusters = [0 if none else found.get(i, OUTSIDE) for i in net.clients]
+        state.graph = Graph(list(state.judges), torch.from_numpy(edges), state.reach, torch.from_numpy(distance))
         run.note(**{"lambda": state.reach}, edges=edges.tolist(), clustered=groups(state.clusters))
 
     def _refine(self, net: Network, run: Run, state: State, last: bool) -> None:
@@ -195,3 +196,7 @@ class SRFCA(Protocol):
         relayed = [*[f"{one_shot}, each of which goes to every client"] * (not self.sealed), losses]
         updates = "each client's update" + (", one by one" if self.trim else " (the plain sum reads all replies)")
         return [*([compared] if self.distance == "l2" else relayed), updates, "λ, the clusters, and how far their models have moved"]
+
+    def client_sees(self) -> list[str]:
+        """Models of others."""
+        return ["all other clients' models that were trained alone", "the models of all clusters"] if self.distance == "loss" else []

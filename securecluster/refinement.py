@@ -40,6 +40,16 @@ class Clusters:
 
 
 @dataclass
+class Graph:
+    """The graph of one-shot models, for its picture."""
+
+    ids: list[int]  # the r clients it is about
+    edges: torch.Tensor  # (r - 1,) of the minimum spanning tree, ascending
+    threshold: float  # λ
+    distance: torch.Tensor  # (r, r)
+
+
+@dataclass
 class State:
     """What the server's loop changes."""
 
@@ -51,6 +61,7 @@ class State:
     judges: tuple[int, ...] = ()  # and, for the cross-cluster loss, judged them all
     rows: torch.Tensor = field(default_factory=nothing)  # (m, d) what they handed in; for L2, until the last RECLUSTER
     models: Clusters = field(default_factory=Clusters)  # ω_c
+    graph: Graph | None = None
 
     @property
     def labels(self) -> list[int]:

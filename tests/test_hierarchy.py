@@ -12,7 +12,7 @@ from scipy.spatial.distance import pdist, squareform
 from sklearn.cluster import AgglomerativeClustering
 
 from securecluster.errors import UsageError
-from securecluster.hierarchy import EUCLIDEAN, GAPS, LINKAGES, check_linkage, cut, gap_of, heights, merges, threshold
+from securecluster.hierarchy import EUCLIDEAN, GAPS, LINKAGES, check_linkage, cut, gap_of, heights, merges, tasks_of, threshold
 
 Points = NDArray[np.float64]
 
@@ -158,3 +158,43 @@ def test_linkages_that_need_euclid_are_refused_elsewhere() -> None:
 def test_what_is_no_distance_matrix_is_refused(distance: Points) -> None:
     with pytest.raises(UsageError, match="finite square distance matrix"):
         merges(distance, "single")
+
+
+def tasks(sizes: list[int], within: float, across: float) -> tuple[Points, list[int]]:
+    """1 − R of tasks with so many users, alike within a task and across."""
+    truth = np.repeat(np.arange(len(sizes)), sizes)
+    apart = np.where(truth[:, None] == truth, within, across)
+    np.fill_diagonal(apart, 0)
+    return apart, truth.tolist()
+
+
+SPLIT, TOGETHER = [(0.02, 0.69), (0.0, 0.1), (0.1, 0.2), (0.5, 0.64)], [(0.1, 0.18), (0.5, 0.62), (0.3, 0.3), (0.0, 0.0)]
+
+
+@pytest.mark.parametrize("sizes", [[5, 3, 2], [2, 2], [10, 10], [5, 5, 5, 5], [2, 18]])
+@pytest.mark.parametrize(("within", "across", "found"), [*((*two, True) for two in SPLIT), *((*two, False) for two in TOGETHER)])
+def test_the_number_of_tasks_comes_of_the_largest_gap_of_angles(sizes: list[int], within: float, across: float, found: bool) -> None:
+    """2·arcsin √0.1, √0.18, √0.2, √0.5, √0.62, √0.64 are 0.644, 0.876, 0.927, 1.571, 1.813, 1.855; the least gap is 0.26."""
+    apart, truth = tasks(sizes, within, across)
+    tree = merges(apart, "average")
+    assert cut(tree, tasks_of(tree)) == (truth if found else [0] * len(truth))
+
+
+def test_the_papers_own_matrix_has_two_tasks() -> None:
+    r = np.array([[1, 0.97, 0.31, 0.31, 0.32], [0.97, 1, 0.31, 0.32, 0.32], [0.31, 0.31, 1, 0.97, 0.98], [0.31, 0.32, 0.97, 1, 0.98],
+                  [0.32, 0.32, 0.98, 0.98, 1]])  # fmt: skip
+    tree = merges(1 - r, "average")  # Ali & Arafa 2024, Table I
+    assert cut(tree, tasks_of(tree)) == [0, 0, 1, 1, 1]
+    assert 0.03 < tasks_of(tree) < 0.68
+
+
+@pytest.mark.parametrize("m", [2, 3])
+def test_a_handful_of_clients_is_one_task(m: int) -> None:
+    tree = merges(tasks([m - 1, 1], 0.0, 0.9)[0], "average")
+    assert cut(tree, tasks_of(tree)) == [0] * m
+
+
+def test_clients_without_company_are_no_tasks() -> None:
+    apart, _ = tasks([2, 1, 1, 1, 1], 0.0, 0.8)  # five tasks among six users
+    tree = merges(apart, "average")
+    assert cut(tree, tasks_of(tree)) == [0] * 6

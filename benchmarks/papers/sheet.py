@@ -128,12 +128,12 @@ def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> 
             print(f"{place}: {value} {mean:.4g} ({least:.4g} – {most:.4g}; {count})" + (f"; paper: {paper[key]}" if paper[key] else ""))
 
 
-def options(description: str | None, argv: Sequence[str] | None = None, seeds: int = 3) -> argparse.Namespace:
+def options(description: str | None, argv: Sequence[str] | None = None, seeds: int = 3, minutes: float = 10.0) -> argparse.Namespace:
     """`seeds`, `full`, `minutes`, and `scale` ("full" or "cpu") of a script of this folder."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=seeds)
     parser.add_argument("--full", action="store_true", help="the paper's own scale, meant for a GPU")
-    parser.add_argument("--minutes", type=float, default=10.0, help="no cell is started once these are over (10)")
+    parser.add_argument("--minutes", type=float, default=minutes, help=f"no cell is started once these are over ({minutes:g})")
     found = parser.parse_args(argv)
     if found.seeds < 1 or not found.minutes >= 0:
         parser.error("--seeds is at least 1, and --minutes at least 0")

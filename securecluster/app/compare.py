@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from securecluster.data import Federation
 
 Row = dict[str, Any]
-EMPTY: Row = dict.fromkeys(("clusters", "ari", "accuracy_before", "accuracy", "at_target", "up", "down", "epsilon", "seconds", "error"))
+COLUMNS = ("clusters", "ari", "accuracy_before", "accuracy", "at_target", "up", "down", "servers", "epsilon", "seconds", "error")
+EMPTY: Row = dict.fromkeys(COLUMNS)
 
 
 def start(argv: Sequence[str]) -> int:
@@ -125,6 +126,7 @@ def _row(result: dict[str, Any]) -> Row:
         "at_target": metrics["at_target"],
         "up": sent["up"],
         "down": sent["down"],
+        "servers": sent["servers"],
         "epsilon": result["privacy"]["epsilon"],
         "seconds": result["seconds"],
     }

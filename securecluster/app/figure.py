@@ -9,12 +9,12 @@ from typing import Any
 from securecluster import files
 
 
-def figure(width: float, height: float, rows: int = 1) -> tuple[Any, Any]:
+def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
     """A figure of `width` × `height` inches that no global state knows of, and its axes."""
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), layout="constrained")
-    return made, made.subplots(rows, 1, sharex=rows > 1)
+    return made, made.subplots(rows, columns, sharex=rows > 1)
 
 
 def save(path: Path, made: Any) -> Path:

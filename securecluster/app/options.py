@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from securecluster.data import SOURCES, Federation, Scenario
-from securecluster.data.scenarios import scenario
+from securecluster.data.scenarios import has_options, scenario
 from securecluster.data.sources import default_scenario
 from securecluster.errors import UsageError, unknown
 from securecluster.settings import Settings
@@ -35,6 +36,7 @@ def protocol_class(name: str) -> Any:
 
 
 DEFAULT_CLIENTS = 20
+CLIENTS = {("fashion_mnist", "tasks"): 10}  # by data and scenario: five, three and two (Ali & Arafa 2024)
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,10 @@ class Simulation:
     truth_column: str | None = None
     """your own file: the column with each client's true cluster, where it is known"""
     scenario: str | None = None
-    """how clients differ: a name from `securecluster list`, or some (rotation+dirichlet); None is label-swap, for femnist natural"""
+    """how clients differ: a name from `securecluster list`, or some (rotation+dirichlet); None is what the protocol is made for
+    (of several: what all of them are made for), else label-swap; for femnist natural"""
     clients: int | None = None
-    """number of clients; None is 20, or all clients of your own file"""
+    """number of clients; None is 20 (fashion_mnist in tasks: 10), or all clients of your own file"""
     clusters: int | None = None
     """true clusters; None is the scenario's own default (label-swap: 4)"""
     samples: int | None = None
@@ -88,6 +91,20 @@ class Simulation:
         """Whether the data is a user's own file and not a known set."""
         return self.data not in SOURCES and (Path(self.data).exists() or "/" in self.data or self.data.endswith(".parquet"))
 
+    def made_for(self, scenarios: Iterable[str | None]) -> Simulation:
+        """The same with the scenario that all protocols are made for, and its number of clients, where the user leaves them open.
+
+        Data that have clients of their own keep these, and an option that the scenario does not have (--clusters, say) asks for the
+        data set's default.
+        """
+        if self.own:
+            return self
+        agreed, named = set(scenarios), self.scenario
+        if named is None and len(agreed) == 1 and default_scenario(self.data) != "natural":
+            named = next((name for name in agreed if name and has_options(name, self._given())), None)
+        clients = CLIENTS.get((self.data, named or "")) if self.clients is None else self.clients
+        return replace(self, scenario=named, clients=clients)
+
     def located(self) -> Simulation:
         """The same with an absolute path, so that a run can be resumed from another folder."""
         return replace(self, data=str(Path(self.data).resolve())) if self.own else self
@@ -105,17 +122,22 @@ class Simulation:
         clients = DEFAULT_CLIENTS if self.clients is None else self.clients
         return Federation.simulate(self.data, scenario=self._scenario(), clients=clients, samples=self.samples, seed=self.seed)
 
-    def _scenario(self) -> Scenario | None:
-        given = {
+    def _given(self) -> dict[str, Any]:
+        """The scenario's own options that were given, by the names of its fields."""
+        found = {
+            "clusters": self.clusters,
             "alpha": self.alpha,
             "labels": self.labels_per_client,
             "minority": self.minority,
             "sizes": None if self.task_sizes is None else tuple(self.task_sizes),
             "overlap": self.overlap or None,
         }
-        if self.scenario is None and self.clusters is None and not any(value is not None for value in given.values()):
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _scenario(self) -> Scenario | None:
+        if self.scenario is None and not self._given():
             return None  # the data set's own
-        return scenario(self.scenario or default_scenario(self.data), self.clusters, **given)
+        return scenario(self.scenario or default_scenario(self.data), **self._given())
 
     def _check_named(self) -> None:
         if self.data not in SOURCES:

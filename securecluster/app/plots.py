@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from securecluster.app.figure import figure, save
+from securecluster.app.matrices import graph, relevance, similarity
 from securecluster.app.tree_picture import tree
 from securecluster.app.trees import dendrogram
 
@@ -18,33 +16,22 @@ def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], s
     made = [save(folder / "accuracy.png", _accuracy(history, content))] if content["metrics"]["accuracy"]["after"] is not None else []
     alpha = getattr(state, "alpha", None)
     if alpha is not None and len(alpha):
-        made.append(save(folder / "similarity.png", _similarity(alpha.numpy(), content["labels"])))
+        made.append(save(folder / "similarity.png", similarity(alpha.numpy(), content["labels"])))
+    related, look = (getattr(state, name, None) for name in ("relevance", "look"))
+    words: tuple[str, ...] = ()
+    if related is not None and len(related):
+        made.append(save(folder / "relevance.png", relevance(related.numpy(), content["labels"], getattr(look, "ids", None))))
+        words = ("1 − R", "clients by the relevance of their data")
+    linked = getattr(state, "graph", None)
+    if linked is not None and len(linked.distance) > 1:
+        made.append(save(folder / "graph.png", graph(linked, content["labels"])))
     if any(line.get("looks") for line in history):
         made.append(save(folder / "separation.png", _separation(history)))
     grown = getattr(state, "tree", None)
     if grown is not None:
         made.append(save(folder / "tree.png", tree(grown.nodes, content)))
-    look = getattr(state, "look", None)
     if look is not None:
-        made.append(save(folder / "dendrogram.png", dendrogram(look, content["labels"])))
-    return made
-
-
-def _similarity(alpha: NDArray[np.float64], labels: list[int]) -> Any:
-    order = np.argsort(labels, kind="stable")
-    made, axes = figure(5.4, 4.6)
-    shown = alpha.copy()
-    np.fill_diagonal(shown, np.nan)
-    limit = max(0.05, float(np.nanmax(np.abs(shown))))
-    image = axes.imshow(shown[np.ix_(order, order)], cmap="RdBu_r", vmin=-limit, vmax=limit)
-    for edge in np.cumsum(np.bincount(labels))[:-1]:
-        axes.axhline(edge - 0.5, color="black", linewidth=1)
-        axes.axvline(edge - 0.5, color="black", linewidth=1)
-    if len(labels) <= 40:
-        axes.set_xticks(range(len(labels)), [str(i) for i in order], fontsize=6, rotation=90 if len(labels) > 25 else 0)
-        axes.set_yticks(range(len(labels)), [str(i) for i in order], fontsize=6)
-    axes.set(title="cosine of updates under one shared model", xlabel="client, by found cluster", ylabel="client")
-    made.colorbar(image, ax=axes, label="cosine")
+        made.append(save(folder / "dendrogram.png", dendrogram(look, content["labels"], *words)))
     return made
 
 

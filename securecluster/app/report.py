@@ -14,6 +14,7 @@ from securecluster import files
 from securecluster.app.folder import SCHEMA, Plan
 from securecluster.data import Federation
 from securecluster.metrics import mean, share_at
+from securecluster.privacy.ledger import Event
 from securecluster.protocols.base import Protocol
 
 NOT_COVERED = [
@@ -78,12 +79,13 @@ def _accuracy(fitted: Protocol, labels: list[int]) -> dict[str, Any]:
 
 def _privacy(fitted: Protocol) -> dict[str, Any]:
     events, info = fitted.ledger_.events, fitted.mask_info()
-    released = sorted({(e.method, field) for e in events for field in e.fields})
-    sees = [f"{field} of every client in every {method} call: {info.shows}" for method, field in released]
     finite = bool(not events)
+    read = [text.replace("every client", "each of its clients") for text in _read(events, "lps", info.shows)] + fitted.lps_sees()
     return {
         "masks": _masks(fitted.mask, info.padding_bytes),
-        "sees": sees + fitted.sees(),
+        "sees": _read(events, "server", info.shows) + fitted.sees(),
+        **({"lps_sees": read} if read else {}),
+        **({"client_sees": fitted.client_sees()} if fitted.client_sees() else {}),
         "reproducible_keys": True,
         "epsilon": fitted.ledger_.reported(),
         "delta": 0.0 if finite else None,
@@ -91,6 +93,12 @@ def _privacy(fitted: Protocol) -> dict[str, Any]:
         "placement": "nothing is released" if finite else "no noise",
         "not_covered": ([info.not_covered] if info.not_covered else []) + NOT_COVERED,
     }
+
+
+def _read(events: list[Event], reader: str, shows: str) -> list[str]:
+    """What one kind of server reads of single replies."""
+    released = sorted({(event.method, name) for event in events if event.reader == reader for name in event.fields})
+    return [f"{name} of every client in every {method} call: {shows}" for method, name in released]
 
 
 def _masks(name: str, padding_bytes: int) -> list[dict[str, Any]]:
@@ -139,7 +147,6 @@ def megabytes(count: int) -> str:
 def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
     """Print the closing tables."""
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
     score = content["metrics"]
@@ -151,18 +158,25 @@ def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
         f"share of clients at {content['target']:g}: {_number(score['at_target'])}; "
         f"ARI {_number(score['ari'])}, NMI {_number(score['nmi'])}, purity {_number(score['purity'])}, exact {exact}"
     )
-    wire = Table(title="bytes on the wire")
-    for heading, side in (("message", "left"), ("up", "right"), ("down", "right")):
-        wire.add_column(heading, justify=side)  # type: ignore[arg-type]
-    for name, both in content["bytes"]["by_message"].items():
-        wire.add_row(name, f"{both['up']:,}", f"{both['down']:,}")
-    wire.add_row("all", f"{content['bytes']['up']:,}", f"{content['bytes']['down']:,}")
-    console.print(wire)
+    _show_bytes(console, content["bytes"])
     _show_privacy(console, content)
     if content["dropped"]:
         lost = [f"{name}: {_few(list(map(str, rounds)))}" for name, rounds in content["dropped"].items()]
         console.print("did not reply (client: rounds): " + "; ".join(_first(lost, 12)))
     console.print(f"{content['seconds']:.1f} s on {content['device']}; everything is in {folder}", soft_wrap=True)
+
+
+def _show_bytes(console: Any, sent: dict[str, Any]) -> None:
+    """Bytes by message; what went between servers has a column where there are such bytes."""
+    from rich.table import Table
+
+    ways = ["up", "down", *(["servers"] if sent.get("servers") else [])]
+    table = Table("message", title="bytes on the wire")
+    for way in ways:
+        table.add_column("between servers" if way == "servers" else way, justify="right")
+    for name, counts in [*sent["by_message"].items(), ("all", sent)]:
+        table.add_row(name, *(f"{counts.get(way, 0):,}" for way in ways))
+    console.print(table)
 
 
 def _show_clusters(console: Any, content: dict[str, Any], names: tuple[str, ...]) -> None:
@@ -192,6 +206,10 @@ def _show_privacy(console: Any, content: dict[str, Any]) -> None:
     table.add_column(overflow="fold")
     for text in privacy["sees"]:
         table.add_row("saw", text)
+    for text in privacy.get("lps_sees", ()):
+        table.add_row("a local parameter server saw", text)
+    for text in privacy.get("client_sees", ()):
+        table.add_row("a client saw", text)
     table.add_row("did not see", _unseen(privacy))
     for mask in privacy["masks"]:
         if mask.get("padding_bytes"):

@@ -25,6 +25,7 @@ def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[Plan], Federat
     Raises:
         UsageError: whatever can be refused before a run; of several protocols it says which one cannot work.
     """
+    options = replace(options, simulation=options.simulation.made_for(protocol.scenario for protocol in protocols))
     _check_names(protocols, options)
     from securecluster.app import folder as folders
 

@@ -43,6 +43,7 @@ def _cells(row: dict[str, Any], target: float | None) -> dict[str, str]:
         "accuracy": _number(row["accuracy"], 3),
         f"at {target}": _number(row["at_target"], 3),
         "up+down": NONE if failed else megabytes(row["up"] + row["down"]),
+        "servers": megabytes(row["servers"]) if row["servers"] else NONE,
         "ε": NONE if failed else "∞" if row["epsilon"] is None else f"{row['epsilon']:g}",
         "s": _number(row["seconds"], 1),
     }

@@ -11,13 +11,14 @@ NAMED = 200  # leaves; with more, their numbers would not be readable
 ACROSS = "0.45"  # grey of merges of different clusters
 
 
-def dendrogram(look: Any, labels: Sequence[int], distance: str = "distance") -> Any:
+def dendrogram(look: Any, labels: Sequence[int], distance: str = "distance", compared: str = "clients' updates") -> Any:
     """A figure of the merges, coloured by cluster, with the cut as a line.
 
     Args:
         look: what the server kept of the clustering: `ids` of the leaves, `merges` (scipy's linkage matrix), `threshold`.
         labels: each client's cluster, (m,).
         distance: names the vertical axis.
+        compared: what the title says was merged.
     """
     from matplotlib.figure import Figure
     from scipy.cluster.hierarchy import dendrogram as arrange
@@ -33,7 +34,7 @@ def dendrogram(look: Any, labels: Sequence[int], distance: str = "distance") -> 
     _mark_cut(axes, float(look.threshold), float(merges[:, 2].max()))
     _name_leaves(axes, leaves, labels)
     count = len({labels[i] for i in leaves})
-    title = f"merges of {len(leaves)} clients' updates, cut into {count} cluster{'s' if count > 1 else ''}"
+    title = f"merges of {len(leaves)} {compared}, cut into {count} cluster{'s' if count > 1 else ''}"
     axes.set(title=title, xlabel="client, coloured by cluster", ylabel=distance)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.legend(loc="best", fontsize=8, framealpha=0.8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from securecluster.data.changes import Inversion, LabelPermutation, LabelSwap, Rotation
@@ -45,6 +46,11 @@ def scenario(text: str, clusters: int | None = None, **given: Any) -> Scenario:
     return parts[0] if len(parts) == 1 else Combined(parts)
 
 
+def has_options(name: str, options: Iterable[str]) -> bool:
+    """Whether a scenario takes all these fields; overlap suits each."""
+    return all(option == "overlap" or _has(SCENARIOS[name], option) for option in options)
+
+
 def _has(kind: type[Part], name: str) -> bool:
     return name in {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
 
@@ -72,5 +78,5 @@ def _counted(text: str, kinds: list[type[Part]]) -> int:
 
 __all__ = [
     "SCENARIOS", "Change", "Combined", "Deal", "Dealing", "Dirichlet", "Iid", "Inversion", "LabelPermutation", "LabelSplit", "LabelSwap",
-    "Natural", "Part", "Pathological", "Rotation", "Scenario", "Source", "Tasks", "arrange", "scenario",
+    "Natural", "Part", "Pathological", "Rotation", "Scenario", "Source", "Tasks", "arrange", "has_options", "scenario",
 ]  # fmt: skip

@@ -60,6 +60,7 @@ def test_the_rows_say_what_the_runs_say(whole: Path) -> None:
         result = json.loads((whole / row["protocol"] / "result.json").read_text())
         assert (row["clusters"], row["ari"], row["error"]) == (result["clusters"], result["metrics"]["ari"], None)
         assert (row["up"], row["down"], row["seconds"]) == (result["bytes"]["up"], result["bytes"]["down"], result["seconds"])
+        assert row["servers"] == result["bytes"]["servers"] == 0
         assert row["accuracy"] == result["metrics"]["accuracy"]["after"]
         assert row["epsilon"] == result["privacy"]["epsilon"] == (0 if row["protocol"] == "local" else None)
         before = None if row["protocol"] == "local" or result["clusters"] == 1 else result["metrics"]["accuracy"]["before"]
@@ -304,10 +305,12 @@ def test_labels_of_close_points_do_not_overlap(spread: float) -> None:
 
 def test_columns_without_a_number_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"protocol": "cfl", "clusters": 4, "ari": None, "accuracy_before": 0.7, "accuracy": 0.95, "at_target": None, "error": None}
-    row |= {"up": 10, "down": 20, "epsilon": None, "seconds": 1.0}
+    row |= {"up": 10, "down": 20, "servers": 0, "epsilon": None, "seconds": 1.0}
     content = {"data": "digits", "scenario": "iid", "clients": 20, "seed": 0, "target": 0.9, "protocols": [row]}
     side_by_side.show(content)
     printed = capsys.readouterr().out
-    assert "at 0.9" not in printed and "ARI" not in printed
-    side_by_side.show(content | {"protocols": [row | {"at_target": 0.75}, row]})
-    assert re.search(r"before +accuracy +at 0.9 .* 0.700 +0.950 +0.750 .* 0.700 +0.950 +– ", capsys.readouterr().out, re.S)
+    assert "at 0.9" not in printed and "ARI" not in printed and "servers" not in printed
+    side_by_side.show(content | {"protocols": [row | {"at_target": 0.75, "servers": 30000}, row]})
+    told = capsys.readouterr().out
+    assert re.search(r"before +accuracy +at 0.9 .* 0.700 +0.950 +0.750 .* 0.700 +0.950 +– ", told, re.S)
+    assert re.search(r"up\+down +servers .* 0.0 kB +30.0 kB +∞ .* 0.0 kB +– +∞ ", told, re.S)

@@ -50,6 +50,20 @@ def test_the_closing_table_says_the_target_and_whose_model_a_cluster_has(capsys:
     assert re.search(r"│ 0 +│ a b +│ 0 +│ 0.700 +│ its own +│\n│ 1 +│ c d +│ 1 +│ 0.800 +│ node 1", capsys.readouterr().out)
 
 
+def test_what_went_between_servers_and_what_they_saw_is_told_where_there_is_some(capsys: pytest.CaptureFixture[str]) -> None:
+    sent: dict[str, Any] = {"up": 3000, "down": 5, "servers": 0, "by_message": {"train": {"up": 3000, "down": 5}}}
+    report.show(_content(bytes=sent), Path("here"), ("a", "b", "c", "d"))
+    plain = capsys.readouterr().out
+    assert re.search(r"│ train +│ 3,000 +│ +5 │\n│ all +│ 3,000 +│ +5 │", plain)
+    assert "between" not in plain and "parameter server" not in plain
+    sent = {"up": 3000, "down": 5, "servers": 1234, "by_message": {**sent["by_message"], "merge": {"up": 0, "down": 0, "servers": 1234}}}
+    seen = {**_content()["privacy"], "sees": ["relevance"], "lps_sees": ["updates of its clients"]}
+    report.show(_content(bytes=sent, privacy=seen), Path("here"), ("a", "b", "c", "d"))
+    told = capsys.readouterr().out
+    assert re.search(r"│ train +│ 3,000 +│ +5 │ +0 │\n│ merge +│ +0 │ +0 │ +1,234 │\n│ all +│ 3,000 +│ +5 │ +1,234 │", told)
+    assert re.search(r"│ saw +│ relevance +│\n│ a local parameter server saw +│ updates of its clients +│\n│ did not see ", told)
+
+
 def test_long_lists_are_shortened(capsys: pytest.CaptureFixture[str]) -> None:
     dropped = {f"client{i}": list(range(100)) for i in range(50)}
     report.show(_content(dropped=dropped, truth=None), Path("here"), ("a", "b", "c", "d"))
@@ -65,3 +79,14 @@ def test_a_run_with_a_fallback_says_whose_model_each_cluster_got(tmp_path: Path,
     kept = [leaf == node for leaf, node in zip(result["leaves"], result["fallback"]["nodes"], strict=True)]
     assert capsys.readouterr().out.count("its own") == sum(kept)
     assert (tmp_path / "r" / "tree.png").exists()
+
+
+def test_servers_are_told_apart(tmp_path: Path) -> None:
+    small = ["--clients", "6", "--samples", "40", "--rounds", "2", "--tasks", "2", "--threads", "1", "--quiet"]
+    assert main(["run", "oneshot", *small, "--out", str(tmp_path / "r")]) == 0
+    result = json.loads((tmp_path / "r" / "result.json").read_text())
+    assert result["scenario"] == "tasks" and result["bytes"]["servers"] > 0
+    assert not any("delta" in text for text in result["privacy"]["sees"]), "updates go to local parameter servers"
+    assert any(text.startswith("delta of each of its clients in every ") for text in result["privacy"]["lps_sees"])
+    for picture in ("relevance.png", "dendrogram.png"):
+        assert (tmp_path / "r" / picture).read_bytes().startswith(b"\x89PNG")

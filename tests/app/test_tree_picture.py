@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securecluster.app.plots import _separation, _similarity, draw
+from securecluster.app.matrices import similarity
+from securecluster.app.plots import _separation, draw
 from securecluster.app.tree_picture import WIDEST, few, positions, tree
 
 
@@ -127,7 +128,7 @@ def test_one_round_without_a_pair_of_replies_has_points_and_no_warning() -> None
 
 
 def test_numbers_of_many_clients_do_not_overlap() -> None:
-    made = _similarity(np.eye(40), [0] * 40)
+    made = similarity(np.eye(40), [0] * 40)
     made.draw_without_rendering()
     boxes = [text.get_window_extent() for text in made.axes[0].get_xticklabels()]
     assert not any(one.overlaps(two) for one, two in pairwise(boxes))

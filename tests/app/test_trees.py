@@ -50,6 +50,13 @@ def test_any_size_and_any_cut_is_drawn(m: int, at: float) -> None:
     assert top < axes.get_ylim()[1] < 1.5 * top
 
 
+def test_the_title_says_what_was_merged() -> None:
+    look, labels = look_at(np.array([[0.0], [1.0], [5.0]]), 2.0, [0, 1, 2])
+    figure = dendrogram(look, labels, "1 − R", "clients by the relevance of their data")
+    assert figure.axes[0].get_title() == "merges of 3 clients by the relevance of their data, cut into 2 clusters"
+    assert "3 clients' updates" in dendrogram(look, labels).axes[0].get_title()
+
+
 def test_identical_updates_are_drawn_too() -> None:
     look, labels = look_at(np.zeros((4, 2)), 0.0, [0, 1, 2, 3])
     dendrogram(look, labels).canvas.draw()
