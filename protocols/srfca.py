@@ -75,8 +75,7 @@ class SRFCA(Protocol):
 
     def serve(self, net: Network, run: Run) -> State:
         """Algorithm 1."""
-        m = len(net.clients)
-        state = State([OUTSIDE] * m, Outbox.start(m, fresh=False))
+        state = State([OUTSIDE] * len(net.clients), Outbox.start(len(net.clients), fresh=False))
         for t in run.rounds("train", state, self.total):
             if t <= self.local_rounds:
                 net.gather(Contributor.alone, state.outbox.letter(net.clients), to=net.clients)
@@ -116,8 +115,7 @@ class SRFCA(Protocol):
         models = refinement.cluster_models(net, state, state.step if self.distance == "l2" else None)
         if not models.kept:
             return
-        given = self.threshold is not None or self.quantile is not None
-        near = nearness(net, state, models, self.distance, scattered=not given)
+        near = nearness(net, state, models, self.distance, scattered=self.threshold is None and self.quantile is None)
         before = [models.kept.index(c) if c in models.kept else OUTSIDE for c in state.clusters]
         taken = refinement.recluster(near, before, len(models.kept))
         state.clusters, table = refinement.merge(near, taken, models, state.reach, self.size)
