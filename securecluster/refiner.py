@@ -20,7 +20,7 @@ from securecluster.distances import to_others
 from securecluster.endpoint import GATHER, PAIRS, SUM, Turn, answers
 from securecluster.errors import PolicyError
 from securecluster.messages import Picks, Rows, Shared
-from securecluster.privacy.keys import Hello, Secrets
+from securecluster.privacy.keys import Done, Hello, Secrets
 from securecluster.privacy.stages import Pipeline
 from securecluster.tree import WORST
 
@@ -72,6 +72,13 @@ class Refiner(Contributor):
         self._restart = [0] * len(cohort.ids)  # the last one each client heard of; before the first it holds its one-shot model
         self._known = torch.zeros(len(cohort.ids), 0, dtype=torch.float64)  # (·, m) f_i(w_j)
         self._fits: dict[int, Array] = {}  # by position: f_i(ω_c) of the models that were last judged, (K,)
+
+    @answers(GATHER, private=False)
+    def alone(self, turn: Turn, query: Means) -> Done:
+        """As of every contributor, before the first average only: what a client holds later can be posted, so it must be its cluster's."""
+        if any(self._restart[k] for k in turn.at):
+            raise PolicyError("a client trains alone before the first average only: post may show what it holds later")
+        return super().alone(turn, query)
 
     @answers(GATHER, through=("delta",), sealed=("delta",), fresh=True)
     def hand_in(self, turn: Turn, query: Hello) -> Update:

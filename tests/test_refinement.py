@@ -98,6 +98,14 @@ def test_a_restart_begins_at_the_first_weights_once(small: Federation) -> None:
     torch.testing.assert_close(other.models.row(1), start + 1)
 
 
+def test_who_trains_alone_does_so_before_the_first_average(small: Federation) -> None:
+    client = refiner(small)
+    client.receive(Turn((1,), (1,), 1, 1), letter(1))
+    with pytest.raises(PolicyError, match="post may show"):
+        client.alone(Turn((1,), (1,), 1, 2), letter(None))
+    client.alone(Turn((0,), (0,), 1, 2), letter(None))
+
+
 def test_a_model_stays_in_the_ball(small: Federation) -> None:
     client = refiner(small, radius=0.5)
     start = client.cohort.start
