@@ -91,6 +91,11 @@ def test_each_server_sees_its_own_and_no_more(sealed: bool, tasks: Federation) -
         assert sent[0].content.moves.values.shape == (1, 1, 64 * 64 + 64)
         assert sent[0].content.size is not None
         assert sent[1].content.size is None
+        got = [s.content for s in seen if s.method == "contribute" and s.receiver == lps(c) and s.round == 1]
+        total = sum(float(r.size.values[0]) for r in got)  # what it tells the GPS follows from what it was sent
+        mean = torch.stack([r.delta.values[0, : 64 * 64 + 64] for r in got]).double().sum(0) / total
+        assert float(sent[0].content.size.values[0, 0]) == total
+        torch.testing.assert_close(sent[0].content.moves.values[0, 0].double(), mean, rtol=0, atol=1e-6)
     mine = [s for s in fitted.transcript_.seen_by({client(3)}) if s.method == "contribute"]
     assert {p for s in mine for p in (s.sender, s.receiver)} == {client(3), lps(int(fitted.labels_[3]))}
     assert all(s.content is None for s in fitted.transcript_.seen_by({WIRE}))
