@@ -1,9 +1,11 @@
-"""Every protocol on four scenarios of MNIST: agreement, accuracy before and after clusters, bytes, seconds.
+"""Every protocol on five scenarios of MNIST: agreement, accuracy before and after clusters, bytes, seconds.
 
 python -m securecluster.benchmarks.protocols [--seeds 3] [--full] [--minutes 10]
 
-20 clients with 200 training samples each (`--full`: all, 3000), CFL's default network and learning rate for everyone, 40 rounds. Protocols
-that are told the number of clusters are told the true one, four for IID clients. MNIST is read from SECURECLUSTER_DATA or the hub.
+20 clients with 200 training samples each (`--full`: all, 3000), CFL's default network and learning rate for everyone, and each protocol's
+own number of rounds: 40, of SR-FCA those of its training alone and its refinements. Protocols that are told the number of clusters are told
+the true one, four for IID clients; one-shot clustering, which compares features, cannot see swapped labels. MNIST is read from
+SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -13,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.protocols import CFL, FLHC, IFCA, FedAvg, Local, LocalKMeans, RandomClusters
+from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Local, LocalKMeans, OneShot, RandomClusters
 
-from securecluster import Federation, Iid, LabelSwap, Pathological, Rotation
+from securecluster import Federation, Iid, LabelSwap, Pathological, Rotation, Tasks
 
 SCENARIOS: dict[str, tuple[Any, int]] = {
     "label-swap": (LabelSwap(clusters=4), 4),
     "rotation": (Rotation(clusters=4), 4),
     "pathological": (Pathological(clusters=5), 5),
+    "tasks": (Tasks(), 2),
     "iid": (Iid(), 4),
 }
-PROTOCOLS: dict[str, Any] = {p.name: p for p in (CFL, FLHC, IFCA, LocalKMeans, RandomClusters, FedAvg, Local)}
+PROTOCOLS: dict[str, Any] = {p.name: p for p in (CFL, FLHC, OneShot, SRFCA, IFCA, LocalKMeans, RandomClusters, FedAvg, Local)}
 SAMPLES = {"cpu": 200, "full": None}
 
 
@@ -51,6 +54,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         "accuracy": fitted.history_[-1]["accuracy"],
         "at_99": fitted.history_[-1]["at_target"],
         "bytes": fitted.bytes_["up"] + fitted.bytes_["down"],
+        "bytes_servers": fitted.bytes_["servers"],
         "fit_seconds": fitted.seconds_,
     }
 

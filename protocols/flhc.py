@@ -20,7 +20,7 @@ from securecluster.averaging import Averaged, Contributor, average
 from securecluster.backend import torch
 from securecluster.clustering import largest
 from securecluster.clustering import members as clusters_of
-from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, ask_for_model, check_newcomers, deliver
+from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, check_newcomers, deliver
 from securecluster.distances import METRICS, distances
 from securecluster.errors import UsageError, unknown
 from securecluster.hierarchy import check_linkage, cut, gap_of, merges, nearest, representatives, threshold
@@ -28,6 +28,7 @@ from securecluster.messages import Picks
 from securecluster.network import Network
 from securecluster.privacy.masks import ENTRYWISE
 from securecluster.run import Run
+from securecluster.tree import ask_for_model
 
 TRIES = 5  # a client that does not reply in the clustering round is asked again (ours)
 

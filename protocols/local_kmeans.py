@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from securecluster.protocols.base import Protocol
 
-from securecluster.averaging import Averaged, Contributor, average, handed_in
+from securecluster.averaging import Averaged, Contributor, average
 from securecluster.backend import torch
 from securecluster.clustering import check_number, kmeans
 from securecluster.clustering import members as clusters_of
@@ -28,6 +28,8 @@ from securecluster.network import Network
 from securecluster.privacy.keys import Hello
 from securecluster.run import Run
 from securecluster.similarity import gram, mean_row
+
+TRIES = 5  # who does not hand in its model is asked again, under the same mask
 
 
 @dataclass
@@ -98,9 +100,10 @@ class LocalKMeans(Protocol):
 
     def _cluster(self, net: Network, state: State) -> None:
         """Lloyd's algorithm on the rows of X, as points of the same distances; who hands in nothing goes on alone (ours)."""
-        ids, delta, state.step = handed_in(net, Client.hand_in, net.clients)
-        if not ids:  # everyone goes on alone
+        got = net.gather(Client.hand_in, Hello(), to=net.clients, tries=TRIES)
+        if not got.ids:  # everyone goes on alone
             return
+        ids, delta, state.step = got.ids, got.rows.delta.values, got.step
         found = kmeans(gram(delta).cpu().numpy(), self.k, net.randomness.integer("server", "k-means"))
         state.centres = torch.stack([mean_row(delta, own) for own in clusters_of(found)]).cpu()
         cluster, silent = dict(zip(ids, found, strict=True)), [i for i in net.clients if i not in ids]
@@ -116,10 +119,11 @@ class LocalKMeans(Protocol):
             raise UsageError("no client handed in its model, so there are no centres to compare newcomers with: run it anew")
         for _ in range(self._local):
             net.gather(Contributor.alone, nothing.letter(to), to=to)
-        ids, delta, _ = handed_in(net, Client.hand_in, to, state.step)
+        got = net.gather(Client.hand_in, Hello(), to=to, step=state.step, tries=TRIES)
+        check_newcomers(to, got.ids)
+        delta = got.rows.delta.values
         away = [[float((row.cpu().double() - centre).square().sum()) for centre in state.centres.double()] for row in delta]
-        check_newcomers(to, ids)
-        found = {i: own.index(min(own)) for i, own in zip(ids, away, strict=True)}
+        found = {i: own.index(min(own)) for i, own in zip(got.ids, away, strict=True)}
         return [found[i] for i in to]
 
     def check(self, clients: int) -> None:

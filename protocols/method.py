@@ -26,8 +26,6 @@ class Method(ABC):
     """What the command line deals where no scenario is named; None is the data set's default."""
     gps: ClassVar[type] = object
     """The global parameter server: what it answers local parameter servers with, where the method has some."""
-    scenario: ClassVar[str | None] = None
-    """The scenario it is made for, where that is not the data set's own."""
     rounds: int
 
     @abstractmethod
@@ -47,16 +45,16 @@ class Method(ABC):
         return []
 
     def lps_sees(self) -> list[str]:
-        """What a local parameter server sees, where the method has some."""
+        """What a local parameter server sees beyond the values of single replies, where the method has some."""
+        return []
+
+    def client_sees(self) -> list[str]:
+        """What clients see of other clients, beside averages."""
         return []
 
     def state_class(self) -> type:
         """The class of what `serve` returns."""
         return get_type_hints(type(self).serve)["return"]  # type: ignore[no-any-return]
-
-    def lps_sees(self) -> list[str]:
-        """What local parameter servers see beyond the values of single replies, where the method has some."""
-        return []
 
     def facts(self, federation: Federation) -> dict[str, Any]:
         """What client and server must agree on besides the hyper-parameters."""

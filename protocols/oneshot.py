@@ -171,7 +171,7 @@ class OneShot(Protocol):
         if self.tasks is not None and self.height is not None:
             raise UsageError("tasks and height both say where merging stops: give one of them")
         if self.tasks is not None:
-            check_number(self.tasks, clients)
+            check_number(self.tasks, clients, "tasks")
         check_features(self.features, self.public, self.components)
         if self.height is not None and not (isinstance(self.height, Real) and 0 <= float(self.height) <= 1):
             raise UsageError(f"height = {self.height!r} is no value of 1 - R: it lies in [0, 1]")
@@ -188,6 +188,10 @@ class OneShot(Protocol):
             "the clusters, and each client's cluster",
             "how far each cluster's common layers have moved",
         ]
+
+    def client_sees(self) -> list[str]:
+        """Eigenvectors."""
+        return ["all other clients' eigenvectors: directions in which their data vary"]
 
     def lps_sees(self) -> list[str]:
         """What an LPS sees of its own cluster."""

@@ -13,50 +13,30 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
 from securecluster.protocols.base import Protocol
 
-from securecluster.averaging import Contributor, handed_in
+from securecluster import refinement
+from securecluster.averaging import Contributor
 from securecluster.backend import torch
 from securecluster.cohort import Cohort
 from securecluster.components import OUTSIDE, check_clustering, choose_reach, components, groups, tree_edges
-from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver
+from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver, nothing
 from securecluster.distances import euclidean
 from securecluster.errors import UsageError, unknown
 from securecluster.messages import Rows
 from securecluster.network import Network
-from securecluster.privacy.masks import ENTRYWISE
+from securecluster.privacy.keys import Hello
+from securecluster.privacy.masks import ENTRYWISE, build
+from securecluster.privacy.seals import Seal
 from securecluster.privacy.stages import Pipeline
-from securecluster.refinement import (
-    ByDistance,
-    ByLoss,
-    Clustered,
-    Clusters,
-    cluster_models,
-    cross_losses,
-    merge,
-    offered,
-    recluster,
-    trimmed,
-)
+from securecluster.refinement import TRIES, Clusters, Graph, State, nearness
 from securecluster.refiner import Refiner, Refining
 from securecluster.run import Run
 from securecluster.tree import FULL
-
-
-@dataclass
-class State(Clustered):
-    """What the server's loop changes."""
-
-    reach: float = 0.0  # λ
-    step: int = 0  # the call in which clients handed in their models: it names the mask
-    ids: list[int] = field(default_factory=list)  # who did
-    judges: list[int] = field(default_factory=list)  # and, for the cross-cluster loss, who judged them all
-    rows: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # (m, d) what they handed in; L2, until the last RECLUSTER
-    models: Clusters = field(default_factory=Clusters)  # ω_c
 
 
 @dataclass
@@ -87,14 +67,15 @@ class SRFCA(Protocol):
     """of the ball around the initial weights that models are projected into; 0 does not"""
     retrain: int = 0
     """rounds of averaging after the last merge"""
+    sealed: bool = False
+    """loss only: the models that clients trained alone can be read by the run's clients only; otherwise the server sees them masked"""
 
     name: ClassVar[str] = "srfca"
     client: ClassVar[type[Trainee]] = Refiner
 
     def serve(self, net: Network, run: Run) -> State:
         """Algorithm 1."""
-        m = len(net.clients)
-        state = State([OUTSIDE] * m, Outbox.start(m, fresh=False))
+        state = State([OUTSIDE] * len(net.clients), Outbox.start(len(net.clients), fresh=False))
         for t in run.rounds("train", state, self.total):
             if t <= self.local_rounds:
                 net.gather(Contributor.alone, state.outbox.letter(net.clients), to=net.clients)
@@ -104,45 +85,45 @@ class SRFCA(Protocol):
             r, s = divmod(t - self.local_rounds - 1, self.rounds)
             if s == 0 and r < self.refine:
                 state.restart(self._fresh)
-            trimmed(net, state, self.participation, self.trim, t)
+            refinement.trimmed(net, state, self.participation, self.trim, t)
             if s == self.rounds - 1 and r < self.refine:
                 self._refine(net, run, state, last=r == self.refine - 1)
         deliver(net, run, state)
         if self.retrain:
-            state.models = run.once("models", lambda: cluster_models(net, state, None), Clusters)
+            state.models = run.once("models", lambda: refinement.cluster_models(net, state, None), Clusters)
         return state
 
     def _one_shot(self, net: Network, run: Run, state: State) -> None:
         """ONE_SHOT(λ, t). Without a component of t clients everyone is one cluster (ours)."""
-        state.ids, rows, state.step = handed_in(net, Refiner.hand_in, net.clients)
+        got = net.gather(Refiner.hand_in, Hello(), to=net.clients, tries=TRIES)
+        state.ids, state.step = got.ids, got.step
+        rows = got.rows.delta.values if got.ids else torch.zeros(0, 0)
         if self.distance == "l2":
-            distance, judges, state.rows = euclidean(rows).cpu().numpy(), tuple(state.ids), rows.cpu()
+            state.judges, distance, state.rows = got.ids, euclidean(rows).cpu().numpy(), rows.cpu()
         else:
-            distance, judges = cross_losses(net, state.ids, rows, state.step)
-        state.judges, edges = list(judges), tree_edges(distance)
+            state.judges, distance = refinement.cross_losses(net, got.ids, rows, got.step)
+        edges = tree_edges(distance)
         state.reach = choose_reach(distance, edges, self.size, self.threshold, self.quantile)
-        found = dict(zip(judges, components(distance, state.reach, self.size), strict=True))
-        state.clusters = [found.get(i, OUTSIDE) for i in net.clients]
-        none = max(state.clusters) == OUTSIDE
-        if none:
-            state.clusters = [0] * len(net.clients)
-        run.note(**{"lambda": state.reach}, edges=edges.tolist(), clustered=groups(state.clusters), none=none)
+        found = dict(zip(state.judges, components(distance, state.reach, self.size), strict=True))
+        none = max(found.values(), default=OUTSIDE) == OUTSIDE
+        state.clusters = [0 if none else found.get(i, OUTSIDE) for i in net.clients]
+        state.graph = Graph(list(state.judges), torch.from_numpy(edges), state.reach, torch.from_numpy(distance))
+        run.note(**{"lambda": state.reach}, edges=edges.tolist(), clustered=groups(state.clusters))
 
     def _refine(self, net: Network, run: Run, state: State, last: bool) -> None:
         """RECLUSTER and MERGE. Where no member of any cluster replies, clusters stay as they are (ours)."""
-        l2 = self.distance == "l2"
-        models = cluster_models(net, state, state.step if l2 else None)
+        models = refinement.cluster_models(net, state, state.step if self.distance == "l2" else None)
         if not models.kept:
             return
-        near = ByDistance(state.ids, state.rows, models) if l2 else ByLoss(net, state.ids, state.judges, models, state.clusters)
+        near = nearness(net, state, models, self.distance, scattered=self.threshold is None and self.quantile is None)
         before = [models.kept.index(c) if c in models.kept else OUTSIDE for c in state.clusters]
-        taken = recluster(near, before, len(models.kept))
-        state.clusters, table = merge(near, taken, models, state.reach, self.size)
+        taken = refinement.recluster(near, before, len(models.kept))
+        state.clusters, table = refinement.merge(near, taken, models, state.reach, self.size)
         state.models = Clusters(table, models.step, list(range(len(table))))
         state.restart(self._fresh)
         state.outbox.post(models.step, table, state.clusters)  # counted from w_0, whatever a client held
         if last:
-            state.rows = torch.zeros(0, 0)
+            state.rows = nothing()
         run.note(reclustered=groups(taken), clustered=groups(state.clusters))
 
     def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
@@ -152,10 +133,9 @@ class SRFCA(Protocol):
         for _ in range(self.local_rounds if self.distance == "l2" else 0):
             net.gather(Contributor.alone, Outbox.start(0, fresh=False).letter(to), to=to)
         method = Refiner.join if self.distance == "l2" else Refiner.choose
-        got = net.gather(method, offered(state.models, len(to)), to=to)
+        got = net.gather(method, refinement.offered(state.models, len(to)), to=to, tries=TRIES)
         check_newcomers(to, got.ids)
-        found = dict(zip(got.ids, got.rows.model.values.tolist(), strict=True))
-        return [found[i] for i in to]
+        return [int(c) for c in got.rows.model.values.tolist()]
 
     @property
     def total(self) -> int:
@@ -163,9 +143,18 @@ class SRFCA(Protocol):
         return self.local_rounds + self.refine * self.rounds + self.retrain
 
     @property
+    def rows_a_round(self) -> int:
+        """An update up and an average down; spread over all rounds, about one more of those that everyone judges."""
+        return 3 if self.distance == "loss" else 2
+
+    @property
     def _fresh(self) -> bool:
         """Whether averages stay apart: the server cannot add them up under fresh masks, nor foresee what a projection makes of them."""
         return self.mask != "none" or self.radius > 0
+
+    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
+        """The mask, and what seals the models that are relayed."""
+        return Pipeline(build(self.mask, config["dimension"]), Seal() if self.sealed else None)
 
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
         """A `Refiner`, told what it averages."""
@@ -187,22 +176,25 @@ class SRFCA(Protocol):
                 raise unknown(what, getattr(self, what), of)
         for what, least in (("refine", 1), ("local_rounds", 1), ("retrain", 0)):
             value = getattr(self, what)
-            if not (isinstance(value, Integral) and value >= least):
+            if not (isinstance(value, Integral) and int(value) >= least):
                 raise UsageError(f"{what} = {value!r} is not possible: it is a whole number from {least}")
         known = isinstance(self.trim, Real) and isinstance(self.radius, Real)
         if not (known and 0 <= self.trim < 0.5 and 0 <= self.radius < math.inf):
             raise UsageError("trim is a share in [0, 0.5), and radius a finite number from 0")
         if self.trim and self.mask not in ENTRYWISE:
-            raise UsageError(
-                f"the mask {self.mask!r} mixes coordinates, and each is trimmed apart: use a permutation, signed or not, or trim 0"
-            )
+            raise UsageError(f"the mask {self.mask!r} mixes coordinates, and each is trimmed apart: use a permutation, or trim 0")
+        if self.sealed and self.distance == "l2":
+            raise UsageError("the server compares weights for the distance l2, so it must read them: use distance loss, or sealed=False")
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
-        relayed = "norms and inner products of all models that clients trained alone (the cross-cluster loss relays each to every client)"
-        losses = "each client's losses under all one-shot and cluster models (the plain sum reads every reply), and the cluster it chooses"
-        compared = "norms, inner products and distances of all models that clients trained alone, and of all clusters' models"
-        updates = (
-            "each client's update, of which norms and inner products stay visible" if self.trim else "each client's update (the plain sum)"
-        )
-        return [*([compared] if self.distance == "l2" else [relayed, losses]), updates, "λ, the clusters, and each client's cluster"]
+        one_shot = "norms and inner products of the models that clients trained alone"
+        losses = "each client's losses under everyone's model and the clusters' (the plain sum reads all replies), and its choices"
+        compared = f"{one_shot}, their distances, and those to and between the clusters' models, all under one mask"
+        relayed = [*[f"{one_shot}, each of which goes to every client"] * (not self.sealed), losses]
+        updates = "each client's update" + (", one by one" if self.trim else " (the plain sum reads all replies)")
+        return [*([compared] if self.distance == "l2" else relayed), updates, "λ, the clusters, and how far their models have moved"]
+
+    def client_sees(self) -> list[str]:
+        """Models of others."""
+        return ["all other clients' models that were trained alone", "the models of all clusters"] if self.distance == "loss" else []

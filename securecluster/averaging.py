@@ -7,9 +7,8 @@ alone, and nothing leaves it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from securecluster.backend import torch
 from securecluster.clustering import members as clusters_of
@@ -18,7 +17,7 @@ from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
 from securecluster.errors import UpdateError
 from securecluster.messages import Rows
 from securecluster.network import Network, Sums
-from securecluster.privacy.keys import Done, Hello
+from securecluster.privacy.keys import Done
 
 
 class Contributor(Trainee):
@@ -101,21 +100,3 @@ def weighted_means(total: Sums[Update]) -> torch.Tensor:
     delta = total.rows.delta.table
     size = total.rows.size.table.to(delta.device)
     return delta / torch.where(size > 0, size, torch.ones_like(size))[:, None]
-
-
-def handed_in(
-    net: Network, method: Callable[[Any, Turn, Hello], Update], to: Sequence[int], step: int | None = None, tries: int = 5
-) -> tuple[list[int], torch.Tensor, int]:
-    """Who handed in what it learned alone, those rows (r, d), and the call whose mask they carry.
-
-    Who does not reply is asked again under the same mask.
-    """
-    ids: list[int] = []
-    rows: list[torch.Tensor] = []
-    for _ in range(tries):
-        left = [i for i in to if i not in ids]
-        if left:
-            got = net.gather(method, Hello(), to=left, step=step)
-            step, ids = got.step, [*ids, *got.ids]
-            rows += [got.rows.delta.values] if got.ids else []
-    return ids, torch.cat(rows) if len(rows) > 1 else rows[0] if rows else torch.zeros(0, 0), step or 0

@@ -28,10 +28,10 @@ def largest(labels: Sequence[int]) -> int:
     return max(range(1 + max(labels)), key=list(labels).count)
 
 
-def check_number(k: object, clients: int) -> None:
+def check_number(k: object, clients: int, name: str = "k") -> None:
     """Raise UsageError for a number of clusters that cannot be made of so many clients."""
     if not isinstance(k, Integral) or not 1 <= int(k) <= clients:
-        raise UsageError(f"k = {k!r} clusters cannot be made of {clients} clients: k is a whole number from 1 to the number of clients")
+        raise UsageError(f"{name} = {k!r} clusters cannot be made of {clients} clients: it is a whole number from 1 to that of clients")
 
 
 def kmeans(inner: Array, k: int, seed: int) -> list[int]:

@@ -277,22 +277,6 @@ def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
     state.outbox = run.once("deliver", send, Outbox)
 
 
-def ask_for_model(net: Network, outbox: Outbox, members: Sequence[int], width: int) -> Posted:
-    """A cluster's model; where no member that has it replies, none.
-
-    Without a mask the server knows its displacement (zero of `width` numbers before the first average); under fresh masks, whose averages
-    it cannot add, a member posts it: one that lacks no average.
-    """
-    if not outbox.fresh:
-        return Posted(outbox.displacement(members[0], width))
-    late = set(outbox.late())
-    for i in (i for i in members if i not in late):
-        got = net.post(Discloser.post, Hello(), to=[i])
-        if got.ids:
-            return Posted(got.rows.delta.values[0].cpu(), got.step)
-    return Posted()
-
-
 def check_newcomers(to: Sequence[int], ids: Sequence[int]) -> None:
     """Raise UpdateError for newcomers `to` that did not reply: nothing is known of them, so they are placed nowhere."""
     silent = [i for i in to if i not in ids]

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from securecluster.backend import torch
-from securecluster.displacements import Outbox, Posted, ask_for_model, nothing
+from securecluster.displacements import Outbox, Posted, nothing
 from securecluster.network import Network, Replies
 from securecluster.run import Line
 from securecluster.similarity import gram, gram_norms, mean_norm, mean_row
-from securecluster.tree import Branching, Tree
+from securecluster.tree import Branching, Tree, ask_for_model
 
 
 @dataclass

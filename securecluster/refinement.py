@@ -31,11 +31,37 @@ Array = NDArray[np.float64]
 
 
 @dataclass
-class Clustered:
-    """What the server's loop changes, as far as averaging needs it."""
+class Clusters:
+    """The clusters' models as the server holds them: displacements since w_0 under one mask."""
+
+    table: torch.Tensor = field(default_factory=nothing)  # (K, d)
+    step: int = 0  # the call whose mask they carry
+    kept: list[int] = field(default_factory=list)  # the label of each row, ascending
+
+
+@dataclass
+class Graph:
+    """The graph of one-shot models, for its picture."""
+
+    ids: list[int]  # the r clients it is about
+    edges: torch.Tensor  # (r - 1,) of the minimum spanning tree, ascending
+    threshold: float  # λ
+    distance: torch.Tensor  # (r, r)
+
+
+@dataclass
+class State:
+    """What the server's loop changes."""
 
     clusters: list[int]  # (m,) each client's, OUTSIDE where it has none yet
     outbox: Outbox
+    reach: float = 0.0  # λ
+    step: int = 0  # the call in which clients handed in their models: it names the mask
+    ids: tuple[int, ...] = ()  # who did
+    judges: tuple[int, ...] = ()  # and, for the cross-cluster loss, judged them all
+    rows: torch.Tensor = field(default_factory=nothing)  # (m, d) what they handed in; for L2, until the last RECLUSTER
+    models: Clusters = field(default_factory=Clusters)  # ω_c
+    graph: Graph | None = None
 
     @property
     def labels(self) -> list[int]:
@@ -51,16 +77,7 @@ class Clustered:
         self.outbox.leave([i for i, c in enumerate(self.clusters) if c == OUTSIDE])
 
 
-@dataclass
-class Clusters:
-    """The clusters' models as the server holds them: displacements since w_0 under one mask."""
-
-    table: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # (K, d)
-    step: int = 0  # the call whose mask they carry
-    kept: list[int] = field(default_factory=list)  # the label of each row, ascending
-
-
-def trimmed(net: Network, state: Clustered, share: float, trim: float, t: int) -> None:
+def trimmed(net: Network, state: State, share: float, trim: float, t: int) -> None:
     """One step of Algorithm 3 in every cluster: a share of its members, two or more, and the (trimmed) mean of their updates."""
     clusters = groups(state.clusters)
     asked = sorted(i for c, own in enumerate(clusters) for i in invite(net, own, share, t, c, least=MINIMUM))
@@ -79,18 +96,18 @@ def trimmed(net: Network, state: Clustered, share: float, trim: float, t: int) -
         state.outbox.post(step, torch.stack(means), state.clusters)
 
 
-def cross_losses(net: Network, ids: Sequence[int], rows: torch.Tensor, step: int) -> tuple[Array, tuple[int, ...]]:
+def cross_losses(net: Network, ids: Sequence[int], rows: torch.Tensor, step: int) -> tuple[tuple[int, ...], Array]:
     """½(f_j(w_i) + f_i(w_j)) of all pairs of clients that reply, (n, n), and who they are: every model is relayed to everyone else."""
     if len(ids) < 2:
-        return np.zeros((len(ids), len(ids))), tuple(ids)
+        return tuple(ids), np.zeros((len(ids), len(ids)))
     picks = tuple(tuple(n for n in range(len(ids)) if n != k) for k in range(len(ids)))
     order = torch.as_tensor(ids)
     query = Relay(Picks(rows, picks), Picks(order, picks), Shared(order), len(net.clients), step)
-    got: Pairs[torch.Tensor] = net.pairs(Refiner.losses, query, to=ids, tries=TRIES)
-    return got.value.numpy(), got.ids
+    found: Pairs[torch.Tensor] = net.pairs(Refiner.losses, query, to=ids, tries=TRIES)
+    return found.ids, found.value.numpy()
 
 
-def cluster_models(net: Network, state: Clustered, step: int | None) -> Clusters:
+def cluster_models(net: Network, state: State, step: int | None) -> Clusters:
     """ω_c of every cluster. Where the server cannot add up the averages, a member that gets what it lacks posts it.
 
     Args:
@@ -134,10 +151,14 @@ class Nearness(Protocol):
 
 
 class ByDistance:
-    """L2 between weights, which the server sees through any orthonormal mask."""
+    """L2 between weights, which the server sees through any orthonormal mask.
 
-    def __init__(self, ids: Sequence[int], rows: torch.Tensor, models: Clusters) -> None:
-        self._models = models
+    Args:
+        scattered: MERGE compares clusters as two clients of theirs would be compared (ours), and not their models alone.
+    """
+
+    def __init__(self, ids: Sequence[int], rows: torch.Tensor, models: Clusters, scattered: bool) -> None:
+        self._models, self._scattered = models, scattered
         self._away = dict(zip(ids, to_others(rows, models.table).numpy(), strict=True))
 
     def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
@@ -145,9 +166,18 @@ class ByDistance:
         return {i: min(among, key=lambda c: float(self._away[i][c])) for i in who if i in self._away}
 
     def between(self, labels: Sequence[int]) -> Array:
-        """‖ω_c − ω_c'‖."""
+        """‖ω_c − ω_c'‖; scattered: sqrt(‖ω_c − ω_c'‖² + v_c + v_c') with v_c the mean of ‖w_i − ω_c‖² over c's members.
+
+        One-shot models differ by what averaging takes away, so a λ that tells them apart may lie above all distances of averages.
+        """
         found: Array = euclidean(self._models.table).numpy()
-        return found
+        if not self._scattered:
+            return found
+        spread = np.zeros(len(found))
+        for c in set(labels):
+            own = [self._away[i][c] ** 2 for i, label in enumerate(labels) if label == c and i in self._away]
+            spread[c] = np.mean(own) if own else 0.0
+        return np.asarray(np.sqrt(found**2 + spread[:, None] + spread))
 
 
 class ByLoss:
@@ -177,18 +207,15 @@ class ByLoss:
 
     def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
         """As they say themselves; who does not reply is asked again."""
-        found: dict[int, int] = {}
-        for _ in range(TRIES):
-            left = [i for i in who if i not in found]
-            if left:
-                got = self._net.gather(Refiner.choose, self._query(left, among), to=left)
-                self._judged |= set(got.ids)
-                found |= dict(zip(got.ids, got.rows.model.values.tolist(), strict=True)) if got.ids else {}
-        return found
+        if not len(who):
+            return {}
+        got = self._net.gather(Refiner.choose, self._query(who, among), to=who, tries=TRIES)
+        self._judged |= set(got.ids)
+        return dict(zip(got.ids, got.rows.model.values.tolist(), strict=True)) if got.ids else {}
 
     def _query(self, to: Sequence[int], among: Sequence[int]) -> Choose:
         others = np.full((len(to), len(self._models.table)), math.inf)
-        others[:, among] = self._others[np.ix_(to, among)]
+        others[:, list(among)] = self._others[list(to)][:, list(among)]
         everything = tuple(range(len(self._models.table)))
         picks = tuple(() if i in self._judged else everything for i in to)
         return Choose(Picks(self._models.table, picks), self._models.step, Rows(torch.as_tensor(others)))
@@ -202,6 +229,13 @@ class ByLoss:
         mean[told] = sums[told] / np.array(counts)[told, None]
         half = np.where(np.isnan(mean), mean.T, mean)
         return np.nan_to_num((half + half.T) / 2, nan=math.inf)
+
+
+def nearness(net: Network, state: State, models: Clusters, distance: str, scattered: bool) -> Nearness:
+    """The `distance` by its name, before clients go elsewhere."""
+    if distance == "l2":
+        return ByDistance(state.ids, state.rows, models, scattered)
+    return ByLoss(net, state.ids, state.judges, models, state.clusters)
 
 
 def recluster(near: Nearness, before: Sequence[int], clusters: int) -> list[int]:
@@ -238,7 +272,7 @@ def merge(near: Nearness, labels: Sequence[int], models: Clusters, reach: float,
         joined = [0] * len(used)
     into = dict(zip(used, joined, strict=True))
     among, homeless = [c for c in used if into[c] != OUTSIDE], [i for i, c in enumerate(labels) if into[c] == OUTSIDE]
-    moved = near.nearest(homeless, among) if homeless else {}
+    moved = near.nearest(homeless, among)
     rest = largest([into[c] for c in labels if into[c] != OUTSIDE])
     found = [into[moved[i]] if i in moved else rest if into[c] == OUTSIDE else into[c] for i, c in enumerate(labels)]
     final = renumbered(found)

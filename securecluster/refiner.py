@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 class Relay:
     """Server to client: the others' one-shot models, for it to judge."""
 
-    models: Picks  # (n − 1, d) displacements since θ_0, masked where updates are
+    models: Picks  # (n − 1, d) displacements since θ_0, masked where updates are; or (n − 1, ·) uint8, sealed
     owner: Picks  # (n − 1,) int64, whose
     order: Shared  # (n,) int64, the clients in the order of the reply
     clients: int  # of the run
@@ -73,9 +73,9 @@ class Refiner(Contributor):
         self._known = torch.zeros(len(cohort.ids), 0, dtype=torch.float64)  # (·, m) f_i(w_j)
         self._fits: dict[int, Array] = {}  # by position: f_i(ω_c) of the models that were last judged, (K,)
 
-    @answers(GATHER, through=("delta",), fresh=True)
+    @answers(GATHER, through=("delta",), sealed=("delta",), fresh=True)
     def hand_in(self, turn: Turn, query: Hello) -> Update:
-        """w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked on the way out. Asked again, the answer is the same."""
+        """w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked or sealed on the way out. Asked again, the answer is the same."""
         return self.displaced(turn.at)
 
     @answers(PAIRS)
@@ -91,13 +91,21 @@ class Refiner(Contributor):
             for row in picks:
                 readers.setdefault(row, []).append(k)
         for row, near in readers.items():  # one model unmasked at a time
-            theta = self.model_at(query.models.table[row], query.step)
+            theta = self._relayed(query, row)
             found[near, place[int(query.owner.table[row])]] = self.cohort.losses(theta[None], [turn.at[k] for k in near])[:, 0]
         rows = torch.as_tensor(_finite(found))
         if self._known.shape[1] != query.clients:
             self._known = self._known.new_zeros(len(self._known), query.clients)
         self._known[torch.as_tensor(turn.at)[:, None], torch.as_tensor(order)] = rows
         return Losses(Rows(rows))
+
+    def _relayed(self, query: Relay, row: int) -> torch.Tensor:
+        """Another client's one-shot model, (d,)."""
+        if self._pipeline.seal is None:
+            return self.model_at(query.models.table[row], query.step)
+        d = self.cohort.model.dimension
+        like, owner = self._start.new_empty(self._pipeline.room(d)), int(query.owner.table[row])
+        return self._start + self._pipeline.seal.open(query.models.table[row][None], [owner], query.step, like)[0, :d]
 
     @answers(SUM)
     def heard(self, turn: Turn, query: Hello) -> Losses:

@@ -16,11 +16,12 @@ import numpy as np
 
 from securecluster.backend import torch
 from securecluster.cohort import LocalTraining
-from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, Update, ask_for_model, nothing
+from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, Update, nothing
 from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
 from securecluster.errors import UpdateError
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
+from securecluster.privacy.keys import Hello
 from securecluster.similarity import cross_cosine
 
 FULL = LocalTraining(lr=1.0, epochs=1, batch_size=1 << 62, dropout=False)  # one step over all samples: θ − ∇r(θ)
@@ -66,6 +67,22 @@ class Branching(Discloser):
         """The models that a letter's rows stand for, (len(rows), d), and each row's place."""
         models = [self.model_at(query.means.table[row], int(query.steps.table[row])) for row in rows]
         return torch.stack(models), {row: n for n, row in enumerate(rows)}
+
+
+def ask_for_model(net: Network, outbox: Outbox, members: Sequence[int], width: int) -> Posted:
+    """A cluster's model; where no member that has it replies, none.
+
+    Without a mask the server knows its displacement (zero of `width` numbers before the first average); under fresh masks, whose averages
+    it cannot add, a member posts it: one that lacks no average.
+    """
+    if not outbox.fresh:
+        return Posted(outbox.displacement(members[0], width))
+    late = set(outbox.late())
+    for i in (i for i in members if i not in late):
+        got = net.post(Discloser.post, Hello(), to=[i])
+        if got.ids:
+            return Posted(got.rows.delta.values[0].cpu(), got.step)
+    return Posted()
 
 
 @dataclass

@@ -17,20 +17,19 @@ def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], s
     alpha = getattr(state, "alpha", None)
     if alpha is not None and len(alpha):
         made.append(save(folder / "similarity.png", similarity(alpha.numpy(), content["labels"])))
-    related = getattr(state, "relevance", None)
+    related, look = (getattr(state, name, None) for name in ("relevance", "look"))
     words: tuple[str, ...] = ()
     if related is not None and len(related):
-        made.append(save(folder / "relevance.png", relevance(related.numpy(), content["labels"])))
+        made.append(save(folder / "relevance.png", relevance(related.numpy(), content["labels"], getattr(look, "ids", None))))
         words = ("1 − R", "clients by the relevance of their data")
     linked = getattr(state, "graph", None)
-    if linked is not None and len(linked.distance):
+    if linked is not None and len(linked.distance) > 1:
         made.append(save(folder / "graph.png", graph(linked, content["labels"])))
     if any(line.get("looks") for line in history):
         made.append(save(folder / "separation.png", _separation(history)))
     grown = getattr(state, "tree", None)
     if grown is not None:
         made.append(save(folder / "tree.png", tree(grown.nodes, content)))
-    look = getattr(state, "look", None)
     if look is not None:
         made.append(save(folder / "dendrogram.png", dendrogram(look, content["labels"], *words)))
     return made

@@ -14,6 +14,7 @@ from securecluster import files
 from securecluster.app.folder import SCHEMA, Plan
 from securecluster.data import Federation
 from securecluster.metrics import mean, share_at
+from securecluster.privacy.ledger import Event
 from securecluster.protocols.base import Protocol
 
 NOT_COVERED = [
@@ -78,14 +79,13 @@ def _accuracy(fitted: Protocol, labels: list[int]) -> dict[str, Any]:
 
 def _privacy(fitted: Protocol) -> dict[str, Any]:
     events, info = fitted.ledger_.events, fitted.mask_info()
-    released = sorted({(e.method, field) for e in events for field in e.fields})
-    sees = [f"{field} of every client in every {method} call: {info.shows}" for method, field in released]
     finite = bool(not events)
-    servers = fitted.lps_sees()
+    read = [text.replace("every client", "each of its clients") for text in _read(events, "lps", info.shows)] + fitted.lps_sees()
     return {
         "masks": _masks(fitted.mask, info.padding_bytes),
-        "sees": sees + fitted.sees(),
-        **({"lps_sees": servers} if servers else {}),
+        "sees": _read(events, "server", info.shows) + fitted.sees(),
+        **({"lps_sees": read} if read else {}),
+        **({"client_sees": fitted.client_sees()} if fitted.client_sees() else {}),
         "reproducible_keys": True,
         "epsilon": fitted.ledger_.reported(),
         "delta": 0.0 if finite else None,
@@ -93,6 +93,12 @@ def _privacy(fitted: Protocol) -> dict[str, Any]:
         "placement": "nothing is released" if finite else "no noise",
         "not_covered": ([info.not_covered] if info.not_covered else []) + NOT_COVERED,
     }
+
+
+def _read(events: list[Event], reader: str, shows: str) -> list[str]:
+    """What one kind of server reads of single replies."""
+    released = sorted({(event.method, name) for event in events if event.reader == reader for name in event.fields})
+    return [f"{name} of every client in every {method} call: {shows}" for method, name in released]
 
 
 def _masks(name: str, padding_bytes: int) -> list[dict[str, Any]]:
@@ -202,6 +208,8 @@ def _show_privacy(console: Any, content: dict[str, Any]) -> None:
         table.add_row("saw", text)
     for text in privacy.get("lps_sees", ()):
         table.add_row("a local parameter server saw", text)
+    for text in privacy.get("client_sees", ()):
+        table.add_row("a client saw", text)
     table.add_row("did not see", _unseen(privacy))
     for mask in privacy["masks"]:
         if mask.get("padding_bytes"):

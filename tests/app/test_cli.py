@@ -52,6 +52,8 @@ def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path
     assert (result["clusters"] == 6) if protocol == "local" else (result["clusters"] < 6)
     assert (tmp_path / "r" / "tree.png").exists() == (protocol == "cfl")
     assert (tmp_path / "r" / "dendrogram.png").exists() == (protocol in ("flhc", "oneshot"))
+    assert (tmp_path / "r" / "relevance.png").exists() == (protocol == "oneshot")
+    assert (tmp_path / "r" / "graph.png").exists() == (protocol == "srfca")
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,13 @@ def test_clients_stand_by_cluster_and_the_diagonal_is_empty() -> None:
     assert cosines.get_images()[0].get_clim() == (-0.9, 0.9)
 
 
+def test_a_matrix_may_be_about_some_clients() -> None:
+    axes = relevance(BETWEEN, [1, 7, 0, 3, 1, 0], [0, 2, 4, 5]).axes[0]  # of clusters 1, 0, 1, 0
+    np.testing.assert_array_equal(_shown(axes), ORDERED[np.ix_([2, 3, 0, 1], [2, 3, 0, 1])])
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["2", "5", "0", "4"]
+    assert {line.get_xdata()[0] for line in axes.get_lines()} == {0, 1.5}
+
+
 def _graph(edges: list[float], at: float, distance: np.ndarray) -> Any:
     return SimpleNamespace(edges=torch.tensor(edges), threshold=at, distance=torch.from_numpy(distance))
 

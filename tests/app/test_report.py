@@ -79,3 +79,14 @@ def test_a_run_with_a_fallback_says_whose_model_each_cluster_got(tmp_path: Path,
     kept = [leaf == node for leaf, node in zip(result["leaves"], result["fallback"]["nodes"], strict=True)]
     assert capsys.readouterr().out.count("its own") == sum(kept)
     assert (tmp_path / "r" / "tree.png").exists()
+
+
+def test_servers_are_told_apart(tmp_path: Path) -> None:
+    small = ["--clients", "6", "--samples", "40", "--rounds", "2", "--tasks", "2", "--threads", "1", "--quiet"]
+    assert main(["run", "oneshot", *small, "--out", str(tmp_path / "r")]) == 0
+    result = json.loads((tmp_path / "r" / "result.json").read_text())
+    assert result["scenario"] == "tasks" and result["bytes"]["servers"] > 0
+    assert not any("delta" in text for text in result["privacy"]["sees"]), "updates go to local parameter servers"
+    assert any(text.startswith("delta of each of its clients in every ") for text in result["privacy"]["lps_sees"])
+    for picture in ("relevance.png", "dendrogram.png"):
+        assert (tmp_path / "r" / picture).read_bytes().startswith(b"\x89PNG")

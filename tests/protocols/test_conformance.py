@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, FedAvg, Local, LocalKMeans, Protocol, RandomClusters, Settings
+from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Local, LocalKMeans, Protocol, RandomClusters, Settings
 
 from securecluster import Federation, Iid, LabelSwap, wire
 from securecluster.cohort import Cohort
@@ -22,13 +22,16 @@ from securecluster.transcript import Transcript, load_entries
 from securecluster.transport import Framed, InProcess, Recorded
 
 MASKS = ("permutation", "signed-permutation", "rotation", "haar")
-MASKED = [(protocol, mask) for protocol in (CFL, FLHC, FedAvg, IFCA, LocalKMeans, RandomClusters) for mask in ("none", *MASKS)]
-ONE_MODEL = [(protocol, mask) for protocol, mask in MASKED if protocol is not IFCA]  # its clients hold several: see its own tests
+MASKED = [(protocol, mask) for protocol in (CFL, FLHC, FedAvg, IFCA, LocalKMeans, RandomClusters, SRFCA) for mask in ("none", *MASKS)]
+ONE_MODEL = [
+    (protocol, mask) for protocol, mask in MASKED if protocol not in (IFCA, SRFCA)
+]  # several models, or restarts: see their own tests
 EVERY = [*MASKED, (Local, "none")]
 OWN: dict[type[Protocol], dict[str, Any]] = {
     IFCA: {"k": 2, "starts": 2, "start_rounds": 1},
     LocalKMeans: {"k": 2, "local_rounds": 1},
     RandomClusters: {"k": 2},
+    SRFCA: {"local_rounds": 1, "refine": 1},
 }
 FULL = Settings(transcript="full")
 
@@ -65,7 +68,7 @@ def test_the_server_replays_bit_for_bit(protocol: type[Protocol], mask: str, sma
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg, IFCA, LocalKMeans, RandomClusters])
+@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg, IFCA, LocalKMeans, RandomClusters, SRFCA])
 def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], mask: str, small: Federation) -> None:
     made = method(protocol, mask, rounds=1)
     masked, plain = made.fit(small).client_models_.values, made.set_params(mask="none").fit(small).client_models_.values
@@ -74,7 +77,7 @@ def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], mask: str
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("protocol", [CFL, FLHC, LocalKMeans])
+@pytest.mark.parametrize("protocol", [CFL, FLHC, LocalKMeans, SRFCA])
 def test_nodes_with_one_client_each_mask_alike_behind_real_frames(protocol: type[Protocol], mask: str, small: Federation) -> None:
     made, settings = method(protocol, mask, rounds=3), Settings(dtype="float64")
     nodes = [made.build_client(small, settings, [i]) for i in range(6)]
@@ -163,7 +166,7 @@ def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
 
 
 SPLITS = {"criterion": "absolute", "eps1": 100, "eps2": 1e-3, "gamma_max": 0.0, "fallback": 0.3}
-PHASES: list[tuple[type[Protocol], dict[str, Any], int]] = [(CFL, SPLITS, 3), (IFCA, {}, 2)]
+PHASES: list[tuple[type[Protocol], dict[str, Any], int]] = [(CFL, SPLITS, 3), (IFCA, {}, 2), (SRFCA, {"retrain": 1}, 2)]
 
 
 @pytest.mark.parametrize(("protocol", "params", "phases"), PHASES)
@@ -280,7 +283,7 @@ def test_client_and_server_agree_on_the_dimension(small: Federation) -> None:
 @pytest.mark.parametrize(
     "change", [{"lr": 0.1}, {"model": "linear"}, {"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))}]
 )
-@pytest.mark.parametrize("protocol", [CFL, FedAvg, IFCA, Local, LocalKMeans, RandomClusters])
+@pytest.mark.parametrize("protocol", [CFL, FedAvg, IFCA, Local, LocalKMeans, RandomClusters, SRFCA])
 def test_a_folder_of_another_configuration_is_not_resumed(
     protocol: type[Protocol], change: dict[str, Any], small: Federation, tmp_path: Path
 ) -> None:
@@ -293,7 +296,7 @@ def test_a_folder_of_another_configuration_is_not_resumed(
     assert len(protocol(**start).fit(small, folder=tmp_path).history_) == protocol(**start).total
 
 
-@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg, IFCA, Local, LocalKMeans, RandomClusters])
+@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg, IFCA, Local, LocalKMeans, RandomClusters, SRFCA])
 def test_divergence_is_an_error_that_names_the_clients(protocol: type[Protocol], small: Federation) -> None:
     with pytest.raises(UpdateError, match=r"round 1: .* client\(s\) 0, 1.*lower the learning rate"):
         method(protocol, "none", rounds=3, lr=1e30).fit(small)

@@ -268,7 +268,7 @@ def test_features_of_ones_own_are_asked_for_when_a_run_is_loaded(tasks: Federati
     ("params", "word"),
     [
         ({"tasks": 2, "height": 0.1}, "give one of them"),
-        ({"tasks": 0}, "k = 0"),
+        ({"tasks": 0}, "tasks = 0"),
         ({"tasks": 11}, "11 clusters cannot be made of 10 clients"),
         ({"height": 1.5}, "height = 1.5"),
         ({"height": "x"}, "height = 'x'"),

@@ -1,0 +1,284 @@
+"""SR-FCA: clusters without k, the algorithms against plain loops in float64, and what happens when clients do not reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+from scipy.stats import trim_mean
+from securecluster.protocols import SRFCA, Local, Settings
+from sklearn.metrics import adjusted_rand_score
+
+from securecluster import Federation, Iid, LabelSwap, Rotation
+from securecluster.endpoint import Endpoint
+from securecluster.errors import UpdateError, UsageError
+from securecluster.messages import Call, Rows
+from securecluster.network import Network
+from securecluster.run import Run
+from securecluster.transcript import Transcript
+from securecluster.transport import InProcess, Recorded
+
+DOUBLE = Settings(dtype="float64")
+FULL = Settings(transcript="full")
+
+
+@pytest.fixture(scope="module")
+def two() -> Federation:
+    """Eight clients in two clusters, far apart."""
+    return Federation.simulate("digits", scenario=Rotation(clusters=2), clients=8, samples=40, seed=0)
+
+
+def short(**params: Any) -> SRFCA:
+    """Enough rounds for two clusters of rotated digits."""
+    return SRFCA(**{"local_rounds": 8, "rounds": 3, "model": "linear", "mask": "none", **params})
+
+
+def served(
+    made: Any, federation: Federation, lost: Callable[[Call], set[int]] = lambda call: set()
+) -> tuple[Any, Endpoint[Any], Network, Transcript]:
+    """The server's final state, both ends, and what went between them."""
+    endpoint, transcript = made.build_client(federation, DOUBLE), Transcript("full")
+    net = made.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), made.config(federation, "float64"))
+    return made.serve(net, Run(begin=lambda number: setattr(net, "round", number))), endpoint, net, transcript
+
+
+def notes(fitted: SRFCA, name: str) -> list[Any]:
+    return [line[name] for line in fitted.history_ if name in line]
+
+
+@pytest.mark.parametrize("distance", ["loss", "l2"])
+@pytest.mark.parametrize("scenario", [LabelSwap(), Rotation()])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_clusters_are_found_without_their_number(seed: int, scenario: Any, distance: str) -> None:
+    fitted = SRFCA(distance=distance, rounds=3).fit(Federation.simulate("digits", scenario=scenario, seed=seed))
+    assert fitted.agreement_ is not None and fitted.agreement_["exact"]
+
+
+@pytest.mark.parametrize("distance", ["loss", "l2"])
+def test_clients_with_alike_data_are_one_cluster(distance: str) -> None:
+    fitted = SRFCA(distance=distance, rounds=2).fit(Federation.simulate("digits", scenario=Iid(), seed=0))
+    assert list(fitted.labels_) == [0] * 20
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {"trim": 0.3},
+    {"distance": "l2"},
+    {"distance": "l2", "trim": 0.3, "participation": 0.6},
+    {"variant": "gradient", "lr": 0.5},
+    {"radius": 2.0},
+    {"participation": 0.5, "retrain": 2},
+    {"sealed": True},
+]
+
+
+@pytest.mark.parametrize("params", VARIANTS, ids=str)
+def test_masked_equals_plain_in_every_variant(params: dict[str, Any], two: Federation) -> None:
+    plain = short(**params).fit(two, DOUBLE)
+    assert plain.agreement_ is not None and plain.agreement_["exact"]
+    for mask in ["signed-permutation"] if "trim" in params else ["haar"] if params == {"distance": "l2"} else ["permutation"]:
+        masked = short(**params, mask=mask).fit(two, DOUBLE)
+        assert list(masked.labels_) == list(plain.labels_)
+        torch.testing.assert_close(masked.client_models_.values, plain.client_models_.values, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("params", VARIANTS, ids=str)
+def test_every_variant_replays_resumes_and_places_newcomers(params: dict[str, Any], two: Federation, tmp_path: Path) -> None:
+    made, settings = short(**params, mask="permutation"), Settings(transcript="full", dropout=0.1)
+    whole = made.fit(two, settings)
+    assert made.replay(whole.transcript_, made.config(two, "float32")) == whole.server_state_
+
+    for stop in (8, 11):  # after ONE_SHOT, after a refinement
+
+        def interrupt(line: dict[str, object], stop: int = stop) -> None:
+            if line["round"] == stop:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            made.fit(two, settings, folder=tmp_path / str(stop), report=interrupt)
+        resumed = made.fit(two, settings, folder=tmp_path / str(stop))
+        assert resumed.transcript_.entries == whole.transcript_.entries
+        assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
+        assert resumed.history_ == whole.history_
+    fresh = Federation.simulate("digits", scenario=Rotation(clusters=2), clients=6, samples=40, seed=0)
+    cluster = dict(zip(two.truth or (), whole.labels_, strict=True))
+    assert list(whole.predict(fresh)) == [cluster[c] for c in fresh.truth or ()]
+    told = {(e.method, e.verb) for e in whole.joined_.ledger.events}
+    own = {"alone", "join"} if made.distance == "l2" else {"choose"}
+    assert told == {(name, "gather") for name in own - {"alone"}}  # what is trained alone stays there
+
+
+def test_averages_are_unweighted_trimmed_means_from_the_first_weights(two: Federation) -> None:
+    for trim in (0.0, 0.25):
+        made = short(local_rounds=4, rounds=2, refine=1, trim=trim)
+        fitted = made.fit(two, DOUBLE)
+        cohort = made.build_client(two, DOUBLE).client.cohort
+        theta, labels = cohort.start[None].repeat(8, 1), fitted.labels_
+        for step in (7, 8):  # four calls to train alone, one to hand in, one to judge
+            updates = cohort.train(Rows(theta), range(8), made.training(), step).numpy()
+            means = [trim_mean(updates[labels == labels[i]], trim, axis=0) for i in range(8)]
+            theta = theta + torch.as_tensor(np.stack(means))
+        torch.testing.assert_close(fitted.client_models_.values, theta, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
+def test_the_l2_graph_is_that_of_the_models_that_clients_train_alone(mask: str, two: Federation) -> None:
+    fitted = short(distance="l2", mask=mask, quantile=0.4).fit(two, DOUBLE)
+    alone = Local(rounds=8, model="linear").fit(two, DOUBLE).client_models_.values.numpy()  # the same batches
+    apart = cdist(alone, alone)[np.triu_indices(8, 1)]
+    assert notes(fitted, "lambda") == [pytest.approx(np.quantile(apart, 0.4), rel=1e-9)]
+
+
+@pytest.mark.parametrize("distance", ["loss", "l2"])
+def test_a_threshold_decides_how_many_clusters_there_are(distance: str, two: Federation) -> None:
+    assert len(set(short(distance=distance, threshold=1e6).fit(two).labels_)) == 1
+    none = short(distance=distance, threshold=0.0).fit(two)  # no edge: everyone is one cluster
+    assert list(none.labels_) == [0] * 8
+    assert notes(none, "clustered")[0] == [list(range(8))]
+    middle = notes(short(distance=distance).fit(two), "lambda")[0]
+    given = short(distance=distance, threshold=middle, rounds=8).fit(two)
+    assert adjusted_rand_score(two.truth or (), given.labels_) == 1
+    assert notes(given, "lambda") == [middle]
+
+
+def test_a_model_reaches_everyone_else_once_and_its_bytes_are_counted(two: Federation) -> None:
+    row = 4 * (64 * 10 + 10)
+    for params in ({}, {"sealed": True}):
+        fitted = short(mask="permutation", **params).fit(two, FULL)
+        down = fitted.bytes_["by_message"]["losses"]["down"]
+        assert 0 < down - 8 * 7 * row < 8 * 900
+        calls = [fitted.transcript_.content(k)[0] for k, e in enumerate(fitted.transcript_.entries) if e.method == "losses"]
+        assert len(calls) == 1
+        for i, owners in zip(calls[0].to, calls[0].query.owner.picks, strict=True):
+            assert [int(calls[0].query.owner.table[k]) for k in owners] == [j for j in range(8) if j != i]
+    assert "losses" not in short(distance="l2").fit(two).bytes_["by_message"]
+
+
+def test_what_leaves_a_client(two: Federation) -> None:
+    def told(**params: Any) -> set[tuple[str, str]]:
+        return {(e.method, e.verb) for e in short(mask="permutation", **params).fit(two).ledger_.events}
+
+    shared = {("contribute", "sum"), ("hand_in", "gather"), ("post", "gather")}
+    loss = {("losses", "pairs"), ("heard", "sum"), ("choose", "gather"), ("fits", "sum")}
+    assert told() == shared | loss
+    assert told(distance="l2") == shared
+    assert told(trim=0.2) == shared - {("contribute", "sum")} | {("train", "gather")} | loss
+
+
+def test_sealed_models_are_no_models_to_the_server(two: Federation) -> None:
+    plain, sealed = (short(sealed=s).fit(two, Settings(transcript="full", dtype="float64")) for s in (False, True))
+    assert torch.equal(plain.client_models_.values, sealed.client_models_.values)
+    sent = [f.transcript_.content(k)[1] for f in (plain, sealed) for k, e in enumerate(f.transcript_.entries) if e.method == "hand_in"]
+    assert [answer.reply.delta.values.dtype for answer in sent] == [torch.float64, torch.uint8]
+    assert [any("inner products" in text for text in short(sealed=s).sees()) for s in (False, True)] == [True, False]
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation"])
+@pytest.mark.parametrize("distance", ["loss", "l2"])
+def test_who_never_hands_in_is_served_in_the_end(distance: str, mask: str, two: Federation) -> None:
+    made = short(distance=distance, mask=mask)
+    state, endpoint, net, transcript = served(made, two, lambda call: {3} if call.method == "hand_in" else set())
+    assert sum(e.method == "hand_in" for e in transcript.entries) == 5 and net.state.lost == {3: [8]}
+    kept = [i for i in range(8) if i != 3]
+    assert adjusted_rand_score([(two.truth or ())[i] for i in kept], [state.labels[i] for i in kept]) == 1
+    if distance == "loss":  # it says itself which cluster fits its samples
+        assert adjusted_rand_score(two.truth or (), state.labels) == 1
+    peer = next(i for i in kept if state.labels[i] == state.labels[3])
+    models = made.final(endpoint.client, state)
+    assert torch.equal(models.row(3), models.row(peer))
+    asked = {e.method: e.to for e in transcript.entries if e.method in ("losses", "heard")}
+    assert all(3 not in to for to in asked.values())
+
+
+def test_who_has_no_cluster_waits_with_its_own_model_until_one_is_nearest(two: Federation) -> None:
+    made = short()
+    silent: Callable[[Call], set[int]] = lambda call: {3} if call.method == "losses" else set()  # noqa: E731
+    seen: list[tuple[list[int], Any]] = []
+    endpoint = made.build_client(two, DOUBLE)
+    net = made.build_network(InProcess(endpoint.answer, silent), made.config(two, "float64"))
+
+    def observe(state: Any) -> dict[str, Any]:
+        seen.append((state.labels, made.served(endpoint.client, state).row(3).clone()))
+        return {}
+
+    state = made.serve(net, Run(observe=observe, begin=lambda number: setattr(net, "round", number)))
+    alone = Local(rounds=8, model="linear").fit(two, DOUBLE).client_models_.row(3)
+    assert [labels.count(labels[3]) for labels, _ in seen] == [1] * 10 + [4] * 4
+    torch.testing.assert_close(torch.stack([model for _, model in seen[7:10]]), alone.expand(3, -1), rtol=0, atol=1e-9)
+    assert adjusted_rand_score(two.truth or (), state.labels) == 1
+
+
+@pytest.mark.parametrize("params", [{}, {"mask": "permutation"}, {"radius": 2.0}, {"trim": 0.2}], ids=str)
+def test_who_misses_rounds_of_a_refinement_catches_up(params: dict[str, Any], two: Federation) -> None:
+    made = short(**params)
+    for rounds in ((9, 10), (11, 12)):
+        state, endpoint, net, _ = served(made, two, lambda call, rounds=rounds: {2} if call.round in rounds else set())
+        assert net.state.lost == {2: list(rounds)} and not state.outbox.late()
+        assert adjusted_rand_score(two.truth or (), state.labels) == 1
+        models = made.final(endpoint.client, state)
+        assert all(torch.equal(models.row(i), models.row(2)) for i in range(8) if state.labels[i] == state.labels[2])
+
+
+def test_nobody_replies_to_anything_that_refines(two: Federation) -> None:
+    silence: Callable[[Call], set[int]] = lambda call: set(range(8)) if call.method == "contribute" else set()  # noqa: E731
+    made = short()
+    state, endpoint, *_ = served(made, two, silence)
+    assert adjusted_rand_score(two.truth or (), state.labels) == 1  # those of ONE_SHOT
+    assert not len(state.models.table) and made.final(endpoint.client, state).values.isfinite().all()
+    nothing, *_ = served(made, two, lambda call: set(range(8)))
+    assert list(nothing.labels) == [0] * 8
+
+
+def test_newcomers_that_cannot_be_placed_are_an_error(two: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted = short().fit(two)
+    gather = Network.gather
+
+    def silent(net: Network, method: Any, query: Any, to: Any, **rest: Any) -> Any:
+        monkeypatch.setattr(net, "_exchange", lambda call: type("Nobody", (), {"ids": (), "reply": None}))
+        return gather(net, method, query, to, **rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Network, "gather", silent)
+        with pytest.raises(UpdateError, match="do not reply"):
+            fitted.predict(two)
+    state, _, net, _ = served(short(), two, lambda call: set(range(8)))
+    with pytest.raises(UsageError, match="no member of any cluster posted its model"):
+        short().place(net, state, [8])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"distance": "cosine"}, "unknown distance"),
+        ({"variant": "sgd"}, "unknown variant"),
+        ({"size": 1}, "at least 2"),
+        ({"size": 9}, "at most all"),
+        ({"refine": 0}, "refine = 0"),
+        ({"local_rounds": 0}, "local_rounds = 0"),
+        ({"retrain": -1}, "retrain = -1"),
+        ({"refine": 1.5}, "refine = 1.5"),
+        ({"trim": 0.5}, "trim is a share"),
+        ({"radius": float("nan")}, "radius a finite number"),
+        ({"threshold": "x"}, "no distance"),
+        ({"quantile": 2}, "no share"),
+        ({"threshold": 1, "quantile": 0.2}, "one of them"),
+        ({"trim": 0.1, "mask": "rotation"}, "mixes coordinates"),
+        ({"trim": 0.1, "mask": "haar"}, "mixes coordinates"),
+        ({"sealed": True, "distance": "l2"}, "must read them"),
+        ({"rounds": 0}, "rounds is a whole number"),
+    ],
+)
+def test_what_is_not_possible_is_refused_in_one_sentence(wrong: dict[str, Any], told: str, two: Federation) -> None:
+    with pytest.raises(UsageError, match=told):
+        short(**wrong).fit(two)
+
+
+def test_what_the_plain_sum_and_the_relay_show_is_said() -> None:
+    assert any("plain sum" in text and "losses" in text for text in SRFCA().sees())
+    assert any("goes to every client" in text for text in SRFCA().sees())
+    assert any("one mask" in text for text in SRFCA(distance="l2").sees())
+    assert any("one by one" in text for text in SRFCA(trim=0.1).sees())
