@@ -21,7 +21,7 @@ from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 
 COMMON: dict[str, Any] = {"data": "cifar10", "clients": 10, "minority": 0.1, "features": "conv", "model": "cnn-ali", "gps_every": 1}
 SCALES: dict[str, dict[str, Any]] = {
-    "cpu": {"samples": 500, "batch_size": 20, "epochs": 1, "lr": 0.05, "rounds": 40},
+    "cpu": {"samples": 300, "batch_size": 10, "epochs": 1, "lr": 0.1, "rounds": 40},
     "full": {"samples": 4000, "batch_size": 50, "epochs": 1, "lr": 0.05, "rounds": 200},
 }
 TASKS = ("vehicles", "animals")
