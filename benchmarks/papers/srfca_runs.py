@@ -103,7 +103,7 @@ def draw(rows: Sequence[Row]) -> Any:
             place.plot([x - 0.3, x + 0.3], [middle, middle], color=colour, linewidth=1.6)
             points = [value for row in own if row["method"] == method for value in numbers(row.get("accuracy", ""))]
             place.plot([x] * len(points), points, color=colour, linestyle="none", marker="o", markersize=3.5)
-        place.set_xticks(range(len(methods)), methods, rotation=20)
+        place.set_xticks(range(len(methods)), methods, rotation=20, ha="right", rotation_mode="anchor")
         place.set(title=f"{own[0]['data']}, {name} ({own[0]['clusters']} clusters)", xlim=(-0.6, len(methods) - 0.4))
         place.grid(axis="y", alpha=0.25)
     axes[0, 0].set_ylabel("mean test accuracy over clients")
