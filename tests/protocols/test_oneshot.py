@@ -284,3 +284,25 @@ def test_features_of_ones_own_are_asked_for_when_a_run_is_loaded(tasks: Federati
 def test_what_cannot_work_is_refused(params: dict[str, Any], word: str, tasks: Federation) -> None:
     with pytest.raises(UsageError, match=word):
         OneShot(rounds=1, **params).fit(tasks)
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation"])
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_run_stopped_between_two_averages_of_the_common_layers_goes_on_as_if_it_never_had(
+    mask: str, stop: int, tasks: Federation, tmp_path: Path
+) -> None:
+    made, settings = OneShot(rounds=4, gps_every=3, mask=mask, tasks=2), Settings(transcript="full", dropout=0.1)
+    whole = made.fit(tasks, settings)
+
+    def interrupt(line: dict[str, Any]) -> None:
+        if line["round"] == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.fit(tasks, settings, folder=tmp_path, report=interrupt)
+    resumed = made.fit(tasks, settings, folder=tmp_path)
+    assert resumed.server_state_ == whole.server_state_
+    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
+    assert (resumed.bytes_, resumed.history_) == (whole.bytes_, whole.history_)
+    assert resumed.transcript_.entries == whole.transcript_.entries
+    assert made.replay(resumed.transcript_, made.config(tasks, "float32")) == whole.server_state_
