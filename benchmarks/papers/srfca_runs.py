@@ -3,9 +3,9 @@
 Every method trains with the same network and optimizer, and every model it ends with has had T rounds of one local epoch each, as the paper
 gives all methods one number of iterations: global, local, IFCA (its best start) and CFL T in all; Local-KMeans T alone, and its models are
 the means of its clusters; SR-FCA T alone and T in each REFINE, which starts anew, so its runs are three times as long (MERGE's averages are
-not trained further). IFCA and Local-KMeans are told the number of clusters, SR-FCA and CFL are not: λ is our default, in the middle of a gap
-between edges of the spanning tree (`joined` and `apart` are the edges on both sides of it). Updates are not masked, which changes no result.
-The part of the paper that was at hand prints no accuracies, so its column has the claims.
+not trained further). IFCA and Local-KMeans are told the number of clusters, SR-FCA and CFL are not: λ is our default, in the middle of a
+gap between edges of the spanning tree (`joined` and `apart` are the edges on both sides of it). Updates are not masked, which changes no
+result. The part of the paper that was at hand prints no accuracies, so its column has the claims.
 """
 
 from __future__ import annotations
