@@ -73,17 +73,17 @@ class Refiner(Contributor):
         self._known = torch.zeros(len(cohort.ids), 0, dtype=torch.float64)  # (·, m) f_i(w_j)
         self._fits: dict[int, Array] = {}  # by position: f_i(ω_c) of the models that were last judged, (K,)
 
-    @answers(GATHER, private=False)
-    def alone(self, turn: Turn, query: Means) -> Done:
-        """As of every contributor, before the first average only: what a client holds later can be posted, so it must be its cluster's."""
-        if any(self._restart[k] for k in turn.at):
-            raise PolicyError("a client trains alone before the first average only: post may show what it holds later")
-        return super().alone(turn, query)
-
     @answers(GATHER, through=("delta",), sealed=("delta",), fresh=True)
     def hand_in(self, turn: Turn, query: Hello) -> Update:
         """w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked or sealed on the way out. Asked again, the answer is the same."""
         return self.displaced(turn.at)
+
+    @answers(GATHER, private=False)
+    def alone(self, turn: Turn, query: Means) -> Done:
+        """As of every contributor, but before the first restart only: what is trained alone is not to be posted as a cluster's model."""
+        if any(self._restart[k] for k in turn.at):
+            raise PolicyError("alone comes before the first average: after it a client trains with its cluster")
+        return super().alone(turn, query)
 
     @answers(PAIRS)
     def losses(self, turn: Turn, query: Relay) -> Losses:
