@@ -17,10 +17,10 @@ from securecluster.settings import Settings
 PROTOCOLS = {  # module and class
     "cfl": "cfl:CFL",
     "flhc": "flhc:FLHC",
+    "srfca": "srfca:SRFCA",
     "oneshot": "oneshot:OneShot",
     "ifca": "ifca:IFCA",
     "local-kmeans": "local_kmeans:LocalKMeans",
-    "srfca": "srfca:SRFCA",
     "random": "random_clusters:RandomClusters",
     "fedavg": "fedavg:FedAvg",
     "local": "local:Local",
