@@ -51,6 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
+    if options.seeds < 1:
+        parser.error("--seeds is at least 1")
     torch.set_num_threads(min(2, torch.get_num_threads()))
     table: list[dict[str, Any]] = []
     for name, sizes in SAMPLES.items():
@@ -62,9 +64,8 @@ def main() -> None:
         for kind in SCENARIOS:
             for features in FEATURES:
                 own = [row for row in table if (row["data"], row["scenario"], row["features"]) == (name, kind, features)]
-                print(
-                    f"{name} {kind} {features}: right {sum(r['right'] for r in own)}, possible {sum(r['possible'] for r in own)} of {len(own)}"
-                )
+                right, possible = (sum(r[what] for r in own) for what in ("right", "possible"))
+                print(f"{name} {kind} {features}: right {right}, possible {possible} of {len(own)}")
 
 
 if __name__ == "__main__":
