@@ -64,8 +64,8 @@ def main() -> None:
         for kind in SCENARIOS:
             for features in FEATURES:
                 own = [row for row in table if (row["data"], row["scenario"], row["features"]) == (name, kind, features)]
-                right, possible = (sum(r[what] for r in own) for what in ("right", "possible"))
-                print(f"{name} {kind} {features}: right {right}, possible {possible} of {len(own)}")
+                right, possible = (sum(row[what] for row in own) for what in ("right", "possible"))
+                print(f"{name} {kind} {features}: right {right}, possible {possible} of {len(own)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -200,9 +200,8 @@ class ByLoss:
         own = {i: row[old[i]] for i in judges if old[i] in row}
         sums, counts = _sums(self._net, Refiner.heard, own, len(row), len(old))
         found = np.full((len(old), len(row)), math.nan)
-        told = [n for n, count in enumerate(counts) if count]
-        known = np.array(ids, dtype=int)
-        found[np.ix_(known, told)] = (sums[told] / np.array(counts)[told, None])[:, known].T
+        for n in (n for n, count in enumerate(counts) if count):
+            found[list(ids), n] = sums[n, list(ids)] / counts[n]
         return found
 
     def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:

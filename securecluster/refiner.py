@@ -20,7 +20,7 @@ from securecluster.distances import to_others
 from securecluster.endpoint import GATHER, PAIRS, SUM, Turn, answers
 from securecluster.errors import PolicyError
 from securecluster.messages import Picks, Rows, Shared
-from securecluster.privacy.keys import Hello, Secrets
+from securecluster.privacy.keys import Done, Hello, Secrets
 from securecluster.privacy.stages import Pipeline
 from securecluster.tree import WORST
 
@@ -77,6 +77,13 @@ class Refiner(Contributor):
     def hand_in(self, turn: Turn, query: Hello) -> Update:
         """w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked or sealed on the way out. Asked again, the answer is the same."""
         return self.displaced(turn.at)
+
+    @answers(GATHER, private=False)
+    def alone(self, turn: Turn, query: Means) -> Done:
+        """As of every contributor, but before the first restart only: what is trained alone is not to be posted as a cluster's model."""
+        if any(self._restart[k] for k in turn.at):
+            raise PolicyError("alone comes before the first average: after it a client trains with its cluster")
+        return super().alone(turn, query)
 
     @answers(PAIRS)
     def losses(self, turn: Turn, query: Relay) -> Losses:

@@ -16,8 +16,8 @@ from securecluster.similarity import BLOCK
 
 Operator = Callable[["torch.Tensor"], "torch.Tensor"]
 SMALL = 1024  # up to so many rows a Gram matrix is cheaper to form than to multiply with through the features
-WHOLE = 8  # a matrix of fewer than so many times the wanted eigenvectors is decomposed whole
-TOLERANCE = 1e-13  # residual ‖Gv − λv‖ by λ_1
+WHOLE = 80  # a matrix of fewer than so many times the wanted eigenvectors is decomposed whole
+TOLERANCE = 1e-13  # residual ‖Gv − λv‖ by the norm of G
 
 
 def top(features: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,28 +73,33 @@ def lanczos(product: Operator, side: int, k: int, most: int, like: torch.Tensor)
     """The k largest eigenvalues (k,) of a symmetric operator and its eigenvectors (side, k), by block Lanczos.
 
     Blocks of k + 2 vectors, so that eigenvalues may repeat, from a start that is the same in every run; every block is
-    orthogonalised against the whole basis, twice (Golub & Van Loan, Matrix Computations, 10.3.6; Rayleigh–Ritz on the basis).
+    orthogonalised against the whole basis, twice (Golub & Van Loan, Matrix Computations, 10.3.6; Rayleigh–Ritz on the basis, whenever
+    it has grown by a fifth).
 
     Args:
         product: (side, b) -> (side, b). most: vectors of the basis. like: a tensor of the wanted type and device.
 
     Returns:
-        None where residuals are above TOLERANCE · λ_1 with a basis of `most` vectors.
+        None where residuals are above TOLERANCE times the norm with a basis of `most` vectors.
     """
     draw = Randomness(0).generator("spectra", side).standard_normal((side, k + 2))
     block = torch.linalg.qr(torch.from_numpy(draw).to(like))[0]
-    basis, images = block[:, :0], block[:, :0]
-    while basis.shape[1] + block.shape[1] <= most:
-        basis, images = torch.cat([basis, block], 1), torch.cat([images, product(block)], 1)
-        inner = basis.T @ images
-        values, weights = torch.linalg.eigh((inner + inner.T) / 2)
-        rest = _outside(images[:, -block.shape[1] :], basis)
-        values, weights = values[-k:].flip(0), weights[:, -k:].flip(1)
-        residual = (rest @ weights[-block.shape[1] :]).norm(dim=0)
-        if bool((residual <= TOLERANCE * values[0]).all()):
-            return values, basis @ weights
-        left, sizes, _ = torch.linalg.svd(rest, full_matrices=False)
-        block = torch.linalg.qr(_outside(left[:, sizes > TOLERANCE * values[0]], basis))[0]
+    basis, inner, due = block[:, :0], like.new_zeros(most, most), 0.0
+    while (size := basis.shape[1] + block.shape[1]) <= most:
+        old, basis, image = basis.shape[1], torch.cat([basis, block], 1), product(block)
+        inner[:size, old:size] = basis.T @ image
+        inner[old:size, :size] = inner[:size, old:size].T
+        rest = _outside(image, basis)
+        left, spread, _ = torch.linalg.svd(rest, full_matrices=False)
+        small = TOLERANCE * inner[:size, :size].norm()
+        fresh = spread > small
+        if size >= due or not bool(fresh.any()):
+            values, weights = torch.linalg.eigh(inner[:size, :size])
+            values, weights = values[-k:].flip(0), weights[:, -k:].flip(1)
+            if bool(((rest @ weights[old:]).norm(dim=0) <= small).all()):
+                return values, basis @ weights
+            due = 1.2 * size
+        block = torch.linalg.qr(_outside(left[:, fresh], basis))[0]
     return None
 
 

@@ -127,6 +127,10 @@ def test_without_trimming_updates_leave_in_sums_only_and_own_models_are_not_post
     for name, sent in (("train", query), ("contribute", query), ("post", query), ("heard", Hello()), ("fits", Hello()), ("losses", query)):
         with pytest.raises(PolicyError):
             endpoint.answer(Call(config, name, "gather", 1, 1, (0,), sent, (1,)))
+    client: Any = endpoint.client
+    client.receive(Turn((0,), (0,), 1, 1), letter(1))
+    with pytest.raises(PolicyError, match="before the first average"):  # else a server could have a model of one client posted
+        client.alone(Turn((0,), (0,), 1, 2), query)
     made.set_params(trim=0.2)
     endpoint, config = made.build_client(small, Settings()), config_hash(made.config(small, "float32"))
     assert endpoint.answer(Call(config, "train", "gather", 1, 1, (0,), query, (1,))).ids == (0,)

@@ -55,6 +55,7 @@ def test_eigenpairs_are_numpys_for_every_shape(seed: int, n: int, d: int, p: int
 @pytest.mark.parametrize("small", [0, 1024])  # through the features, and through the smaller Gram matrix
 def test_truncated_eigenpairs_are_numpys(n: int, d: int, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spectra, "SMALL", small)
+    monkeypatch.setattr(spectra, "WHOLE", 8)
     monkeypatch.setattr(torch.linalg, "eigh", narrow(torch.linalg.eigh, 60))
     check(data(1, n, d), 5, min(n, d))
 
@@ -70,6 +71,7 @@ def narrow(eigh: object, most: int) -> object:
 @pytest.mark.parametrize("small", [0, 1024])
 def test_a_flat_spectrum_is_decomposed_whole(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spectra, "SMALL", small)
+    monkeypatch.setattr(spectra, "WHOLE", 8)
     x = data(2, 200, 150, decay=1.0)
     like = x.double()
     assert lanczos(lambda v: like.T @ (like @ v), 150, 5, 20, like) is None
@@ -80,6 +82,7 @@ def test_a_flat_spectrum_is_decomposed_whole(small: int, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("small", [0, 1024])
 def test_vectors_beyond_the_rank_are_zero(n: int, d: int, rank: int, p: int, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spectra, "SMALL", small)
+    monkeypatch.setattr(spectra, "WHOLE", 8)
     draw = np.random.default_rng(3)
     x = torch.from_numpy(draw.integers(-3, 4, (n, rank)).astype(np.float32) @ draw.integers(-3, 4, (rank, d)).astype(np.float32))
     assert np.linalg.matrix_rank(x.numpy()) == rank
@@ -89,6 +92,7 @@ def test_vectors_beyond_the_rank_are_zero(n: int, d: int, rank: int, p: int, sma
 @pytest.mark.parametrize("small", [0, 1024])
 def test_repeated_eigenvalues_all_count(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spectra, "SMALL", small)
+    monkeypatch.setattr(spectra, "WHOLE", 8)
     x = torch.eye(100)  # every direction is an eigenvector with 1/100
     values, vectors = top(x, 5)
     np.testing.assert_allclose(values.numpy(), np.full(5, 0.01), rtol=1e-12)
@@ -106,7 +110,7 @@ def test_one_sample_and_no_data() -> None:
 
 
 def test_the_same_bits_every_time() -> None:
-    x = data(4, 2000, 1100)
+    x = data(4, 2000, 1100)  # through the features, as p is small against both sides
     one, two = top(x, 5), top(x.clone(), 5)
     assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
 

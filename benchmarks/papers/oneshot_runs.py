@@ -48,12 +48,11 @@ def matrices(features: Sequence[torch.Tensor], counts: Sequence[int]) -> Array:
     vectors = torch.stack([own for _, own in spectra])
     images = [projected(x, vectors.flatten(0, 1)).view(m, most) for x in features]
     there = vectors.any(-1)
-    rows = [
-        [relevance(values[:p], image[:, :p], shared=there[:, :p]) for (values, _), image in zip(spectra, images, strict=True)]
-        for p in counts
-    ]
-    r = np.array([[row.numpy() for row in found] for found in rows])
-    return (r + r.transpose(0, 2, 1)) / 2
+    r = np.empty((len(counts), m, m))
+    for n, p in enumerate(counts):
+        for i, ((values, _), image) in enumerate(zip(spectra, images, strict=True)):
+            r[n, i] = relevance(values[:p], image[:, :p], shared=there[:, :p]).numpy()
+    return np.asarray((r + r.transpose(0, 2, 1)) / 2, dtype=np.float64)
 
 
 def parts(r: Array, truth: Sequence[int]) -> tuple[Array, Array]:

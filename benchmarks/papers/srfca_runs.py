@@ -3,9 +3,9 @@
 Every method trains with the same network and optimizer, and every model it ends with has had T rounds of one local epoch each, as the paper
 gives all methods one number of iterations: global, local, IFCA (its best start) and CFL T in all; Local-KMeans T alone, and its models are
 the means of its clusters; SR-FCA T alone and T in each REFINE, which starts anew, so its runs are three times as long (MERGE's averages are
-not trained further). IFCA and Local-KMeans are told the number of clusters, SR-FCA and CFL are not: λ is our default, the middle of the
-largest gap between edges of the spanning tree (`joined` and `apart`: the edges on both sides of it). Updates are not masked, which changes
-no result. The part of the paper that was at hand prints no accuracies, so its column has the claims.
+not trained further). IFCA and Local-KMeans are told the number of clusters, SR-FCA and CFL are not: λ is our default, in the middle of a
+gap between edges of the spanning tree (`joined` and `apart` are the edges on both sides of it). Updates are not masked, which changes no
+result. The part of the paper that was at hand prints no accuracies, so its column has the claims.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def draw(rows: Sequence[Row]) -> Any:
             place.plot([x - 0.3, x + 0.3], [middle, middle], color=colour, linewidth=1.6)
             points = [value for row in own if row["method"] == method for value in numbers(row.get("accuracy", ""))]
             place.plot([x] * len(points), points, color=colour, linestyle="none", marker="o", markersize=3.5)
-        place.set_xticks(range(len(methods)), methods, rotation=20)
+        place.set_xticks(range(len(methods)), methods, rotation=20, ha="right", rotation_mode="anchor")
         place.set(title=f"{own[0]['data']}, {name} ({own[0]['clusters']} clusters)", xlim=(-0.6, len(methods) - 0.4))
         place.grid(axis="y", alpha=0.25)
     axes[0, 0].set_ylabel("mean test accuracy over clients")

@@ -21,7 +21,7 @@ from securecluster.messages import Call, Rows
 from securecluster.network import Network
 from securecluster.run import Run
 from securecluster.transcript import Transcript
-from securecluster.transport import InProcess, Recorded
+from securecluster.transport import Framed, InProcess, Recorded
 
 DOUBLE = Settings(dtype="float64")
 FULL = Settings(transcript="full")
@@ -282,3 +282,17 @@ def test_what_the_plain_sum_and_the_relay_show_is_said() -> None:
     assert any("goes to every client" in text for text in SRFCA().sees())
     assert any("one mask" in text for text in SRFCA(distance="l2").sees())
     assert any("one by one" in text for text in SRFCA(trim=0.1).sees())
+
+
+NODES: list[dict[str, Any]] = [{"sealed": True}, {"sealed": True, "mask": "rotation"}, {"trim": 0.3}, {"distance": "l2", "radius": 2.0}]
+
+
+@pytest.mark.parametrize("params", NODES, ids=str)
+def test_a_node_with_one_client_does_the_same_behind_real_frames(params: dict[str, Any], two: Federation) -> None:
+    made = short(**{"mask": "permutation", **params})
+    nodes = [made.build_client(two, DOUBLE, [i]) for i in range(8)]
+    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
+    net = made.build_network(Framed(doors, lambda name: made.message_types(name)[1]), made.config(two, "float64"))
+    made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    apart = torch.cat([node.client.models.values for node in nodes])
+    torch.testing.assert_close(apart, made.fit(two, DOUBLE).client_models_.values, rtol=0, atol=1e-9)

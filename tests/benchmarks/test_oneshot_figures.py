@@ -1,0 +1,150 @@
+"""The scripts for the tables and figures of Ali & Arafa 2024, at the smallest scale: what they measure, draw and leave out."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from securecluster.benchmarks import tasks
+from securecluster.benchmarks.papers import oneshot_fig2, oneshot_fig3, oneshot_fig4, oneshot_runs, oneshot_table1, oneshot_table2
+from securecluster.benchmarks.papers.oneshot_runs import CLUSTERS, RandomTasks, dealt, judged, matrices, parts, trained, usable
+from securecluster.benchmarks.papers.sheet import numbers
+
+from securecluster import Federation
+from securecluster.data.scenarios import Tasks
+from securecluster.errors import UsageError
+
+RUN = {"data": "digits", "clients": 5, "samples": 60, "minority": 0.1, "features": "identity", "model": "mlp-32", "gps_every": 1}
+RUN |= {"batch_size": 20, "epochs": 1, "lr": 0.1, "rounds": 2, "seed": 0}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def on_disk(name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(Path(f"benchmarks/results/papers/{name}.csv").read_text().splitlines()[1:]))
+
+
+def run(script: Any, name: str, monkeypatch: pytest.MonkeyPatch, cells: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The rows of a script's cells, read back."""
+    full = {**cells[0], "scale": "full"}
+    monkeypatch.setattr(script, "cells", lambda scale, seeds: [full] if scale == "full" else cells)
+    script.main(["--seeds", "1"])
+    rows = on_disk(name)
+    assert [row["status"] for row in rows] == ["done"] * len(cells) + ["not run"]
+    return rows[: len(cells)]
+
+
+def test_r_is_made_from_whole_decompositions() -> None:
+    draw = np.random.default_rng(0)
+    xs = [draw.normal(size=(n, 6)) * [4, 3, 2, 1, 0.5, 0.2] @ np.linalg.qr(draw.normal(size=(6, 6)))[0] for n in (30, 40, 50)]
+    grams = [x.T @ x / len(x) for x in xs]
+    eigen = [np.linalg.eigh(g) for g in grams]
+    for p, found in zip((1, 4), matrices([torch.from_numpy(x) for x in xs], (1, 4)), strict=True):
+        r = np.empty((3, 3))
+        for i in range(3):
+            own = eigen[i][0][::-1][:p]
+            for j in range(3):
+                other = np.linalg.norm(grams[i] @ eigen[j][1][:, ::-1][:, :p], axis=0)
+                r[i, j] = (np.minimum(own, other) / np.maximum(own, other)).prod() ** (1 / p)
+        np.testing.assert_allclose(found, (r + r.T) / 2, rtol=1e-9)
+
+
+def test_pairs_within_and_across() -> None:
+    r = np.array([[1, 0.9, 0.1, 0.2], [0.9, 1, 0.3, 0.4], [0.1, 0.3, 1, 0.8], [0.2, 0.4, 0.8, 1]])
+    within, across = parts(r, (0, 0, 1, 1))
+    assert within.tolist() == [0.9, 0.8] and across.tolist() == [0.1, 0.2, 0.3, 0.4]
+    found = judged(r, (0, 0, 1, 1))
+    assert found["within"] == pytest.approx(0.85) and (found["within_min"], found["across_max"]) == (0.8, 0.4)
+    assert found["exact"] and found["exact_without_T"]
+    assert not judged(r, (0, 1, 0, 1))["exact"]
+    alone = judged(np.full((4, 4), 0.9), (0, 0, 0, 0))
+    assert alone["across"] is None and alone["exact_without_T"]
+
+
+def test_users_per_task() -> None:
+    federation = Federation.simulate(dealt("digits", (2, 3)), scenario=Tasks(), clients=5, samples=20, seed=0)
+    assert np.bincount(federation.truth or ()).tolist() == [2, 3]
+
+
+def test_features_that_cannot_be_made_are_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(*_: Any) -> None:
+        raise UsageError("no weights")
+
+    monkeypatch.setattr(oneshot_runs, "build", refuse)
+    cells = oneshot_table1.cells("cpu", 1)
+    assert {cell["features"] for cell in usable(cells)} == {"identity", "pca", "conv"}
+    assert "no weights" in capsys.readouterr().out
+
+
+def test_table_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = {"scale": "cpu", "data": "digits", "samples": 80, "vectors": 5, "seed": 0, "paper": "p"}
+    kinds = [{"minority": m, "features": name} for name in ("identity", "conv") for m in (0.0, 0.1)]
+    rows = run(oneshot_table1, "oneshot_table1", monkeypatch, [{**fixed, **kind} for kind in kinds])
+    for row in rows:
+        r = np.reshape(numbers(row["R"]), (5, 5))
+        assert (np.diag(r) == 1).all() and (r == r.T).all()
+        assert float(row["within"]) == pytest.approx(np.mean([r[0, 1], r[2, 3], r[2, 4], r[3, 4]]), rel=1e-4)
+    assert rows[0]["exact"] == "True" and float(rows[0]["within_min"]) > float(rows[0]["across_max"])
+
+
+def test_table_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oneshot_table2, "USERS", (("digits", "0-4"), ("digits", "0-4"), ("digits", "5-9")))
+    cells = [{"scale": "cpu", "samples": 100, "vectors": 5, "features": "identity", "seed": 0, "paper": "p"}]
+    (row,) = run(oneshot_table2, "oneshot_table2", monkeypatch, cells)
+    assert row["nearer"] == "True" and float(row["R12"]) == 1  # the same draw of the same task
+    with pytest.raises(UsageError, match="digits here has 896 training samples of 5-9, and 2000 are wanted"):
+        oneshot_table2.samples("digits", "5-9", 2000, 0)
+
+
+def test_figure_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [{"scale": "cpu", "data": "digits", "clients": 10, "samples": 60, "minority": 0.1, "seed": s, "paper": "p"} for s in (0, 1)]
+    rows = run(oneshot_fig4, "oneshot_fig4", monkeypatch, cells)
+    picture = Path("benchmarks/results/papers/oneshot_fig4.png").read_bytes()
+    assert picture.startswith(b"\x89PNG") and len(picture) > 5000
+    for row in rows:
+        within, across = numbers(row["within_min"]), numbers(row["across_max"])
+        assert len(within) == len(numbers(row["R09"])) == 50
+        first = next(p for p, pair in enumerate(zip(within, across, strict=True), start=1) if pair[0] > pair[1])
+        assert int(row["apart_from"]) == first
+        assert float(row["within_5"]) == pytest.approx(numbers(row["within"])[4], rel=1e-4)
+
+
+@pytest.mark.parametrize("script", [oneshot_fig2, oneshot_fig3])
+def test_figures_2_and_3(script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(script, "TASKS", ("0-4", "5-9"))
+    name = script.__name__.rpartition(".")[2]
+    cells = [{"scale": "cpu", **RUN, "paper": "p", "clusters": clusters} for clusters in CLUSTERS]
+    rows = run(script, name, monkeypatch, cells)
+    assert Path(f"benchmarks/results/papers/{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert [len(numbers(row["task_1"])) for row in rows] == [2, 2]
+    assert rows[0]["exact"] == "True" and numbers(rows[0]["task_0"])[-1] == float(rows[0]["last_0"])
+    assert "0-4: one-shot" in capsys.readouterr().out
+
+
+def test_random_clusters_are_as_large_as_the_tasks() -> None:
+    federation = Federation.simulate("digits", scenario=Tasks(), clients=5, samples=60, seed=1)
+    protocol = RandomTasks(tasks=2, rounds=1, model="mlp-32", mask="none")
+    protocol.sizes = (4, 1)
+    assert sorted(np.bincount(protocol.fit(federation).labels_)) == [1, 4]
+    found = trained({**RUN, "clusters": "random", "clients": 6})
+    assert set(found) >= {"exact", "last_0", "last_1", "task_0", "task_1"}
+
+
+def test_full_scales_are_listed() -> None:
+    for script in (oneshot_table1, oneshot_table2, oneshot_fig2, oneshot_fig3, oneshot_fig4):
+        assert len(script.cells("full", 6)) % 6 == 0 and script.cells("full", 6)[0]["scale"] == "full"
+
+
+def test_the_rule_for_the_number_of_tasks_is_judged() -> None:
+    rows = tasks.measure(tasks.loaded("digits"), "tasks", 10, 60, 10)
+    assert [row["features"] for row in rows] == ["identity", "conv"]
+    assert rows[0]["possible"] and rows[0]["within"] > rows[0]["across"]
+    (iid, _) = tasks.measure(tasks.loaded("digits"), "iid", 10, 60, 10)
+    assert iid["right"] and iid["possible"] and iid["across"] is None
