@@ -221,7 +221,8 @@ def test_more_eigenvectors_than_numbers_a_sample_are_not_sent(p: int, tasks: Fed
 
 def test_newcomers_who_map_with_other_weights_are_refused(tasks: Federation) -> None:
     fitted = OneShot(rounds=1, features="pca", public="digits", components=8, tasks=2).fit(tasks.select(range(8)))
-    fitted.kept_.learned.config["phi"]["samples"] = "other samples"
+    config = fitted.kept_.learned.config
+    config["phi"] = config["phi"] | {"samples": "others"}
     with pytest.raises(UsageError, match="give the same map, data or weights"):
         fitted.predict(tasks.select([8, 9]))
 
