@@ -109,7 +109,7 @@ class OneShot(Protocol):
         """Algorithm 2; who never replies goes to the largest cluster (ours)."""
         shared = net.gather(Relative.eigen, Hello(), to=net.clients, tries=TRIES)  # lines 2–5
         if len(shared) < 2:
-            raise UsageError(f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run it anew")
+            raise UsageError(f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run it anew, with another seed")
         vectors = shared.rows.vectors.values.cpu()
         letters = others(shared.ids, vectors, shared.step, to=shared.ids)
         pairs = net.pairs(Relative.relevance, letters, to=shared.ids, then=agglomerate(self.tasks, self.height), tries=TRIES)  # lines 6–19
