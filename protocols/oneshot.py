@@ -186,13 +186,14 @@ class OneShot(Protocol):
         return [
             "each client's relevance to every other's data (the plain pairs read the rows), and so R",
             "the clusters, and each client's cluster",
-            "how far each cluster's common layers have moved",
+            "how each cluster's common layers have moved in every round (under the mask), and over how many samples",
         ]
 
     def client_sees(self) -> list[str]:
         """Eigenvectors."""
-        return ["all other clients' eigenvectors: directions in which their data vary"]
+        return ["all other clients' eigenvectors: directions in which their data vary", "newcomers: these, and each client's cluster"]
 
     def lps_sees(self) -> list[str]:
         """What an LPS sees of its own cluster."""
-        return ["each of its clients' number of samples (the plain sum reads every reply)"]
+        others = "how the common layers of all clusters have moved on average: of two clusters, the other's up to their samples"
+        return ["each of its clients' number of samples (the plain sum reads every reply)", others]

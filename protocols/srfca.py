@@ -111,20 +111,19 @@ class SRFCA(Protocol):
         run.note(**{"lambda": state.reach}, edges=edges.tolist(), clustered=groups(state.clusters))
 
     def _refine(self, net: Network, run: Run, state: State, last: bool) -> None:
-        """RECLUSTER and MERGE. Where no member of any cluster replies, clusters stay as they are (ours)."""
+        """RECLUSTER and MERGE. Where no member of any cluster replies, clusters and models stay as they are (ours)."""
         models = refinement.cluster_models(net, state, state.step if self.distance == "l2" else None)
-        if not models.kept:
-            return
-        near = nearness(net, state, models, self.distance, scattered=self.threshold is None and self.quantile is None)
-        before = [models.kept.index(c) if c in models.kept else OUTSIDE for c in state.clusters]
-        taken = refinement.recluster(near, before, len(models.kept))
-        state.clusters, table = refinement.merge(near, taken, models, state.reach, self.size)
-        state.models = Clusters(table, models.step, list(range(len(table))))
-        state.restart(self._fresh)
-        state.outbox.post(models.step, table, state.clusters)  # counted from w_0, whatever a client held
+        if models.kept:
+            near = nearness(net, state, models, self.distance, scattered=self.threshold is None and self.quantile is None)
+            before = [models.kept.index(c) if c in models.kept else OUTSIDE for c in state.clusters]
+            taken = refinement.recluster(near, before, len(models.kept))
+            state.clusters, table = refinement.merge(near, taken, models, state.reach, self.size)
+            state.models = Clusters(table, models.step, list(range(len(table))))
+            run.note(reclustered=groups(taken), clustered=groups(state.clusters))
+        if models.kept or not state.outbox.number:
+            state.hand_out(self._fresh)
         if last:
             state.rows = nothing()
-        run.note(reclustered=groups(taken), clustered=groups(state.clusters))
 
     def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
         """Newcomers get the models and say which is nearest: to the one they train alone (l2), or by their own loss (ours)."""
@@ -135,7 +134,7 @@ class SRFCA(Protocol):
         method = Refiner.join if self.distance == "l2" else Refiner.choose
         got = net.gather(method, refinement.offered(state.models, len(to)), to=to, tries=TRIES)
         check_newcomers(to, got.ids)
-        return [int(c) for c in got.rows.model.values.tolist()]
+        return [state.models.kept[c] for c in got.rows.model.values.tolist()]
 
     @property
     def total(self) -> int:
@@ -197,4 +196,5 @@ class SRFCA(Protocol):
 
     def client_sees(self) -> list[str]:
         """Models of others."""
-        return ["all other clients' models that were trained alone", "the models of all clusters"] if self.distance == "loss" else []
+        models = ["all other clients' models that were trained alone", "all clusters' models, and how well its own does in each on average"]
+        return models if self.distance == "loss" else ["newcomers only: all clusters' models"]

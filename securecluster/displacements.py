@@ -220,6 +220,11 @@ class Outbox:
         """An empty outbox."""
         return cls(fresh, [0] * clients)
 
+    @property
+    def number(self) -> int:
+        """Averages posted so far."""
+        return self.first + len(self.posts)
+
     def post(self, step: int, means: torch.Tensor, labels: Sequence[int]) -> None:
         """Add a round's averages (K, d), kept in main memory; `labels[i]` is client i's row."""
         means = means.cpu()
@@ -248,7 +253,7 @@ class Outbox:
     def delivered(self, ids: Sequence[int]) -> None:
         """These clients replied, so they have everything posted so far; what nobody lacks is dropped."""
         for i in ids:
-            self.lacks[i] = max(self.lacks[i], self.first + len(self.posts))
+            self.lacks[i] = max(self.lacks[i], self.number)
         while self.fresh and self.posts and min(self.lacks) > self.first:
             self.posts.pop(0)
             self.first += 1
@@ -260,7 +265,7 @@ class Outbox:
 
     def late(self) -> list[int]:
         """The clients that lack some average."""
-        return [i for i, lacked in enumerate(self.lacks) if lacked < self.first + len(self.posts)]
+        return [i for i, lacked in enumerate(self.lacks) if lacked < self.number]
 
 
 def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from securecluster.averaging import Averaged, contributions, weighted_means
 from securecluster.backend import torch
 from securecluster.clustering import members as clusters_of
-from securecluster.endpoint import answers
+from securecluster.endpoint import MINIMUM, answers
 from securecluster.errors import UsageError
 from securecluster.messages import RELAY, Rows
 from securecluster.network import Network
@@ -50,7 +50,7 @@ class Move:
 
     step: int  # the call whose mask the moves carry
     moves: torch.Tensor  # (K, n) of the common layers
-    size: torch.Tensor  # (K,) samples behind them
+    size: torch.Tensor  # (K,) samples behind them, 0 where fewer than two members replied: what one of them sent is not for the GPS
     width: int  # numbers of a whole average
 
 
@@ -70,7 +70,8 @@ def average_in_layers(net: Network, state: Layered, gps: GPS, share: float, t: i
     means = None if total is None else weighted_means(total)
     if total is not None and means is not None:
         assert total.rows.size is not None
-        state.pending.append(Move(total.step, means[:, : net.common].cpu(), total.rows.size.table.cpu(), means.shape[1]))
+        size = total.rows.size.table.cpu() * (torch.as_tensor(total.counts) >= MINIMUM)
+        state.pending.append(Move(total.step, means[:, : net.common].cpu(), size, means.shape[1]))
     if mix:
         _mix(net, state, gps, None if total is None else total.step, means)
     if total is not None and means is not None:
@@ -83,8 +84,8 @@ def _mix(net: Network, state: Layered, gps: GPS, now: int | None, means: torch.T
     pending, state.pending = state.pending, []
     if not (net.common and pending and len(clusters) > 1):
         return
-    rows = torch.stack([move.moves for move in pending], 1)[clusters]
     size = torch.stack([move.size for move in pending], 1)[clusters]
+    rows = torch.stack([move.moves for move in pending], 1)[clusters] * (size > 0)[..., None]
     mixed = net.relay(gps.mix, Common(Rows(rows), Rows(size)), to=clusters).moves.values
     for n, move in enumerate(pending):
         if move.step == now and means is not None:

@@ -76,6 +76,12 @@ class State:
         self.outbox.restart = number
         self.outbox.leave([i for i, c in enumerate(self.clusters) if c == OUTSIDE])
 
+    def hand_out(self, fresh: bool) -> None:
+        """The clusters' models, as far as there are some, count from w_0, whatever a client held."""
+        if len(self.models.table):
+            self.restart(fresh)
+            self.outbox.post(self.models.step, self.models.table, self.clusters)
+
 
 def trimmed(net: Network, state: State, share: float, trim: float, t: int) -> None:
     """One step of Algorithm 3 in every cluster: a share of its members, two or more, and the (trimmed) mean of their updates."""
@@ -114,7 +120,7 @@ def cluster_models(net: Network, state: State, step: int | None) -> Clusters:
         step: the call whose mask they are to carry; None: a fresh one.
     """
     clusters, outbox = groups(state.clusters), state.outbox
-    if not outbox.first + len(outbox.posts):
+    if not outbox.number:
         return Clusters()  # nobody ever replied
     if not outbox.fresh:
         return Clusters(torch.stack([outbox.displacement(own[0], 0) for own in clusters]), 0, list(range(len(clusters))))
@@ -159,7 +165,7 @@ class ByDistance:
 
     def __init__(self, ids: Sequence[int], rows: torch.Tensor, models: Clusters, scattered: bool) -> None:
         self._models, self._scattered = models, scattered
-        self._away = dict(zip(ids, to_others(rows, models.table).numpy(), strict=True))
+        self._away = dict(zip(ids, to_others(rows, models.table).numpy(), strict=True)) if ids else {}
 
     def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
         """Of the clients whose model came."""
@@ -280,14 +286,13 @@ def merge(near: Nearness, labels: Sequence[int], models: Clusters, reach: float,
 
 
 def _sums(net: Network, method: Any, own: dict[int, int], groups_: int, width: int) -> tuple[Array, tuple[int, ...]]:
-    """Sums of losses over groups, (groups, width), and how many clients each holds; groups of fewer than two are left out."""
+    """Sums of losses over groups, (groups, width), and how many clients each holds; of fewer than two there is none."""
     left = {i: g for i, g in own.items() if list(own.values()).count(g) >= MINIMUM}
     total, counts = np.zeros((groups_, width)), [0] * groups_
     for _ in range(TRIES):
         open_ = {i: g for i, g in left.items() if not counts[g]}
         if open_:
             got = net.sum(method, Hello(), to=list(open_), by=list(open_.values()), groups=groups_)
-            if got.ids:
-                total += got.rows.loss.table.numpy()
-                counts = [a + b for a, b in zip(counts, got.counts, strict=True)]
+            for g in (g for g, count in enumerate(got.counts) if count >= MINIMUM):
+                total[g], counts[g] = got.rows.loss.table[g].numpy(), got.counts[g]
     return total, tuple(counts)

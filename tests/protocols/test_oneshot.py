@@ -18,7 +18,8 @@ from securecluster.hierarchical import GPS, Common
 from securecluster.messages import RELAY, Call, Rows, reply_header
 from securecluster.parties import SERVER, WIRE, client, lps
 from securecluster.run import Run
-from securecluster.transport import InProcess
+from securecluster.transcript import Transcript
+from securecluster.transport import InProcess, Recorded
 
 FULL = Settings(transcript="full")
 MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
@@ -90,6 +91,11 @@ def test_each_server_sees_its_own_and_no_more(sealed: bool, tasks: Federation) -
         assert sent[0].content.moves.values.shape == (1, 1, 64 * 64 + 64)
         assert sent[0].content.size is not None
         assert sent[1].content.size is None
+        got = [s.content for s in seen if s.method == "contribute" and s.receiver == lps(c) and s.round == 1]
+        total = sum(float(r.size.values[0]) for r in got)  # what it tells the GPS follows from what it was sent
+        mean = torch.stack([r.delta.values[0, : 64 * 64 + 64] for r in got]).double().sum(0) / total
+        assert float(sent[0].content.size.values[0, 0]) == total
+        torch.testing.assert_close(sent[0].content.moves.values[0, 0].double(), mean, rtol=0, atol=1e-6)
     mine = [s for s in fitted.transcript_.seen_by({client(3)}) if s.method == "contribute"]
     assert {p for s in mine for p in (s.sender, s.receiver)} == {client(3), lps(int(fitted.labels_[3]))}
     assert all(s.content is None for s in fitted.transcript_.seen_by({WIRE}))
@@ -162,6 +168,28 @@ def test_partial_participation_weighs_by_those_who_took_part() -> None:
     assert sums.moves.values.tolist() == [[[3.0], [7.0]]] * 2
     nobody = GPS().mix(Common(Rows(torch.ones(2, 1, 3)), Rows(torch.zeros(2, 1))))
     assert not bool(nobody.moves.values.any())
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation"])
+@pytest.mark.parametrize("every", [1, 2])
+def test_what_a_single_member_sent_stays_with_its_lps(every: int, mask: str, tasks: Federation) -> None:
+    made = OneShot(rounds=2, gps_every=every, mask=mask, tasks=2)
+    first = list(np.flatnonzero(made.fit(tasks).labels_ == 0))
+    endpoint, transcript = made.build_client(tasks, Settings()), Transcript("full")
+    lost: Callable[[Call], set[int]] = lambda call: set(first[1:]) if (call.method, call.round) == ("contribute", 2) else set()  # noqa: E731
+    net = made.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), made.config(tasks, "float32"))
+    state = made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    zero, one = ([s.content for s in transcript.seen_by({lps(c)}) if s.method == "mix" and s.receiver == SERVER][-1] for c in (0, 1))
+    assert zero.size.values[0, -1] == 0 and not bool(zero.moves.values[0, -1].any())
+    assert one.size.values[0, -1] > 0 and bool(one.moves.values[0, -1].any())
+    models = made.final(endpoint.client, state).values
+    torch.testing.assert_close(models[:, : 64 * 64 + 64], models[:1, : 64 * 64 + 64].expand(10, -1))  # the other's, all the same
+
+
+def test_what_is_read_beside_replies_is_said() -> None:
+    assert any("over how many samples" in text for text in OneShot().sees())
+    assert any("the other's" in text for text in OneShot().lps_sees())
+    assert any("newcomers" in text and "each client's cluster" in text for text in OneShot().client_sees())
 
 
 def test_a_lone_client_trains_alone_and_none_of_its_layers_leaves() -> None:

@@ -233,6 +233,41 @@ def test_nobody_replies_to_anything_that_refines(two: Federation) -> None:
     assert list(nothing.labels) == [0] * 8
 
 
+def test_nobody_hands_in_a_model_and_everyone_is_one_cluster(two: Federation) -> None:
+    for distance in ("loss", "l2"):
+        made = short(distance=distance)
+        state, endpoint, *_ = served(made, two, lambda call: set(call.to) if call.method == "hand_in" else set())
+        assert state.clusters == [0] * 8
+        assert len(made.final(endpoint.client, state).table) == 1
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation"])
+def test_a_refinement_that_nobody_replies_in_leaves_the_models_of_the_one_before(mask: str, two: Federation) -> None:
+    made, once = short(mask=mask), short(mask=mask, refine=1)
+    silent: Callable[[Call], set[int]] = lambda call: {*call.to} if call.method == "contribute" and call.round > 11 else set()  # noqa: E731
+    (state, endpoint, *_), (before, other, *_) = served(made, two, silent), served(once, two)
+    assert state.clusters == before.clusters and not state.outbox.late()
+    torch.testing.assert_close(made.final(endpoint.client, state).values, once.final(other.client, before).values, rtol=0, atol=1e-12)
+
+
+def test_newcomers_choose_among_the_clusters_whose_model_came(two: Federation) -> None:
+    made = short(mask="permutation", retrain=1)
+    first = {i for i, c in enumerate(made.fit(two, DOUBLE).labels_) if c == 0}
+    state, _, net, _ = served(made, two, lambda call: first if call.method == "post" and call.round > made.total else set())
+    assert state.models.kept == [1]
+    assert made.place(net, state, [0, 7]) == [1, 1]
+
+
+def test_the_losses_of_a_single_client_go_into_no_mean(two: Federation) -> None:
+    made = short()
+    found = made.fit(two, DOUBLE).labels_
+    first = [i for i in range(8) if found[i] == 0]
+    state, *_, transcript = served(made, two, lambda call: set(first[1:]) if call.method in ("heard", "fits") else set())
+    told = [transcript.content(k)[0].query.others.values for k, e in enumerate(transcript.entries) if e.method == "choose"]
+    assert [bool(others[:, c].isnan().all()) for others in told for c in (0, 1)] == [True, False] * 2
+    assert list(state.labels) == list(found)
+
+
 def test_newcomers_that_cannot_be_placed_are_an_error(two: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = short().fit(two)
     gather = Network.gather
@@ -282,6 +317,8 @@ def test_what_the_plain_sum_and_the_relay_show_is_said() -> None:
     assert any("goes to every client" in text for text in SRFCA().sees())
     assert any("one mask" in text for text in SRFCA(distance="l2").sees())
     assert any("one by one" in text for text in SRFCA(trim=0.1).sees())
+    assert any("how well its own" in text for text in SRFCA().client_sees())
+    assert SRFCA(distance="l2").client_sees() == ["newcomers only: all clusters' models"]
 
 
 NODES: list[dict[str, Any]] = [{"sealed": True}, {"sealed": True, "mask": "rotation"}, {"trim": 0.3}, {"distance": "l2", "radius": 2.0}]
