@@ -63,6 +63,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error("--repeats is at least 1")
     table: list[dict[str, Any]] = []
     for name, sizes in SIZES.items():
         pool = source(name).train

@@ -51,6 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
+    if options.seeds < 1:
+        parser.error("--seeds is at least 1")
     torch.set_num_threads(min(2, torch.get_num_threads()))
     table: list[dict[str, Any]] = []
     for name, sizes in SAMPLES.items():

@@ -77,6 +77,9 @@ class Protocol(Method):
         whole, share = isinstance(self.rounds, Integral), isinstance(self.participation, Real)
         if not (whole and self.rounds >= 1 and share and 0 < self.participation <= 1):
             raise UsageError("rounds is a whole number, at least 1, and participation lies in (0, 1]")
+        for field in dataclasses.fields(self):
+            if isinstance(field.default, bool) and not isinstance(getattr(self, field.name), bool | np.bool_):
+                raise UsageError(f"{field.name} = {getattr(self, field.name)!r} is a choice: give True or False")
         if clients < 2:
             raise UsageError("clustering needs at least two clients: one alone has nobody to be compared with")
 

@@ -109,7 +109,7 @@ class OneShot(Protocol):
         """Algorithm 2; who never replies goes to the largest cluster (ours)."""
         shared = net.gather(Relative.eigen, Hello(), to=net.clients, tries=TRIES)  # lines 2–5
         if len(shared) < 2:
-            raise UsageError(f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run it anew")
+            raise UsageError(f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run it anew, with another seed")
         vectors = shared.rows.vectors.values.cpu()
         letters = others(shared.ids, vectors, shared.step, to=shared.ids)
         pairs = net.pairs(Relative.relevance, letters, to=shared.ids, then=agglomerate(self.tasks, self.height), tries=TRIES)  # lines 6–19
@@ -141,8 +141,8 @@ class OneShot(Protocol):
     def adopt(self, kept: Kept) -> Self:
         """Refuses features of your own that are not the run's."""
         config = kept.learned.config
-        if not isinstance(self.features, str) and self._phi(config["shape"], config["seed"]).describe() != config["phi"]:
-            raise UsageError("these features are not those by which the run compared its clients: give the same map")
+        if not isinstance(config["features"], str):
+            self._phi(config["shape"], config["seed"]).agreed(config["phi"])
         return super().adopt(kept)
 
     def shown_params(self) -> dict[str, Any]:
@@ -159,8 +159,8 @@ class OneShot(Protocol):
 
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Relative:
         """Adds Φ."""
-        phi = self._phi(config["shape"], config["seed"])
-        return Relative(cohort, self.training(), pipeline, self.weighted, phi, self.vectors, self.floor)
+        phi = self._phi(config["shape"], config["seed"]).agreed(config["phi"])
+        return Relative(cohort, self.training(), pipeline, self.weighted, phi, min(int(self.vectors), phi.dimension), self.floor)
 
     def _phi(self, shape: Sequence[int], seed: int) -> Features:
         return build_features(self.features, tuple(shape), Randomness(seed), self.public, self.components)

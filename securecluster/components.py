@@ -85,7 +85,7 @@ def choose_reach(distance: Array, edges: Array, least: int, threshold: float | N
 def check_clustering(size: object, clients: int, threshold: object, quantile: object) -> None:
     """Raise UsageError for a t or a λ that cannot cluster so many clients."""
     if not isinstance(size, Integral) or not 2 <= int(size) <= clients:
-        raise UsageError(f"size = {size!r} of {clients} clients: a cluster has at least 2, and at most all of them")
+        raise UsageError(f"size = {size!r} of {clients} clients: it is a whole number from 2 to that of clients")
     if threshold is not None and quantile is not None:
         raise UsageError("threshold and quantile both say what λ is: give one of them")
     if threshold is not None and not (isinstance(threshold, Real) and 0 <= float(threshold) < math.inf):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -65,6 +66,16 @@ class Features:
         """What a configuration says of it, so that clients with another map are refused."""
         return self.description
 
+    def agreed(self, description: Any) -> Features:
+        """The same map.
+
+        Raises:
+            UsageError: the run's configuration describes another one.
+        """
+        if self.description != description:
+            raise UsageError("these features are not those by which the run compared its clients: give the same map, data or weights")
+        return self
+
 
 def check(features: Any, public: str | None = None, dimension: int | None = None) -> None:
     """Refuse options that no data could make right; torch is not loaded for it.
@@ -80,12 +91,12 @@ def check(features: Any, public: str | None = None, dimension: int | None = None
         raise UsageError("the features pca need public data of the same shape: name a data set as public, cifar100 for cifar10, say")
     if public is not None and features != "pca":
         raise UsageError("public data serve the features pca alone: leave public out, or use pca")
-    if public is not None and public not in SOURCES:
+    if public is not None and public not in tuple(SOURCES):  # what cannot be hashed may be asked for, too
         raise unknown("public data", public, SOURCES)
     if dimension is not None and (not isinstance(features, str) or features not in DIMENSION):
-        raise UsageError(f"a dimension is chosen for the features {' and '.join(DIMENSION)} alone: leave it out")
-    if dimension is not None and dimension < 1:
-        raise UsageError(f"features have a dimension of at least 1, not {dimension}")
+        raise UsageError(f"components are chosen for the features {' and '.join(DIMENSION)} alone: leave them out")
+    if dimension is not None and not (isinstance(dimension, Integral) and dimension >= 1):
+        raise UsageError(f"components = {dimension!r} is not possible: it is a whole number from 1")
 
 
 def build(
@@ -113,9 +124,9 @@ def build(
     elif features == "identity":
         function, description = (lambda x: x.flatten(1)), "identity"
     elif features == "pca":
-        function, description = _pca(tuple(shape), randomness.seed, str(public), dimension or DIMENSION["pca"], PUBLIC)
+        function, description = _pca(tuple(shape), randomness.seed, str(public), int(dimension or DIMENSION["pca"]), PUBLIC)
     elif features == "conv":
-        function, description = _conv(shape, randomness, dimension or DIMENSION["conv"])
+        function, description = _conv(shape, randomness, int(dimension or DIMENSION["conv"]))
     else:
         function, description, batch = resnet18(shape)
     name = features if isinstance(features, str) else getattr(features, "__name__", type(features).__name__)
@@ -179,16 +190,19 @@ def _layer(randomness: Randomness, k: int, before: int, after: int) -> tuple[Ten
 
 
 def _own(features: Map | nn.Module) -> tuple[Map, Any]:
-    """A user's own map; of a module a copy in evaluation mode, described by its text and weights."""
+    """A user's own map; of a module a copy in evaluation mode, described by its text and weights.
+
+    It is given copies of samples: `x -= mean`, or a ReLU in place, would change what clients train on.
+    """
     if not isinstance(features, torch.nn.Module):
-        return features, None
+        return (lambda x: features(x.clone())), None
     from securecluster.models import describe
 
     try:
         module = copy.deepcopy(features).cpu().eval()
     except Exception as error:  # copying a user's object may raise anything
         raise UsageError(f"the features {type(features).__name__} cannot be copied: {_reason(error)}") from error
-    return (lambda x: module.to(x.device)(x)), describe(module)
+    return (lambda x: module.to(x.device)(x.clone())), describe(module)
 
 
 def _tried(name: str, function: Map, shape: tuple[int, ...]) -> Tensor:
@@ -216,7 +230,9 @@ def _checked(name: str, function: Map, x: Tensor, dimension: int | None = None) 
         what = _text(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
         raise UsageError(f"the features {name} give {what} for {len(x)} samples: they must give one row of numbers for each")
     if found.shape[1] != (dimension or found.shape[1]):
-        raise UsageError(f"the features {name} give {found.shape[1]} numbers for a sample, then {dimension}: give equally many")
+        raise UsageError(f"the features {name} give {dimension} numbers for a sample, then {found.shape[1]}: give equally many")
+    if found.is_complex():
+        raise UsageError(f"the features {name} are complex: give real numbers")
     rows = found.detach().float()
     if not bool(rows.isfinite().all()):
         raise UsageError(f"the features {name} of some sample are not finite: mend the map, or the sample")

@@ -106,6 +106,8 @@ def common_layers(model: FlatModel, names: str) -> int:
     Raises:
         UsageError: an unknown layer, or layers that are not the first ones.
     """
+    if not isinstance(names, str):
+        raise UsageError(f"common = {names!r} is no text: give auto, none, or names of layers joined by commas")
     own = list(model.shapes)
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in own))
     if names == "none":
@@ -115,7 +117,8 @@ def common_layers(model: FlatModel, names: str) -> int:
     unknown = [s for s in shared if not any(name == s or name.startswith(f"{s}.") for name in layers)]
     count = sum(place)
     if unknown or not all(place[:count]):
-        raise UsageError(f"common = {names!r} must name the first layers of the model, in its own words: they are {', '.join(layers)}")
+        known = f"they are {', '.join(layers)}" if all(layers) else "some have none, so give auto or none"
+        raise UsageError(f"common = {names!r} must name the first layers of the model, in its own words: {known}")
     numbers = sum(model.shapes[name].numel() for name in own if name.rpartition(".")[0] in layers[:count])
     return 0 if names == "auto" and numbers == model.dimension else numbers
 

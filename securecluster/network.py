@@ -110,9 +110,9 @@ class Network:
 
         Args:
             step: of an earlier call that these clients were not part of: their replies then compare with its replies under one mask.
-            tries: how often who does not reply is asked, in the same words and under the same mask.
+            tries: how often who does not reply is asked, for the mask's key and then, in the same words and under the same mask, for this.
         """
-        ready, step = self._open(method, query, to, step)
+        ready, step = self._open(method, query, to, step, tries)
         answer = self._insist(self._call(method, GATHER, query, to, ready, step, [1] * len(ready)), tries)
         self._heard(method, GATHER, answer.ids)
         return Replies(answer.ids, cast(A, answer.reply), self._missing(to, answer.ids), step)
@@ -168,7 +168,7 @@ class Network:
         Args:
             tries: how often who does not reply is asked.
         """
-        ready, step = self._open(method, query, to)
+        ready, step = self._open(method, query, to, tries=tries)
         answer = self._insist(self._call(method, PAIRS, query, to, ready, step, [2] * len(ready)), tries)
         self._heard(method, PAIRS, answer.ids)
         self._missing(to, answer.ids)
@@ -180,7 +180,9 @@ class Network:
         square = rows[:, [list(to).index(i) for i in answer.ids]]
         return Pairs(answer.ids, then((square + square.T) / 2), step)
 
-    def _open(self, method: Callable[..., Any], query: Any, to: Sequence[int], step: int | None = None) -> tuple[list[int], int]:
+    def _open(
+        self, method: Callable[..., Any], query: Any, to: Sequence[int], step: int | None = None, tries: int = 1
+    ) -> tuple[list[int], int]:
         """The clients that can answer now, and the number of this call: the next one, where it is not given."""
         expected = frames(query, len(to))
         if expected != len(to):
@@ -188,7 +190,8 @@ class Network:
         ready = list(to)
         release_of(method)
         if self._keyed:  # also a client that only receives must undo the mask
-            self._agree(to)
+            for _ in range(tries):
+                self._agree(to)
             ready = [i for i in to if i in self.state.keyed]
         if step is None:
             self.state.step += 1

@@ -113,9 +113,9 @@ def test_clusters_are_numbered_in_the_order_of_their_first_members() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"size": 1}, "at least 2"),
-        ({"size": 7}, "at most all"),
-        ({"size": 2.5}, "at least 2"),
+        ({"size": 1}, "from 2 to"),
+        ({"size": 7}, "7 of 6 clients"),
+        ({"size": 2.5}, "whole number"),
         ({"threshold": -1}, "no distance"),
         ({"threshold": float("inf")}, "no distance"),
         ({"quantile": 1.5}, "no share"),

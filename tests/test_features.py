@@ -143,6 +143,7 @@ def broken(x: torch.Tensor) -> torch.Tensor:
         (lambda x: x.flatten(1)[:, :0], "give 3×0 for 3 samples"),
         (lambda x: x.flatten(1).numpy(), "give ndarray"),
         (lambda x: x.flatten(1) / 0, "not finite"),
+        (lambda x: x.flatten(1) * 1j, "complex"),
         (nn.Linear(5, 5), "do not take samples of shape 1×8×8"),
     ],
 )
@@ -159,9 +160,12 @@ def test_what_is_no_map_is_refused(features: Any, words: str) -> None:
         ({"features": "pca"}, "need public data"),
         ({"features": "conv", "public": "digits"}, "leave public out"),
         ({"features": "pca", "public": "digit"}, "did you mean 'digits'"),
-        ({"features": "identity", "dimension": 4}, "leave it out"),
-        ({"features": halves, "dimension": 4}, "leave it out"),
-        ({"features": "conv", "dimension": 0}, "at least 1"),
+        ({"features": "identity", "dimension": 4}, "leave them out"),
+        ({"features": halves, "dimension": 4}, "leave them out"),
+        ({"features": "conv", "dimension": 0}, "whole number from 1"),
+        ({"features": "conv", "dimension": 2.5}, "components = 2.5"),
+        ({"features": "conv", "dimension": "8"}, "components = '8'"),
+        ({"features": "pca", "public": []}, "unknown public data"),
     ],
 )
 def test_options_that_cannot_work(given: dict[str, Any], words: str) -> None:
@@ -182,6 +186,17 @@ def test_samples_that_do_not_fit() -> None:
         build("conv", (1, 8, 8), SEED)(images(3, (1, 4, 4)))
 
 
+@pytest.mark.parametrize("features", [lambda x: x.flatten(1).sub_(0.5), nn.Sequential(nn.Threshold(0.5, 0.0, inplace=True), nn.Flatten())])
+def test_a_map_that_works_in_place_leaves_the_samples_alone(features: Any) -> None:
+    x = images(4)
+    build(features, (1, 8, 8), SEED)(x)
+    assert torch.equal(x, images(4))
+
+
+def test_a_dimension_of_numpys_is_described_for_json() -> None:
+    assert json.dumps(build("conv", (1, 8, 8), SEED, dimension=np.int64(8)).describe())
+
+
 def test_a_later_sample_that_breaks_the_map() -> None:
     found = build(lambda x: x.flatten(1).log(), (1, 8, 8), SEED)
     with pytest.raises(UsageError, match="not finite"):
@@ -189,7 +204,7 @@ def test_a_later_sample_that_breaks_the_map() -> None:
 
 
 def test_a_width_that_follows_the_batch() -> None:
-    with pytest.raises(UsageError, match="give 61 numbers for a sample, then 63"):
+    with pytest.raises(UsageError, match="give 63 numbers for a sample, then 61"):
         build(lambda x: x.flatten(1)[:, : len(x) + 60], (4, 4, 4), SEED)
 
 

@@ -10,6 +10,8 @@ from securecluster.app.matrices import graph, relevance, similarity
 from securecluster.app.tree_picture import tree
 from securecluster.app.trees import dendrogram
 
+RELATED = ("1 − R", "clients by relevance of data")  # what a dendrogram of R measures, and merges
+
 
 def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], state: Any) -> list[Path]:
     """Write the pictures that this run, which ended in the server's `state`, has numbers for; returns their paths."""
@@ -21,7 +23,7 @@ def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], s
     words: tuple[str, ...] = ()
     if related is not None and len(related):
         made.append(save(folder / "relevance.png", relevance(related.numpy(), content["labels"], getattr(look, "ids", None))))
-        words = ("1 − R", "clients by the relevance of their data")
+        words = RELATED
     linked = getattr(state, "graph", None)
     if linked is not None and len(linked.distance) > 1:
         made.append(save(folder / "graph.png", graph(linked, content["labels"])))

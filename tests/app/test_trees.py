@@ -8,6 +8,7 @@ import torch
 from scipy.cluster.hierarchy import linkage
 from securecluster.protocols.flhc import Look
 
+from securecluster.app.plots import RELATED
 from securecluster.app.trees import dendrogram
 from securecluster.hierarchy import cut
 
@@ -52,9 +53,18 @@ def test_any_size_and_any_cut_is_drawn(m: int, at: float) -> None:
 
 def test_the_title_says_what_was_merged() -> None:
     look, labels = look_at(np.array([[0.0], [1.0], [5.0]]), 2.0, [0, 1, 2])
-    figure = dendrogram(look, labels, "1 − R", "clients by the relevance of their data")
-    assert figure.axes[0].get_title() == "merges of 3 clients by the relevance of their data, cut into 2 clusters"
+    figure = dendrogram(look, labels, *RELATED)
+    assert figure.axes[0].get_title() == "merges of 3 clients by relevance of data, cut into 2 clusters"
     assert "3 clients' updates" in dendrogram(look, labels).axes[0].get_title()
+
+
+@pytest.mark.parametrize("words", [(), RELATED])
+def test_the_title_fits(words: tuple[str, ...]) -> None:
+    look, labels = look_at(np.arange(40.0)[:, None] ** 2, 10.0, list(range(40)))
+    figure = dendrogram(look, labels, *words)
+    figure.canvas.draw()
+    box = figure.axes[0].title.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
 def test_identical_updates_are_drawn_too() -> None:

@@ -229,6 +229,32 @@ def test_who_never_replies_before_training_joins_the_largest_cluster(tasks: Fede
     assert state.look.ids == list(range(10))
 
 
+@pytest.mark.parametrize("method", ["key_offer", "key_open"])
+def test_who_misses_the_key_is_asked_for_it_again_before_the_clusters_are_made(method: str, tasks: Federation) -> None:
+    times: dict[str, int] = {}
+
+    def lost(call: Call) -> set[int]:
+        times[call.method] = times.get(call.method, 0) + 1
+        return set(range(1, 10)) if call.method == method and times[method] < 5 else set()
+
+    found = served(OneShot(rounds=1, tasks=2), tasks, lost)
+    assert found.look is not None and found.look.ids == list(range(10))
+
+
+@pytest.mark.parametrize("p", [70, 10**30])
+def test_more_eigenvectors_than_numbers_a_sample_are_not_sent(p: int, tasks: Federation) -> None:
+    found = served(OneShot(rounds=1, tasks=2, sealed=False, vectors=p), tasks).found
+    assert found is not None and found.vectors.shape == (10, 64, 64)
+
+
+def test_newcomers_who_map_with_other_weights_are_refused(tasks: Federation) -> None:
+    fitted = OneShot(rounds=1, features="pca", public="digits", components=8, tasks=2).fit(tasks.select(range(8)))
+    config = fitted.kept_.learned.config
+    config["phi"] = config["phi"] | {"samples": "others"}
+    with pytest.raises(UsageError, match="give the same map, data or weights"):
+        fitted.predict(tasks.select([8, 9]))
+
+
 @pytest.mark.parametrize("sealed", [True, False])
 @pytest.mark.parametrize("mask", ["none", "rotation"])
 def test_newcomers_name_a_cluster_and_nothing_else(mask: str, sealed: bool) -> None:
@@ -287,6 +313,8 @@ def test_features_of_ones_own_are_asked_for_when_a_run_is_loaded(tasks: Federati
         OneShot.load(tmp_path)
     with pytest.raises(UsageError, match="not those by which"):
         OneShot.load(tmp_path, features=torch.nn.Flatten())
+    with pytest.raises(UsageError, match="not those by which"):
+        OneShot.load(tmp_path, features="identity")
     OneShot(rounds=1, tasks=2).fit(tasks).save(tmp_path)
     with pytest.raises(UsageError, match="leave out all but the model"):
         OneShot.load(tmp_path, features=phi)
@@ -307,11 +335,20 @@ def test_features_of_ones_own_are_asked_for_when_a_run_is_loaded(tasks: Federati
         ({"features": "pca"}, "public"),
         ({"common": "3"}, "must name the first layers"),
         ({"common": "1,9"}, "must name the first layers"),
+        ({"common": 1}, "common = 1 is no text"),
+        ({"sealed": "no"}, "sealed = 'no' is a choice"),
     ],
 )
 def test_what_cannot_work_is_refused(params: dict[str, Any], word: str, tasks: Federation) -> None:
     with pytest.raises(UsageError, match=word):
         OneShot(rounds=1, **params).fit(tasks)
+
+
+def test_layers_without_names_cannot_be_named() -> None:
+    rng = np.random.default_rng(0)
+    federation = Federation.from_arrays({f"{k}": (rng.random((9, 6)), rng.integers(0, 3, 9)) for k in range(3)}, seed=0)
+    with pytest.raises(UsageError, match="some have none, so give auto or none"):
+        OneShot(rounds=1, model=torch.nn.Linear(6, 3), common="weight").fit(federation)
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
