@@ -64,7 +64,7 @@ class Features:
 
     def describe(self) -> Any:
         """What a configuration says of it, so that clients with another map are refused."""
-        return self.description
+        return copy.deepcopy(self.description)  # those of named maps are kept and shared
 
     def agreed(self, description: Any) -> Features:
         """The same map.
