@@ -290,8 +290,8 @@ def test_newcomers_that_cannot_be_placed_are_an_error(two: Federation, monkeypat
     [
         ({"distance": "cosine"}, "unknown distance"),
         ({"variant": "sgd"}, "unknown variant"),
-        ({"size": 1}, "at least 2"),
-        ({"size": 9}, "at most all"),
+        ({"size": 1}, "size = 1 of .* from 2"),
+        ({"size": 9}, "size = 9 of .* to that of clients"),
         ({"refine": 0}, "refine = 0"),
         ({"local_rounds": 0}, "local_rounds = 0"),
         ({"retrain": -1}, "retrain = -1"),
