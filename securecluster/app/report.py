@@ -126,7 +126,14 @@ def line_text(line: dict[str, Any], total: int) -> str:
     parts.append(f"up {megabytes(line['up'])} down {megabytes(line['down'])}")
     splits = [f"[bold]split {len(one) + len(two)} into {len(one)} + {len(two)}[/bold]" for _, one, two in line.get("splits", [])]
     clustered = [f"[bold]clustered into {_sizes(line['clustered'])}[/bold]"] if line.get("clustered") else []
-    return "  ".join(parts + _first(splits, 4) + clustered)
+    return "  ".join(parts + _first(splits, 4) + clustered + _reach(line))
+
+
+def _reach(line: dict[str, Any]) -> list[str]:
+    """λ of a graph of models, and whether it joins anyone."""
+    edges = line.get("edges") or []
+    alone = f" joins nobody: the nearest models are {edges[0]:.3g} apart" if edges and edges[0] > line["lambda"] else ""
+    return [f"λ {line['lambda']:.3g}{alone}"] if "lambda" in line else []
 
 
 def _sizes(clusters: list[list[int]]) -> str:

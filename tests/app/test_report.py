@@ -90,3 +90,11 @@ def test_servers_are_told_apart(tmp_path: Path) -> None:
     assert any(text.startswith("delta of each of its clients in every ") for text in result["privacy"]["lps_sees"])
     for picture in ("relevance.png", "dendrogram.png"):
         assert (tmp_path / "r" / picture).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("at", "said"), [("0.0001", r"λ 0\.0001 joins nobody: the nearest models are \S+ apart"), ("99", r"λ 99$")])
+def test_the_threshold_is_told_and_when_it_joins_nobody(at: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--clients", "4", "--samples", "30", "--rounds", "1", "--local-rounds", "1", "--refine", "1", "--threads", "1"]
+    assert main(["run", "srfca", *small, "--threshold", at, "--out", str(tmp_path / "r")]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "λ" in line and line.startswith("round"))
+    assert re.search(said, line.strip())
