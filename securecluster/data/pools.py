@@ -225,11 +225,14 @@ def decode(blobs: Iterable[tuple[str, bytes | None]], count: int, shape: tuple[i
     channels, height, width = shape
     pixels = np.empty((count, height, width, channels), np.uint8)
     mode = "L" if channels == 1 else "RGB"
+    came = 0
     for k, (where, blob) in enumerate(blobs):
-        image = opened(where, blob)
+        came, image = k + 1, opened(where, blob)
         if image.size != (width, height):
             raise UsageError(f"{where} has {image.size[0]} × {image.size[1]} pixels, the first one {width} × {height}: use one size")
         pixels[k] = np.asarray(image if image.mode == mode else image.convert(mode)).reshape(height, width, channels)
+    if came != count:
+        raise IndexError(f"{count} images were asked for and {came} are there: the rows lie beyond the pool")
     return pixels
 
 
