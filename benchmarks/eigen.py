@@ -1,9 +1,8 @@
-"""The eigen step of the one-shot clustering: p leading eigenvectors by block Lanczos against a full decomposition of the Gram matrix,
-and beside scipy's ARPACK (`eigsh`) on the smaller Gram matrix or, where both sides are large, on products with Φ.
+"""The eigen step of the one-shot clustering: p leading eigenvectors by scipy's ARPACK against a full decomposition of the Gram matrix.
 
 python -m securecluster.benchmarks.eigen [--repeats 3]
 
-Features are the pixels of Fashion-MNIST (D = 784) and CIFAR-10 (D = 3,072). All start from Φ (n, D) float32, so the full one forms
+Features are the pixels of Fashion-MNIST (D = 784) and CIFAR-10 (D = 3,072). Both ways start from Φ (n, D) float32, so the full one forms
 the Gram matrix too; they take turns in one run and the least time of each counts. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
@@ -19,7 +18,7 @@ import torch
 from securecluster.benchmarks.table import write
 
 from securecluster.data.sources import source
-from securecluster.spectra import SMALL, top
+from securecluster.spectra import top
 
 SIZES = {"fashion_mnist": (300, 1200, 6000), "cifar10": (300, 1000, 5000)}
 P = 5
@@ -33,27 +32,12 @@ def full(features: torch.Tensor, p: int) -> Pairs:
     return values[-p:].flip(0), vectors[:, -p:].flip(1).T
 
 
-def arpack(features: torch.Tensor, p: int) -> Pairs:
-    """The p largest eigenvalues and vectors (p, D) of ΦᵀΦ/n by scipy, one vector at a time."""
-    from scipy.sparse.linalg import LinearOperator, eigsh
-
-    wide = features.double().numpy()
-    n, d = wide.shape
-    if min(n, d) > SMALL:
-        operator = LinearOperator((d, d), matvec=lambda v: wide.T @ (wide @ v) / n, dtype=np.float64)
-        values, vectors = eigsh(operator, k=p, v0=np.ones(d))
-    else:
-        values, vectors = eigsh((wide @ wide.T if n < d else wide.T @ wide) / n, k=p, v0=np.ones(min(n, d)))
-        vectors = wide.T @ vectors / np.sqrt(n * values) if n < d else vectors
-    return torch.from_numpy(values[::-1].copy()), torch.from_numpy(vectors.T[::-1].copy())
-
-
 def measure(features: torch.Tensor, p: int, repeats: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, Any]:
-    """Least seconds of all ways, how many times that of the truncated one the others take, and how far its results are from the full one's."""
-    seconds: dict[str, list[float]] = {"truncated": [], "full": [], "arpack": []}
+    """Least seconds of both ways, their ratio, and how far their results differ."""
+    seconds: dict[str, list[float]] = {"truncated": [], "full": []}
     results: dict[str, Pairs] = {}
     for _ in range(repeats):
-        for name, way in (("truncated", top), ("full", full), ("arpack", arpack)):
+        for name, way in (("truncated", top), ("full", full)):
             began = clock()
             results[name] = way(features, p)
             seconds[name].append(clock() - began)
@@ -61,7 +45,6 @@ def measure(features: torch.Tensor, p: int, repeats: int, clock: Callable[[], fl
     return {
         **{f"seconds_{name}": f"{value:.4f}" for name, value in least.items()},
         "ratio": f"{least['full'] / least['truncated']:.1f}",
-        "ratio_arpack": f"{least['arpack'] / least['truncated']:.1f}",
         **{name: f"{value:.1e}" for name, value in differences(results["truncated"], results["full"]).items()},
     }
 

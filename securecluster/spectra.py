@@ -1,14 +1,15 @@
 """Leading eigenvectors of a client's Gram matrix, and how relevant another client's are to it (Ali & Arafa 2024, II-B).
 
-The Gram matrix of features Φ (n, D) is G = ΦᵀΦ/n (eq. 1). With p ≪ D it is never decomposed whole: block Lanczos needs products with G
-alone, and where there are fewer samples than features these go through Φ, so that no (D, D) is made. Written here instead of scipy's
-`eigsh`, because ARPACK draws restart vectors of its own where features have few dimensions, multiplies one vector at a time, and stays on
-the CPU.
+The Gram matrix of features Φ (n, D) is G = ΦᵀΦ/n (eq. 1). With p ≪ D it is never decomposed whole: scipy's ARPACK needs products with it
+alone, and where there are fewer samples than features these go through Φ or the smaller ΦΦᵀ/n, so that no (D, D) is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.backend import torch
 from securecluster.randomness import Randomness
@@ -17,7 +18,6 @@ from securecluster.similarity import BLOCK
 Operator = Callable[["torch.Tensor"], "torch.Tensor"]
 SMALL = 1024  # up to so many rows a Gram matrix is cheaper to form than to multiply with through the features
 WHOLE = 80  # a matrix of fewer than so many times the wanted eigenvectors is decomposed whole
-TOLERANCE = 1e-13  # residual ‖Gv − λv‖ by the norm of G
 
 
 def top(features: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,7 +25,7 @@ def top(features: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
 
     Eigenvalues descend; each vector has unit length and its entry of largest magnitude is positive (ours). Beyond the rank both are
     zero, so that shapes agree between clients (ours). Holds Φ in float64 once, and nothing of size (D, D) where n < D or D > SMALL
-    unless p is within a factor WHOLE of both, or Lanczos does not converge within half of the smaller side.
+    unless p is within a factor WHOLE of both, or ARPACK does not converge.
 
     Args:
         features: Φ (n, D), finite.
@@ -46,11 +46,11 @@ def _leading(wide: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     n, d = wide.shape
     side = min(n, d)
     if side > SMALL and k * WHOLE <= side:
-        found = lanczos(lambda x: wide.T @ (wide @ x) / n, d, k, side // 2, wide)
+        found = arpack(lambda x: wide.T @ (wide @ x) / n, d, k, wide)
         if found is not None:
             return found[0], found[1].T
     small = (wide @ wide.T if n < d else wide.T @ wide) / n
-    found = lanczos(lambda x: small @ x, side, k, side // 2, small) if k * WHOLE <= side else None
+    found = arpack(lambda x: small @ x, side, k, small) if k * WHOLE <= side else None
     if found is None:
         values, vectors = torch.linalg.eigh(small)
         found = values[-k:].flip(0), vectors[:, -k:].flip(1)
@@ -69,45 +69,30 @@ def _signed(vectors: torch.Tensor) -> torch.Tensor:
     return torch.where(largest < 0, -vectors, vectors)
 
 
-def lanczos(product: Operator, side: int, k: int, most: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The k largest eigenvalues (k,) of a symmetric operator and its eigenvectors (side, k), by block Lanczos.
+def arpack(product: Operator, side: int, k: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The k largest eigenvalues (k,) of a symmetric operator and its eigenvectors (side, k), by scipy's `eigsh`, on the CPU.
 
-    Blocks of k + 2 vectors, so that eigenvalues may repeat, from a start that is the same in every run; every block is
-    orthogonalised against the whole basis, twice (Golub & Van Loan, Matrix Computations, 10.3.6; Rayleigh–Ritz on the basis, whenever
-    it has grown by a fifth).
+    The start is the same in every run.
 
     Args:
-        product: (side, b) -> (side, b). most: vectors of the basis. like: a tensor of the wanted type and device.
+        product: (side,) -> (side,). like: a tensor of the wanted type and device.
 
     Returns:
-        None where residuals are above TOLERANCE times the norm with a basis of `most` vectors.
+        None where it does not converge.
     """
-    draw = Randomness(0).generator("spectra", side).standard_normal((side, k + 2))
-    block = torch.linalg.qr(torch.from_numpy(draw).to(like))[0]
-    basis, inner, due = block[:, :0], like.new_zeros(most, most), 0.0
-    while (size := basis.shape[1] + block.shape[1]) <= most:
-        old, basis, image = basis.shape[1], torch.cat([basis, block], 1), product(block)
-        inner[:size, old:size] = basis.T @ image
-        inner[old:size, :size] = inner[:size, old:size].T
-        rest = _outside(image, basis)
-        left, spread, _ = torch.linalg.svd(rest, full_matrices=False)
-        small = TOLERANCE * inner[:size, :size].norm()
-        fresh = spread > small
-        if size >= due or not bool(fresh.any()):
-            values, weights = torch.linalg.eigh(inner[:size, :size])
-            values, weights = values[-k:].flip(0), weights[:, -k:].flip(1)
-            if bool(((rest @ weights[old:]).norm(dim=0) <= small).all()):
-                return values, basis @ weights
-            due = 1.2 * size
-        block = torch.linalg.qr(_outside(left[:, fresh], basis))[0]
-    return None
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
+    def by(v: NDArray[np.float64]) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = product(torch.from_numpy(v.ravel().copy()).to(like)).cpu().numpy()
+        return found
 
-def _outside(block: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
-    """What of a block (side, b) lies outside the span of the orthonormal basis (side, k)."""
-    for _ in range(2):
-        block = block - basis @ (basis.T @ block)
-    return block
+    start = Randomness(0).generator("spectra", side).standard_normal(side)
+    try:
+        values, vectors = eigsh(LinearOperator((side, side), matvec=by, dtype=np.float64), k=k, v0=start)
+    except ArpackError:
+        return None
+    order = np.argsort(-values, kind="stable")
+    return torch.from_numpy(values[order]).to(like), torch.from_numpy(vectors[:, order].copy()).to(like)
 
 
 def projected(features: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
