@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "backend", "randomness", "parties"},
-    {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout", "devices"},
-    {"wire", "stacks", "data", "distances", "hierarchy", "separation", "training", "spectra", "components", "pretrained"},
+    {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout", "devices", "objectives"},
+    {"wire", "stacks", "data", "distances", "hierarchy", "recurrent", "separation", "training", "spectra", "components", "pretrained"},
     {"models"},
     {"evaluation", "features"},
     {"cohort", "transcript"},

@@ -18,22 +18,28 @@ from securecluster.data.pools import Features, Labels, Pool
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, arrange
 from securecluster.data.sources import Source, source
 from securecluster.errors import UsageError
+from securecluster.objectives import CLASSIFICATION, Objective
 from securecluster.randomness import Randomness
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One client's samples: x (n, …) float32 and y (n,) int64 to train on, x_test and y_test held out (possibly empty)."""
+    """One client's samples: x (n, …) and y (n, …) to train on, x_test and y_test held out (possibly empty).
 
-    x: NDArray[np.float32]
-    y: NDArray[np.int64]
-    x_test: NDArray[np.float32]
-    y_test: NDArray[np.int64]
+    For classification x is float32 and y (n,) int64; for text both are int64 tokens (n, L); for trajectories both are float32.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+    x_test: NDArray[Any]
+    y_test: NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Federation:
     """Clients and their data; `truth` holds each client's true cluster where it is known.
+
+    `classes` is the number of outputs: classes, tokens of the vocabulary, or coordinates of a position.
 
     Build one with `simulate`, `from_arrays` or `from_parquet`.
     """
@@ -45,9 +51,10 @@ class Federation:
     truth: tuple[int, ...] | None = None
     data: str = "arrays"
     scenario: str = "own"
+    objective: Objective = CLASSIFICATION
 
     def __post_init__(self) -> None:
-        _check(self.names, self.shards, self.classes)
+        _check(self.names, self.shards, self.classes, self.objective)
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -88,7 +95,9 @@ class Federation:
                     x[:], y[:] = change.transform(cluster, x, y, given.classes, randomness)
         shards = tuple(Shard(*train, *test) for train, test in zip(trains, tests, strict=True))
         truth = None if deal.clusters is None and not changes else tuple(numbered(truths).tolist())
-        return cls(deal.names or tuple(str(k) for k in range(clients)), shards, given.classes, seed, truth, given.name, str(kind))
+        return cls(
+            deal.names or tuple(str(k) for k in range(clients)), shards, given.classes, seed, truth, given.name, str(kind), given.objective
+        )
 
     @classmethod
     def from_arrays(
@@ -208,7 +217,7 @@ def _labelled(name: str, pair: Any, shape: tuple[int, ...] | None = None) -> tup
     return features, labels.astype(np.int64)
 
 
-def _check(names: Sequence[str], shards: Sequence[Shard], classes: int) -> None:
+def _check(names: Sequence[str], shards: Sequence[Shard], classes: int, objective: Objective) -> None:
     for name, shard in zip(names, shards, strict=True):
         if not len(shard.y):
             raise UsageError(f"client {name!r} has no training samples: leave it out, or give it some")
@@ -220,5 +229,6 @@ def _check(names: Sequence[str], shards: Sequence[Shard], classes: int) -> None:
             raise UsageError(f"client {name!r}: {len(shard.x_test)} test samples have {len(shard.y_test)} labels")
         if not (np.isfinite(shard.x).all() and np.isfinite(shard.x_test).all()):
             raise UsageError(f"client {name!r}: a feature is NaN or infinite: clean the data first")
-        if min(shard.y.min(), shard.y_test.min(initial=0)) < 0 or max(shard.y.max(), shard.y_test.max(initial=0)) >= classes:
-            raise UsageError(f"client {name!r}: a label lies outside 0 … {classes - 1}")
+        objective.check(name, shard.x, shard.y, classes)
+        if len(shard.y_test):
+            objective.check(name, shard.x_test, shard.y_test, classes)

@@ -12,6 +12,7 @@ import numpy as np
 
 from securecluster.data.pools import ArrayPool, HubPool, ParquetPool, Pool, need
 from securecluster.errors import UsageError, unknown
+from securecluster.objectives import CLASSIFICATION, Objective
 
 FOLDER = "SECURECLUSTER_DATA"
 
@@ -30,7 +31,8 @@ class Task:
 class Source:
     """A data set: a pool to train on and, where the set has an official one, a pool to test on.
 
-    Samples have `shape`, images (channels, height, width) with values in [0, 1]; labels lie in 0 … classes − 1.
+    Samples have `shape`, images (channels, height, width) with values in [0, 1]; labels lie in 0 … classes − 1. Other objectives than
+    classification have other samples and targets, and `classes` is the number of outputs: words, or coordinates.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Source:
     train: Pool
     test: Pool | None = None
     tasks: tuple[Task, ...] = ()
+    objective: Objective = CLASSIFICATION
 
     @property
     def is_image(self) -> bool:
