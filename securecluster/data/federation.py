@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from securecluster.data.parquet import read_clients
 from securecluster.data.parts import numbered, spread
-from securecluster.data.pools import Features, Labels, Pool
-from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, arrange
+from securecluster.data.pools import Labels, Pool
+from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.sources import Source, source
 from securecluster.errors import UsageError
-from securecluster.objectives import CLASSIFICATION, Objective
+from securecluster.objectives import CLASSIFICATION, Classification, Objective
 from securecluster.randomness import Randomness
 
 
@@ -72,7 +72,8 @@ class Federation:
 
         Args:
             data: a name in `SOURCES`, or a source of your own.
-            scenario: how clusters differ; label swap in four clusters by default, the set's own clients where it has some (femnist).
+            scenario: how clusters differ; by default label swap in four clusters, the set's own clients where it has some (femnist,
+                shakespeare, mobility), and four topics where its samples lie in groups (ag_news).
             samples: training samples per client, with up to a quarter as many for testing; None deals as many as the scenario allows.
                 Test samples come from the set's test pool where it has one, else from its only pool.
             seed: of every draw, here and in the runs on this federation.
@@ -83,7 +84,7 @@ class Federation:
         given, randomness = source(data) if isinstance(data, str) else data, Randomness(seed)
         if clients < 1:
             raise UsageError(f"{clients} clients cannot hold data: ask for at least two")
-        kind = scenario or (LabelSwap() if given.train.owners is None else Natural())
+        kind = scenario or _default(given)
         dealing, changes = arrange(kind, Iid(), given, clients)
         deal = dealing.deal(given, clients, samples, randomness)
         truths = [np.zeros(clients, np.int64) if deal.clusters is None else numbered([deal.clusters])]
@@ -175,7 +176,16 @@ def fingerprint(shard: Shard) -> bytes:
     return total.digest()
 
 
-def _read(pool: Pool, hands: Sequence[Labels]) -> list[tuple[Features, Labels]]:
+def _default(given: Source) -> Scenario:
+    """The scenario of a source where none is named."""
+    if given.train.owners is not None:
+        return Natural()
+    if given.train.groups is not None:
+        return Topics()
+    return LabelSwap() if given.objective.kind == Classification.kind else Iid()
+
+
+def _read(pool: Pool, hands: Sequence[Labels]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """Each client's samples, views into one array that holds all of them."""
     rows = np.concatenate(hands)
     ends = np.cumsum([len(hand) for hand in hands])[:-1]
