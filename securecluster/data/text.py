@@ -132,8 +132,8 @@ def _articles(where: Path | None, split: str) -> list[tuple[int, list[str]]]:
 
 
 _MARKUP = re.compile(r"&lt;.*?&gt;|<[^>]*>")
-_APOSTROPHE = re.compile(r" ?#39;")
-_ENTITY = re.compile(r"#\d+;|\b(?:quot|amp|lt|gt|nbsp);|\\")
+_APOSTROPHE = re.compile(r" ?#(?:39|146);")
+_ENTITY = re.compile(r"#\d+;|\b(?:quot|amp|lt|gt|nbsp|hellip|mdash|ndash);|\\")
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*|[0-9]+")
 
 
