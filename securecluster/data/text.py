@@ -17,6 +17,8 @@ from securecluster.data.stores import folder, hub_rows, hub_texts, numbers, parq
 from securecluster.errors import UsageError
 from securecluster.objectives import Language
 
+HUBS = {"shakespeare": "flwrlabs/shakespeare", "ag_news": "fancyzhx/ag_news"}
+
 CHARACTERS = " !\"&'(),-.0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz}"
 """what a role's text is made of; any other character is number 0, and a line's end counts as a space"""
 SPAN = 80
@@ -73,7 +75,7 @@ def _shakespeare(where: Path | None) -> Source:
 
 def _roles(where: Path | None) -> dict[str, list[str]]:
     """Each role's pieces of text, in order."""
-    name, hub, windows = "shakespeare", "flwrlabs/shakespeare", ("character_id", "x", "y")
+    name, hub, windows = "shakespeare", HUBS["shakespeare"], ("character_id", "x", "y")
     if where is None:
         rows = hub_rows(name, hub, "train", windows, files=f"{name}/{name}.parquet")
         return joined(*(hub_texts(rows, column) for column in windows))
@@ -119,7 +121,7 @@ def _ag_news(where: Path | None) -> Source:
 
 def _articles(where: Path | None, split: str) -> list[tuple[int, list[str]]]:
     """Each article's topic and words."""
-    name, hub = "ag_news", "fancyzhx/ag_news"
+    name, hub = "ag_news", HUBS["ag_news"]
     if where is None:
         rows = hub_rows(name, hub, split, ("text", "label"))
         labels, found = np.asarray(rows.select_columns(["label"])[:]["label"]), hub_texts(rows, "text")
@@ -132,7 +134,7 @@ def _articles(where: Path | None, split: str) -> list[tuple[int, list[str]]]:
 
 
 _MARKUP = re.compile(r"&lt;.*?&gt;|<[^>]*>")
-_APOSTROPHE = re.compile(r" ?#(?:39|146);")
+_APOSTROPHE = re.compile(r" ?#(?:39|146);(?=(?:s|t|d|m|re|ve|ll)\b)")  # elsewhere it is a quotation mark
 _ENTITY = re.compile(r"#\d+;|\b(?:quot|amp|lt|gt|nbsp|hellip|mdash|ndash);|\\")
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*|[0-9]+")
 
@@ -171,4 +173,4 @@ def _cut(stream: Labels, length: int) -> Windows:
     return stream[: count * length].reshape(count, length), stream[1 : 1 + count * length].reshape(count, length)
 
 
-__all__ = ["CHARACTERS", "LENGTH", "SPAN", "TOPICS", "WORDS", "ag_news", "characters", "joined", "shakespeare", "vocabulary", "words"]
+__all__ = ["CHARACTERS", "HUBS", "LENGTH", "SPAN", "TOPICS", "WORDS", "ag_news", "shakespeare"]
