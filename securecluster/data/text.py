@@ -115,12 +115,12 @@ def characters(text: str) -> Labels:
 @cache
 def _ag_news(where: Path | None) -> Source:
     train, test = (_articles(where, split) for split in ("train", "test"))
-    number = vocabulary(article for _, article in train)
-    return Source("ag_news", WORDS, (LENGTH,), _streams(train, number), _streams(test, number), objective=Language())
+    number = vocabulary(train)
+    return Source("ag_news", WORDS, (LENGTH,), _pool(train, number), _pool(test, number), objective=Language())
 
 
-def _articles(where: Path | None, split: str) -> list[tuple[int, list[str]]]:
-    """Each article's topic and words."""
+def _articles(where: Path | None, split: str) -> list[list[str]]:
+    """Each topic's words, the articles in the order of the file."""
     name, hub = "ag_news", HUBS["ag_news"]
     if where is None:
         rows = hub_rows(name, hub, split, ("text", "label"))
@@ -130,36 +130,37 @@ def _articles(where: Path | None, split: str) -> list[tuple[int, list[str]]]:
         labels, found = np.concatenate([numbers(f, "label") for f in files]), [text for f in files for text in texts(f, "text")]
     if not np.isin(labels, np.arange(len(TOPICS))).all():
         raise UsageError(f"{name} has a label outside 0 … {len(TOPICS) - 1}: this is not the data set that the hub calls {hub}")
-    return [(int(label), words(text)) for label, text in zip(labels, found, strict=True)]
+    return [words([found[row] for row in np.flatnonzero(labels == topic)]) for topic in range(len(TOPICS))]
 
 
-_MARKUP = re.compile(r"&lt;.*?&gt;|<[^>]*>")
-_APOSTROPHE = re.compile(r" ?#(?:39|146);(?=(?:s|t|d|m|re|ve|ll)\b)")  # elsewhere it is a quotation mark
-_ENTITY = re.compile(r"#\d+;|\b(?:quot|amp|lt|gt|nbsp|hellip|mdash|ndash);|\\")
-_WORD = re.compile(r"[a-z]+(?:'[a-z]+)*|[0-9]+")
+_MARKUP = re.compile(r"&lt;.*?&gt;|<[^>\n]*>")
+_APOSTROPHE = re.compile(r"#39;(?=(?:s|t|d|m|re|ve|ll)\b)")  # elsewhere it is a quotation mark
+_ENTITY = re.compile(r"#\d+;")
+_WORD = re.compile(r"[a-z]+(?:'[a-z]+)*|[0-9]+|\n")
 
 
-def words(text: str) -> list[str]:
-    """An article's words, without the marks that the set keeps from its raw form (#39; quot; &lt;b&gt; and backslashes)."""
-    plain = _ENTITY.sub(" ", _APOSTROPHE.sub("'", _MARKUP.sub(" ", text.lower())))
+def words(articles: Iterable[str]) -> list[str]:
+    r"""All words, each article's followed by \n, without the marks kept from the raw form (#39; quot; &lt;b&gt; and backslashes)."""
+    plain = "".join(article.replace("\n", " ") + "\n" for article in articles).lower()  # one text: far fewer calls
+    plain = _MARKUP.sub(" ", plain).replace("#146;", "#39;").replace(" #39;", "#39;")
+    plain = _ENTITY.sub(" ", _APOSTROPHE.sub("'", plain))
+    for mark in ("quot;", "amp;", "lt;", "gt;", "nbsp;", "hellip;", "mdash;", "ndash;", "\\"):
+        plain = plain.replace(mark, " ")
     found: list[str] = _WORD.findall(plain)
     return found
 
 
-def vocabulary(articles: Iterable[Sequence[str]]) -> dict[str, int]:
-    """Numbers from 2 for the most frequent words, ties in alphabetical order."""
-    counts = Counter(chain.from_iterable(articles))
+def vocabulary(streams: Iterable[Sequence[str]]) -> dict[str, int]:
+    """Numbers from 2 for the most frequent words, ties in alphabetical order, and that of an article's end."""
+    counts = Counter(chain.from_iterable(streams))
+    counts.pop("\n", None)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: 2 + k for k, word in enumerate(ranked[: WORDS - 2])}
+    return {"\n": END} | {word: 2 + k for k, word in enumerate(ranked[: WORDS - 2])}
 
 
-def _streams(articles: Sequence[tuple[int, list[str]]], number: dict[str, int]) -> ArrayPool:
+def _pool(streams: Sequence[Sequence[str]], number: dict[str, int]) -> ArrayPool:
     """Windows of each topic's stream."""
-    streams: list[list[int]] = [[] for _ in TOPICS]
-    for topic, article in articles:
-        streams[topic].extend(number.get(word, UNKNOWN) for word in article)
-        streams[topic].append(END)
-    pieces = [_cut(np.array(stream, np.int64), LENGTH) for stream in streams]
+    pieces = [_cut(np.array([number.get(word, UNKNOWN) for word in stream], np.int64), LENGTH) for stream in streams]
     return ArrayPool(*_joined(pieces), groups=np.repeat(np.array(TOPICS, object), [len(x) for x, _ in pieces]))
 
 

@@ -124,13 +124,13 @@ def test_a_folder_may_hold_the_hubs_windows(
     ],
 )
 def test_words_are_without_raw_marks(raw: str, expected: str) -> None:
-    assert words(raw) == expected.split()
+    assert words([raw, "next\none"]) == [*expected.split(), "\n", "next", "one", "\n"]
 
 
 def test_the_vocabulary_is_the_most_frequent_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "WORDS", 5)
-    assert vocabulary([["b", "a", "c"], ["c", "a", "d", "c"]]) == {"c": 2, "a": 3, "b": 4}  # b before d, each once
-    assert vocabulary([["x"]]) == {"x": 2}
+    assert vocabulary([["b", "a", "c", "\n"], ["c", "a", "d", "c", "\n", "\n"]]) == {"\n": 1, "c": 2, "a": 3, "b": 4}  # b before d
+    assert vocabulary([["x"]]) == {"\n": 1, "x": 2}
 
 
 def test_articles_of_a_topic_are_one_stream_of_words(folder: Path) -> None:
@@ -140,9 +140,9 @@ def test_articles_of_a_topic_are_one_stream_of_words(folder: Path) -> None:
     topics = ("World", "Sports", "Business", "Sci/Tech")
     table = pq.read_table(folder / "ag_news" / "train.parquet").to_pylist()
     for row in table:
-        streams.setdefault(topics[row["label"]], []).extend([*words(row["text"]), "<eos>"])
+        streams.setdefault(topics[row["label"]], []).extend(["<eos>" if w == "\n" else w for w in words([row["text"]])])
     assert found.train.groups is not None
-    word = {0: "<unk>", 1: "<eos>"} | {n: w for w, n in vocabulary([words(row["text"]) for row in table]).items()}
+    word = {n: w for w, n in vocabulary([words([row["text"] for row in table])]).items()} | {0: "<unk>", 1: "<eos>"}
     x = found.train.read(np.arange(len(found.train.y)))
     assert x.dtype == found.train.y.dtype == np.int64
     for topic, stream in streams.items():
@@ -156,7 +156,7 @@ def test_articles_of_a_topic_are_one_stream_of_words(folder: Path) -> None:
 def test_test_articles_are_read_by_the_training_articles_words(folder: Path) -> None:
     write(folder / "ag_news" / "test.parquet", text=["zebra oil " * 40, "wolves " * 90], label=[2, 1])
     found = source("ag_news")
-    number = vocabulary(words(t) for t in pq.read_table(folder / "ag_news" / "train.parquet")["text"].to_pylist())
+    number = vocabulary([words(pq.read_table(folder / "ag_news" / "train.parquet")["text"].to_pylist())])
     assert found.test is not None
     assert set(found.test.read(np.array([0, 5])).ravel().tolist()) == {0, number["oil"], number["wolves"]}
     assert found.test.groups is not None and found.test.groups.tolist() == ["Sports"] * 4 + ["Business"] * 4
