@@ -28,7 +28,8 @@ class LanguageLSTM(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (n, L, V) of the token after each of x (n, L)."""
         h = self.lstm1(self.dropout1(self.embedding(x)))
-        found: torch.Tensor = self.out(self.dropout3(self.lstm2(self.dropout2(h))))
+        h = self.dropout3(self.lstm2(self.dropout2(h)))
+        found: torch.Tensor = self.out(h.flatten(0, 1)).unflatten(0, x.shape)  # of (n, L, H) vmap makes n products of each client's
         return found
 
 
