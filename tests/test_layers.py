@@ -12,8 +12,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "backend", "randomness", "parties"},
-    {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout", "devices", "objectives"},
+    {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "dropout", "devices", "objectives"},
     {"wire", "stacks", "data", "distances", "hierarchy", "recurrent", "separation", "training", "spectra", "components", "pretrained"},
+    {"sequence_networks"},
+    {"networks", "flat"},
     {"models"},
     {"evaluation", "features"},
     {"cohort", "transcript"},
