@@ -64,11 +64,11 @@ def hands(federation: Federation) -> Iterator[tuple[list[int], list[int]]]:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(1, 5), st.integers(5, 14), st.sampled_from([None, 6]), st.sampled_from([None, 200]), SEEDS)
+@given(st.integers(1, 5), st.integers(5, 14), st.sampled_from([None, 6]), st.sampled_from([None, 500]), SEEDS)
 def test_clients_hold_one_topic_each_and_no_window_twice(
     clusters: int, clients: int, samples: int | None, test: int | None, seed: int
 ) -> None:
-    source = text(test=test)
+    source = text(1500, test)
     federation = Federation.simulate(source, scenario=Topics(clusters), clients=clients, samples=samples, seed=seed)
     assert source.train.groups is not None and federation.truth is not None and federation.scenario == "topics"
     sizes = Counter(federation.truth)
@@ -236,3 +236,9 @@ def test_topics_by_name() -> None:
     assert [default_scenario(name) for name in ("ag_news", "shakespeare", "mobility")] == ["topics", "natural", "natural"]
     with pytest.raises(UsageError, match="as those of ag_news and mobility, not digits"):
         Federation.simulate("digits", scenario=Topics(), clients=8, seed=0)
+
+
+def test_an_owner_of_four_rows_trains_on_all_of_them() -> None:
+    """Where nothing is held out, no gap is left out either."""
+    source = text(7, None, np.array(list("aaaabbb"), object), None, gap=2)
+    assert list(hands(Federation.simulate(source, scenario=Natural(), clients=2, seed=0))) == [([0, 1, 2, 3], []), ([4, 5, 6], [])]
