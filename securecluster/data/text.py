@@ -78,13 +78,23 @@ def _roles(where: Path | None) -> dict[str, list[str]]:
     name, hub, windows = "shakespeare", HUBS["shakespeare"], ("character_id", "x", "y")
     if where is None:
         rows = hub_rows(name, hub, "train", windows, files=f"{name}/{name}.parquet")
-        return joined(*(hub_texts(rows, column) for column in windows))
+        return _whole(*(hub_texts(rows, column) for column in windows))
     path = the_file(where, f"{name}/{name}.parquet", hub)
     if "x" in open_parquet(path, ("character_id",)).schema_arrow.names:
-        return joined(*(texts(path, column) for column in windows))
+        return _whole(*(texts(path, column) for column in windows))
     found: dict[str, list[str]] = {}
     for role, text in zip(texts(path, "character_id"), texts(path, "text"), strict=True):
         found.setdefault(role, []).append(text)
+    return found
+
+
+def _whole(names: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> dict[str, list[str]]:
+    """The joined texts, unless they are scraps: windows cut from rows that overlap would lie on both sides of the gap."""
+    found = joined(names, xs, ys)
+    if len(names) < SPAN * sum(len(pieces) for pieces in found.values()):
+        raise UsageError(
+            "the windows of shakespeare do not follow each other, so no text can be made of them: keep the rows in their order"
+        )
     return found
 
 

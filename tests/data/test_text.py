@@ -113,6 +113,14 @@ def test_a_folder_may_hold_the_hubs_windows(
     assert hub.train.owners is not None and raw.train.owners is not None and hub.train.owners.tolist() == raw.train.owners.tolist()
 
 
+def test_windows_in_another_order_make_no_text(folder: Path) -> None:
+    rows = [LEAF[k] for k in np.random.default_rng(0).permutation(len(LEAF))]
+    names, x, y = (list(column) for column in zip(*rows, strict=True))
+    write(folder / "shakespeare" / "shakespeare.parquet", character_id=names, x=x, y=y)
+    with pytest.raises(UsageError, match="windows of shakespeare do not follow each other"):
+        source("shakespeare")
+
+
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
