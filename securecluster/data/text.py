@@ -93,7 +93,7 @@ def _whole(names: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> dict[s
     found = joined(names, xs, ys)
     if len(names) < SPAN * sum(len(pieces) for pieces in found.values()):
         raise UsageError(
-            "the windows of shakespeare do not follow each other, so no text can be made of them: keep the rows in their order"
+            "the windows of shakespeare do not follow each other, so they make no text: keep the rows in their order"
         )
     return found
 
