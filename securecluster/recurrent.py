@@ -71,7 +71,7 @@ def lstm(x: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Te
     if _vmapped(*every):
         out = _Vmap.apply(*every)  # type: ignore[no-untyped-call]
         return out
-    fused = x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    fused = x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if len(x) == 1 or (fused and w_hh.shape[-1] >= WIDE):
         out = torch.stack([_own(*one) for one in zip(*(t.unbind(0) for t in every), strict=True)])
     else:
@@ -105,7 +105,8 @@ class _Vmap(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], *every: torch.Tensor) -> tuple[torch.Tensor, int]:
         size = info.batch_size
         rows = (t.expand(size, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(every, in_dims, strict=True))
-        return lstm(*(t.flatten(0, 1) for t in rows)).unflatten(0, (size, -1)), 0
+        out = lstm(*(t.flatten(0, 1) for t in rows))
+        return out.view(size, -1, *out.shape[1:]), 0
 
 
 class _Recurrence(torch.autograd.Function):
@@ -120,7 +121,7 @@ class _Recurrence(torch.autograd.Function):
         return out.transpose(1, 2)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         before, w_ih, w_hh, out, gates, cells = ctx.saved_tensors
         steps, b, n, _ = cells.shape
