@@ -186,7 +186,7 @@ class Cohort:
             optimizer.value(name, gradient)
 
     def _chunk_size(self) -> int:
-        """Clients trained together: on a CPU as many as keep their weights in cache, and one where the model has convolutions or says so."""
+        """Clients trained together: on a CPU as many as keep their weights in cache, and one where it convolves or says so."""
         on_cpu = self.device.type == "cpu"
         alone = self.model.convolves or getattr(self.model.module, "alone_on_cpu", False)
         if not self.model.together or (on_cpu and alone):
