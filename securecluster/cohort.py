@@ -186,9 +186,10 @@ class Cohort:
             optimizer.value(name, gradient)
 
     def _chunk_size(self) -> int:
-        """Clients trained together: on a CPU as many as keep their weights in cache, and one where the model has convolutions."""
+        """Clients trained together: on a CPU as many as keep their weights in cache, and one where it convolves or says so."""
         on_cpu = self.device.type == "cpu"
-        if not self.model.together or (on_cpu and self.model.convolves):
+        alone = self.model.convolves or getattr(self.model.module, "alone_on_cpu", False)
+        if not self.model.together or (on_cpu and alone):
             return 1
         return max(1, (CPU_CHUNK if on_cpu else GPU_CHUNK) // self.model.dimension)
 

@@ -67,13 +67,15 @@ def lstm(x: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Te
         w_ih: (b, 4H, in). w_hh: (b, 4H, H). b_ih: (b, 4H). b_hh: (b, 4H).
     """
     every = (x, w_ih, w_hh, b_ih, b_hh)
+    out: torch.Tensor
     if _vmapped(*every):
-        out: torch.Tensor = _Vmap.apply(*every)  # type: ignore[no-untyped-call]
+        out = _Vmap.apply(*every)  # type: ignore[no-untyped-call]
         return out
-    fused = x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    fused = x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if len(x) == 1 or (fused and w_hh.shape[-1] >= WIDE):
-        return torch.stack([_own(*one) for one in zip(*(t.unbind(0) for t in every), strict=True)])
-    out = _Recurrence.apply(x, w_ih, w_hh, b_ih + b_hh)  # type: ignore[no-untyped-call]
+        out = torch.stack([_own(*one) for one in zip(*(t.unbind(0) for t in every), strict=True)])
+    else:
+        out = _Recurrence.apply(x, w_ih, w_hh, b_ih + b_hh)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -103,7 +105,8 @@ class _Vmap(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], *every: torch.Tensor) -> tuple[torch.Tensor, int]:
         size = info.batch_size
         rows = (t.expand(size, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(every, in_dims, strict=True))
-        return lstm(*(t.flatten(0, 1) for t in rows)).unflatten(0, (size, -1)), 0
+        out = lstm(*(t.flatten(0, 1) for t in rows))
+        return out.view(size, -1, *out.shape[1:]), 0
 
 
 class _Recurrence(torch.autograd.Function):
@@ -118,7 +121,7 @@ class _Recurrence(torch.autograd.Function):
         return out.transpose(1, 2)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         before, w_ih, w_hh, out, gates, cells = ctx.saved_tensors
         steps, b, n, _ = cells.shape
@@ -134,7 +137,7 @@ def _forward(projected: torch.Tensor, w_hh: torch.Tensor, bias: torch.Tensor) ->
     weight, bias = w_hh.mT.contiguous(), bias[:, None]  # the faster order for few samples
     gates, out = projected.new_empty(steps, 4, b, n, width // 4), projected.new_empty(b, steps, n, width // 4)
     cells = torch.empty_like(gates[:, 0])
-    product, tanh = bias.expand(b, n, width).contiguous(), torch.empty_like(cells[0])
+    product, tanh = bias.repeat(1, n, 1), torch.empty_like(cells[0])
     view = _gates_first(product[:, None])[0]
     last_h = last_c = None
     for p, gate, c, h in zip(_gates_first(projected), gates.unbind(0), cells.unbind(0), out.unbind(1), strict=True):
