@@ -92,9 +92,7 @@ def _whole(names: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> dict[s
     """The joined texts, unless they are scraps: windows cut from rows that overlap would lie on both sides of the gap."""
     found = joined(names, xs, ys)
     if len(names) < SPAN * sum(len(pieces) for pieces in found.values()):
-        raise UsageError(
-            "the windows of shakespeare do not follow each other, so they make no text: keep the rows in their order"
-        )
+        raise UsageError("the windows of shakespeare do not follow each other, so they make no text: keep the rows in their order")
     return found
 
 
