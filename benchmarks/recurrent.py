@@ -57,7 +57,7 @@ class Case:
             return text[:, :-1], text[:, 1:]
 
         arrays = {f"c{k}": drawn() for k in range(clients)}
-        none = {name: ([], []) for name in arrays}
+        none: dict[str, Any] = {name: ([], []) for name in arrays}
         return Federation.from_arrays(arrays, test=none, objective=self.objective, classes=self.classes, seed=0)
 
     def cohort(self, clients: int, dtype: torch.dtype = torch.float32) -> Cohort:

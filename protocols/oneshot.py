@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 
 from securecluster.protocols.base import Kept, Protocol
 
+from securecluster import features as feature_maps
 from securecluster.backend import torch
 from securecluster.clustering import check_number, largest
 from securecluster.clustering import members as clusters_of
@@ -27,7 +28,6 @@ from securecluster.cohort import Cohort
 from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver
 from securecluster.errors import UsageError
-from securecluster.features import Features
 from securecluster.hierarchical import GPS, Layered, average_in_layers, common_layers
 from securecluster.network import Network
 from securecluster.privacy.blocks import Blocks
@@ -163,7 +163,7 @@ class OneShot(Protocol):
             cohort, self.training(config["lr"]), pipeline, self.weighted, phi, min(int(self.vectors), phi.dimension), self.floor
         )
 
-    def _phi(self, shape: Sequence[int], seed: int) -> Features:
+    def _phi(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
         return feature_maps.build(self.features, tuple(shape), Randomness(seed), self.public, self.components)
 
     def check(self, clients: int) -> None:
