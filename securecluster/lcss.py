@@ -74,16 +74,19 @@ def _matches(walked: Array, points: Array, steps: NDArray[np.int64], radius: flo
     height = max(1, BLOCK // points.shape[1])
     for start in range(0, len(walked), height):
         block = walked[start : start + height]
-        square: Array | None = None
-        for own, coordinate in zip(block.T, points, strict=True):
-            away = np.subtract(coordinate, own[:, None])
-            np.multiply(away, away, out=away)
-            square = away if square is None else np.add(square, away, out=square)
+        square = _squared(block[:, :1], points[0])
+        for c in range(1, len(points)):
+            square += _squared(block[:, c : c + 1], points[c])
         near = square <= radius * radius
         if window is not None:
             near &= np.abs(steps - np.arange(start, start + len(block))[:, None]) <= window
         for row in np.packbits(near, axis=1, bitorder="little"):
             yield _number(row)
+
+
+def _squared(one: Array, other: Array) -> Array:
+    away = other - one
+    return np.multiply(away, away, out=away)
 
 
 def _number(bits: NDArray[np.uint8]) -> int:
