@@ -49,7 +49,10 @@ class Format:
 
 
 Generator = Callable[[Format, int, np.random.Generator], list[Any]]
-"""What makes synthetic users: format, how many, randomness -> a sequence of positions (n_i, k) in [0, 1] for each."""
+"""What makes synthetic users: format, how many, randomness -> of each a sequence of positions (n_i, k) in units of the area, or its training
+samples (x, y) themselves, which any kind of data has."""
+
+Samples = tuple[NDArray[Any], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,9 @@ class RandomWalk:
         users, _, k = spots.shape
         everyone = np.arange(users)
         path = np.empty((users, steps, k))
-        here, goal = spots[:, 0].copy(), spots[:, 1].copy()
-        left, aside = draw.integers(0, self.stay + 1, users), np.zeros((users, k))
+        here: Array = spots[:, 0].copy()
+        goal: Array = spots[:, 1].copy()
+        left, aside = draw.integers(0, self.stay + 1, (users,)), np.zeros((users, k))
         for t in range(steps):
             path[:, t] = here
             away = goal - here
@@ -100,29 +104,32 @@ class RandomWalk:
             moved = np.where(there[:, None], goal, here + pace[:, None] * heading)
             here = np.where((left > 0)[:, None], here, moved).clip(0, 1)
             arrived = there & (left == 0)
-            next_place = draw.integers(0, own) * (draw.random(users) >= 0.5)
-            left = np.where(arrived, draw.integers(0, self.stay + 1, users), np.maximum(left - 1, 0))
+            next_place = draw.integers(0, own, (users,)) * (draw.random(users) >= 0.5)
+            left = np.where(arrived, draw.integers(0, self.stay + 1, (users,)), np.maximum(left - 1, 0))
             goal = np.where(arrived[:, None], spots[everyone, next_place], goal)
         return path
 
 
-def generated(generator: Generator, form: Format, users: int, draw: np.random.Generator) -> list[Array]:
-    """The sequences that a generator makes, checked.
+def generated(generator: Generator, form: Format, users: int, draw: np.random.Generator) -> list[Samples]:
+    """The training samples (x, y) of the users that a generator makes, in the order of time.
 
     Raises:
-        UsageError: not a sequence (n_i, k) of finite positions for each user, or one that is no longer than a window.
+        UsageError: not as many users as were asked for, or positions that are not finite, or no more than a window.
     """
     made = generator(form, users, draw)
     if not isinstance(made, list | tuple) or len(made) != users:
-        raise UsageError(f"the generator of synthetic users must give a list of {users} sequences of positions, one for each user")
-    found = [np.asarray(own, dtype=np.float64) for own in made]
-    for own in found:
-        if own.ndim != 2 or own.shape[1] != form.coordinates or len(own) <= form.window or not np.isfinite(own).all():
-            raise UsageError(
-                f"the generator gives a sequence of shape {own.shape}: it must be finite positions (n, {form.coordinates}), more than the"
-                f" {form.window} of a window"
-            )
-    return found
+        raise UsageError(f"the generator of synthetic users must give a list of {users}: a sequence of positions for each")
+    return [(np.asarray(own[0]), np.asarray(own[1])) if isinstance(own, tuple) and len(own) == 2 else _samples(own, form) for own in made]
+
+
+def _samples(path: Any, form: Format) -> Samples:
+    positions = np.asarray(path, dtype=np.float64)
+    if positions.ndim != 2 or positions.shape[1] != form.coordinates or len(positions) <= form.window or not np.isfinite(positions).all():
+        raise UsageError(
+            f"the generator gives a sequence of shape {positions.shape}: it must be finite positions (n, {form.coordinates}), more than the"
+            f" {form.window} of a window"
+        )
+    return windows(positions, form.window)
 
 
 def windows(positions: Array, length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

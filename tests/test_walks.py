@@ -13,7 +13,7 @@ from securecluster.walks import Format, RandomWalk, generated, windows
 
 
 def walks(seed: int, form: Format, users: int = 40) -> list[Any]:
-    return generated(RandomWalk(), form, users, np.random.default_rng(seed))
+    return RandomWalk()(form, users, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("form", [Format(), Format(coordinates=1, samples=(20, 60)), Format(coordinates=3, window=4, step=0.2)])
@@ -52,6 +52,16 @@ def test_windows_are_the_past_positions_and_the_next() -> None:
         np.testing.assert_array_equal(x[n], path[n : n + 3])
         np.testing.assert_array_equal(y[n], path[n + 3])
     assert len(x) == len(y) == 4
+    (made,) = generated(lambda form, users, draw: [path], Format(window=3, samples=(4, 9)), 1, np.random.default_rng(0))
+    np.testing.assert_array_equal(made[0], x)
+    np.testing.assert_array_equal(made[1], y)
+
+
+def test_a_generator_may_give_samples_themselves() -> None:
+    own = (np.zeros((4, 3), np.int64), np.ones((4, 3), np.int64))
+    (made,) = generated(lambda form, users, draw: [own], Format(), 1, np.random.default_rng(0))
+    assert made[0] is own[0]
+    assert made[1] is own[1]
 
 
 def test_a_format_is_public_json() -> None:
