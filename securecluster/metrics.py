@@ -42,3 +42,11 @@ def share_at(values: np.ndarray[Any, Any], target: float) -> float | None:
     """The share of clients whose value reaches the target, of those that have test data; None where nobody has."""
     known = values[~np.isnan(values)]
     return float((known >= target).mean()) if known.size else None
+
+
+def pearson(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float | None:
+    """Pearson's correlation of two series (n,); None where one of them is constant, or there are fewer than two numbers."""
+    a, b = (np.asarray(v, dtype=np.float64) - np.mean(v) if len(v) else np.zeros(0) for v in (one, other))
+    size = float(np.sqrt((a @ a) * (b @ b)))
+    flat = min((float(np.abs(own).max(initial=0)) for own in (a, b)), default=0.0) < 1e-12
+    return None if flat or size == 0 else float(np.clip(a @ b / size, -1, 1))

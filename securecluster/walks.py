@@ -49,7 +49,7 @@ class Format:
 
 
 Generator = Callable[[Format, int, np.random.Generator], list[Any]]
-"""What makes synthetic users: format, how many, randomness -> of each a sequence of positions (n_i, k) in units of the area, or its training
+"""What makes synthetic users: format, how many, randomness -> each one's positions (n_i, k) in units of the area, or its training
 samples (x, y) themselves, which any kind of data has."""
 
 Samples = tuple[NDArray[Any], NDArray[Any]]
