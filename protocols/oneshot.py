@@ -160,7 +160,9 @@ class OneShot(Protocol):
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Relative:
         """Adds Φ."""
         phi = self._phi(config["shape"], config["seed"]).agreed(config["phi"])
-        return Relative(cohort, self.training(), pipeline, self.weighted, phi, min(int(self.vectors), phi.dimension), self.floor)
+        return Relative(
+            cohort, self.training(config["lr"]), pipeline, self.weighted, phi, min(int(self.vectors), phi.dimension), self.floor
+        )
 
     def _phi(self, shape: Sequence[int], seed: int) -> Features:
         return build_features(self.features, tuple(shape), Randomness(seed), self.public, self.components)

@@ -36,18 +36,18 @@ NETWORKS = ("mlp", "linear", "tanh", "cnn", "stack", "branch")
 @pytest.fixture(autouse=True)
 def more_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two networks that go through torch.func, one with gradients by hand, and one that vmap refuses."""
-    monkeypatch.setitem(networks.NETWORKS, "tanh", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.Tanh(), nn.Linear(7, c)))
+    monkeypatch.setitem(networks.IMAGES, "tanh", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.Tanh(), nn.Linear(7, c)))
     monkeypatch.setitem(
-        networks.NETWORKS,
+        networks.IMAGES,
         "cnn",
         lambda s, c: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, c)),
     )
     monkeypatch.setitem(
-        networks.NETWORKS,
+        networks.IMAGES,
         "stack",
         lambda s, c: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, c)),
     )
-    monkeypatch.setitem(networks.NETWORKS, "branch", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 6), Branch(), nn.Linear(6, c)))
+    monkeypatch.setitem(networks.IMAGES, "branch", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 6), Branch(), nn.Linear(6, c)))
 
 
 class Branch(nn.Module):

@@ -15,7 +15,8 @@ RELATED = ("1 − R", "clients by relevance of data")  # what a dendrogram of R 
 
 def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], state: Any) -> list[Path]:
     """Write the pictures that this run, which ended in the server's `state`, has numbers for; returns their paths."""
-    made = [save(folder / "accuracy.png", _accuracy(history, content))] if content["metrics"]["accuracy"]["after"] is not None else []
+    metric = content["metric"]
+    made = [save(folder / f"{metric}.png", _learning(history, content))] if content["metrics"][metric]["after"] is not None else []
     alpha = getattr(state, "alpha", None)
     if alpha is not None and len(alpha):
         made.append(save(folder / "similarity.png", similarity(alpha.numpy(), content["labels"])))
@@ -45,13 +46,31 @@ def _marks(axes: Any, history: list[dict[str, Any]]) -> None:
             axes.axvline(number, color="grey", linestyle=":", linewidth=1, label=word if k == 0 else None)
 
 
-def _accuracy(history: list[dict[str, Any]], content: dict[str, Any]) -> Any:
+def _learning(history: list[dict[str, Any]], content: dict[str, Any]) -> Any:
+    metric = content["metric"]
     made, axes = figure(6.4, 3.8)
-    axes.plot([line["round"] for line in history], [line["accuracy"] for line in history], marker=".", label="mean over clients")
+    axes.plot([line["round"] for line in history], [line[metric] for line in history], marker=".", label="mean over clients")
     _marks(axes, history)
-    axes.set(title=f"{content['protocol']} on {content['data']}", xlabel="round", ylabel="test accuracy", ylim=(0, 1.02))
-    axes.legend(loc="lower right")
+    axes.set(title=f"{content['protocol']} on {content['data']}", xlabel="round", ylabel=labelled(metric, content["unit"]))
+    bounded(axes, metric)
+    axes.legend(loc="lower right" if metric == "accuracy" else "upper right")
     return made
+
+
+def labelled(metric: str, unit: str) -> str:
+    """What an axis of a metric says."""
+    return f"test {metric}" + (f" ({unit})" if unit else "")
+
+
+def bounded(axes: Any, metric: str) -> None:
+    """The range of an axis of a metric: accuracy lies in [0, 1], the others span orders of magnitude."""
+    if metric == "accuracy":
+        axes.set(ylim=(0, 1.02))
+    else:
+        axes.set(yscale="log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.tick_params(axis="y", which="minor", labelsize=7)
 
 
 def _separation(history: list[dict[str, Any]]) -> Any:

@@ -306,7 +306,7 @@ def test_labels_of_close_points_do_not_overlap(spread: float) -> None:
 def test_columns_without_a_number_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"protocol": "cfl", "clusters": 4, "ari": None, "accuracy_before": 0.7, "accuracy": 0.95, "at_target": None, "error": None}
     row |= {"up": 10, "down": 20, "servers": 0, "epsilon": None, "seconds": 1.0}
-    content = {"data": "digits", "scenario": "iid", "clients": 20, "seed": 0, "target": 0.9, "protocols": [row]}
+    content = {"data": "digits", "scenario": "iid", "clients": 20, "seed": 0, "target": 0.9, "metric": "accuracy", "protocols": [row]}
     side_by_side.show(content)
     printed = capsys.readouterr().out
     assert "at 0.9" not in printed and "ARI" not in printed and "servers" not in printed

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from securecluster.data import Federation, Tasks
-from securecluster.data.sources import IMAGE_SETS, SOURCES, image_set, source
+from securecluster.data.sources import IMAGE_SETS, image_set, source
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -73,7 +73,7 @@ def test_tasks_of_the_real_sets_are_the_papers(real_data: Path) -> None:
     assert not {names[coarse[k]] for k in rest.labels} & {"vehicles_1", "vehicles_2"}
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", ["digits", *IMAGE_SETS])
 def test_tasks_share_out_all_labels(name: str) -> None:
     classes, tasks = (10, source(name).tasks) if name == "digits" else (IMAGE_SETS[name].classes, IMAGE_SETS[name].tasks)
     assert Counter(label for task in tasks for label in task.labels) == Counter(range(classes))

@@ -202,7 +202,7 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_over_cleanly(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Cohort, "accuracy", interrupt)  # the observer, after the first round's messages
+        patch.setattr(Cohort, "scores", interrupt)  # the observer, after the first round's messages
         with pytest.raises(KeyboardInterrupt):
             CFL(rounds=2).fit(small, FULL, folder=tmp_path)
     assert list((tmp_path / "transcript").glob("*.safetensors"))
