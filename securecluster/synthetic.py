@@ -1,177 +1,116 @@
-"""Both ends of NSIM's similarity step (Pacheco et al. 2021): a server that trains synthetic users' models, and clients that hand in one
-layer of theirs.
+"""The server's part of NSIM before any client is asked: synthetic users, their models, and a network that tells users' similarity from a
+layer of two models (Pacheco et al. 2021, Section 3.1).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.averaging import Contributor
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.data import Federation, Shard
-from securecluster.displacements import Means, TraineeState, Update
-from securecluster.endpoint import GATHER, SUM, Turn, answers
-from securecluster.errors import PolicyError, UsageError, unknown
+from securecluster.errors import UsageError, unknown
+from securecluster.estimator import Fitted, fit
 from securecluster.kernels import cca, cka, svcca
+from securecluster.layers import LAYERS, STARTS, find_layer, starts
+from securecluster.lcss import similarities
 from securecluster.messages import Rows
 from securecluster.metrics import pearson
-from securecluster.objectives import Objective
-from securecluster.privacy.keys import Hello, Secrets
-from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
+from securecluster.walks import Format, Generator, generated
 
 if TYPE_CHECKING:
     from securecluster.models import FlatModel
 
-LAYERS = ("hidden", "last")
-STARTS = ("common", "independent")
 KERNELS = {"cka": cka, "cca": cca, "svcca": svcca}
+FEWEST = 8  # synthetic users that a network can learn from, and be tried on
+
+
+@dataclass
+class Known:
+    """The network, and Pearson's correlations with the true similarity of synthetic users that it never saw: its own, and of kernels."""
+
+    fitted: Fitted
+    scores: dict[str, float | None]
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A dense layer's weights (outputs, inputs) and bias (outputs,) within the flat vector, in this order."""
-
-    name: str
-    first: int
-    outputs: int
-    inputs: int
-    bias: bool
-
-    def rows(self, models: torch.Tensor) -> torch.Tensor:
-        """Of models (m, d): the layer of each, (m, q)."""
-        return models[:, self.first : self.first + self.outputs * (self.inputs + self.bias)]
-
-    def weights(self, rows: torch.Tensor) -> NDArray[np.float64]:
-        """Of layers (m, q): the weights alone as (m, inputs, outputs), what a kernel compares (inputs are its examples: ours)."""
-        flat = rows[:, : self.outputs * self.inputs].double().cpu().numpy()
-        return np.asarray(flat.reshape(-1, self.outputs, self.inputs).swapaxes(1, 2))
-
-
-def find_layer(flat: FlatModel, which: str) -> Layer:
-    """The last dense layer of a model ("last"), or the one before it ("hidden").
-
-    Raises:
-        UsageError: another word, or a model with too few dense layers.
-    """
-    if which not in LAYERS:
-        raise unknown("layer", which, LAYERS)
-    starts = dict(zip(flat.shapes, np.cumsum([0, *(s.numel() for s in flat.shapes.values())]).tolist(), strict=False))
-    dense = [name for name, part in flat.module.named_modules() if isinstance(part, torch.nn.Linear) and f"{name}.weight" in starts]
-    place = 1 if which == "last" else 2
-    if len(dense) < place:
-        raise UsageError(f"the model has {len(dense)} dense layer(s) that train, and layer={which!r} needs {place}: use another model")
-    name = dense[-place]
-    outputs, inputs = flat.shapes[f"{name}.weight"]
-    return Layer(name, starts[f"{name}.weight"], outputs, inputs, f"{name}.bias" in starts)
-
-
-@dataclass(frozen=True)
-class Learner:
-    """How everyone trains alone: what synthetic and real users have in common."""
-
-    flat: FlatModel
-    plan: LocalTraining
-    rounds: int
-    start: str  # "common": θ_0; "independent": weights of everyone's own
-
-
-def train(users: Sequence[tuple[Any, Any]], learner: Learner, objective: Objective, classes: int, seed: int, dtype: str) -> torch.Tensor:
-    """The models of users with samples (x, y), all trained in one batched pass as clients are, (u, d)."""
-    names = tuple(f"synthetic {k}" for k in range(len(users)))
-    shards = tuple(Shard(x, y, x[:0], y[:0]) for x, y in users)
-    federation = Federation(names, shards, classes, seed, data="synthetic", scenario="synthetic", objective=objective)
-    cohort = Cohort(federation, learner.flat, Randomness(seed), torch.device("cpu"), getattr(torch, dtype))
-    models = starts(cohort, learner.start)
-    for step in range(1, learner.rounds + 1):
-        models = models + cohort.train(Rows(models), range(len(users)), learner.plan, step)
-    return models
-
-
-def starts(cohort: Cohort, start: str) -> torch.Tensor:
-    """The weights that each client of a cohort begins with, (m, d)."""
-    if start == "common":
-        return cohort.start.repeat(len(cohort.ids), 1)
-    return torch.stack([cohort.drawn("client", i, "start") for i in cohort.ids])
-
-
-def correlations(layers: NDArray[np.float64], true: NDArray[np.float64], name: str = "") -> dict[str, float | None]:
-    """Pearson's correlation of the true similarity (m, m) of users with that of their layers (m, r, c), over all pairs, by kernel."""
-    pairs = np.triu_indices(len(true), 1)
-    return {f"{kernel}{name}": pearson(compare(layers)[pairs], true[pairs]) for kernel, compare in KERNELS.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class Shown:
-    """Client to server."""
-
-    layer: Rows  # (b, q) weights and bias of one layer, as they are
-
-
-class LayerDiscloser(Contributor):
-    """Clients that train alone, hand in one layer in the clear, and then contribute to means that count from θ_0.
+class Synthesis:
+    """What synthetic users are, and what is learned from them.
 
     Args:
-        layer: which.
-        start: "common", or "independent": then a client begins with weights of its own.
+        users: how many.
+        walks: what makes their data, in the declared format `form`.
+        radius: up to which two of their positions match.
+        layer: of their models, and `start` of training: see `securecluster.layers`.
+        rounds: in which they train alone.
+        grid: whether the network's architecture is searched for.
     """
 
-    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, layer: Layer, start: str) -> None:
-        super().__init__(cohort, training, pipeline, weighted)
-        self._layer = layer
-        self._alone = [True] * len(cohort.ids)  # whether each client still holds a model of its own
-        if start != "common":
-            self.models = Rows(starts(cohort, start), tuple(range(len(cohort.ids))))
+    users: int
+    walks: Generator
+    form: Format
+    radius: float
+    layer: str
+    start: str
+    rounds: int
+    grid: bool
 
-    @answers(GATHER)
-    def hand_in(self, turn: Turn, query: Hello) -> Shown:
-        """The layer of θ_i; no mask can hide it, since a trained network is to read it. Asked again, the answer is the same."""
-        self._check_alone(turn, "hand_in")
-        return Shown(Rows(self._layer.rows(self.models.select(turn.at).values).clone()))
+    def __post_init__(self) -> None:
+        for name, word, words in (("layer", self.layer, LAYERS), ("init", self.start, STARTS)):
+            if word not in words:
+                raise unknown(name, word, words)
+        if not callable(self.walks):
+            raise UsageError(f"walks = {self.walks!r} makes no synthetic users: give random, or in Python a callable")
+        for name, value, least in (("local_rounds", self.rounds, 1), ("synthetic", self.users, FEWEST)):
+            if not (isinstance(value, Integral) and int(value) >= least):
+                raise UsageError(f"{name} = {value!r} is not possible: it is a whole number from {least}")
+        if not (isinstance(self.radius, Real) and 0 <= float(self.radius) < np.inf):
+            raise UsageError(f"radius = {self.radius!r} is no distance: give a finite number from 0, in units of the area")
 
-    @answers(SUM, through=("delta",), fresh=True)
-    def pool(self, turn: Turn, query: Hello) -> Update:
-        """n_i·P(θ_i − θ_0) and n_i: what a client learned alone, for its cluster's first average."""
-        self._check_alone(turn, "pool")
-        found = self.displaced(turn.at)
-        sizes = self._sizes(turn)
-        found.delta.table.mul_(sizes.table.to(found.delta.table)[:, None])
-        return Update(found.delta, sizes)
+    def learned(self, flat: FlatModel, plan: LocalTraining, classes: int, dtype: str, draws: Randomness) -> Known:
+        """Synthetic data, M_synth, their LCSS, and the network, trained to tell it."""
+        users = generated(self.walks, self.form, self.users, draws.generator("walks"))
+        models = self.trained(users, flat, plan, classes, dtype, draws.integer("training"))
+        true = true_similarity([y for _, y in users], self.radius)
+        layer = find_layer(flat, self.layer)
+        rows = layer.rows(models)
+        fitted = fit(rows, torch.from_numpy(true), Randomness(draws.integer("estimator")), self.grid)
+        told = fitted.predicted.double().numpy()
+        scores = correlations(told, layer.weights(rows[fitted.held]), true[np.ix_(fitted.held, fitted.held)])
+        return Known(fitted, {"pearson_pairs": fitted.pearson_pairs, **scores})
 
-    def take(self, at: Sequence[int], query: Means) -> None:
-        """As of every trainee; who has had an average holds no model of its own any more."""
-        super().take(at, query)
-        for k, picks in zip(at, query.means.picks, strict=True):
-            self._alone[k] &= not picks
+    def trained(
+        self, users: Sequence[tuple[Any, Any]], flat: FlatModel, plan: LocalTraining, classes: int, dtype: str, seed: int
+    ) -> torch.Tensor:
+        """The models of users with samples (x, y), all trained in one batched pass as clients are, (u, d)."""
+        names = tuple(f"synthetic {k}" for k in range(len(users)))
+        shards = tuple(Shard(x, y, x[:0], y[:0]) for x, y in users)
+        federation = Federation(names, shards, classes, seed, data="synthetic", objective=flat.objective)
+        cohort = Cohort(federation, flat, Randomness(seed), torch.device("cpu"), getattr(torch, dtype))
+        models = starts(cohort, self.start)
+        for step in range(1, self.rounds + 1):
+            models = models + cohort.train(Rows(models), range(len(users)), plan, step)
+        return models
 
-    def origin(self, at: Sequence[int], query: Means) -> Rows:
-        """The models; θ_0 for those at positions `at` whose first average this is."""
-        anew = {k for k, picks in zip(at, query.means.picks, strict=True) if picks and self._alone[k]}
-        if not anew:
-            return self.models
-        assert self.models.index is not None
-        kept = sorted({row for k, row in enumerate(self.models.index) if k not in anew})
-        place = {row: n for n, row in enumerate(kept)}
-        table = torch.stack([*(self.models.table[row] for row in kept), self._start])
-        return Rows(table, tuple(len(kept) if k in anew else place[row] for k, row in enumerate(self.models.index)))
 
-    def _check_alone(self, turn: Turn, name: str) -> None:
-        if not all(self._alone[k] for k in turn.at):
-            raise PolicyError(f"{name} comes before the first average: it is about what a client learned alone")
+def true_similarity(targets: Sequence[Any], radius: float) -> NDArray[np.float64]:
+    """LCSS of users' targets (n_i, …) in the order of time, of all pairs, (m, m)."""
+    return similarities([np.asarray(y).reshape(len(y), -1) for y in targets], radius)
 
-    def state(self, secrets: Secrets) -> TraineeState:
-        """For a checkpoint."""
-        found = super().state(secrets)
-        found.extra = torch.tensor(self._alone)
-        return found
 
-    def restore(self, state: TraineeState) -> None:
-        """From a checkpoint."""
-        super().restore(state)
-        self._alone = [bool(own) for own in state.extra]
+def correlations(
+    told: NDArray[np.float64], layers: NDArray[np.float64], true: NDArray[np.float64], name: str = ""
+) -> dict[str, float | None]:
+    """Pearson's correlation of the true similarity (m, m) of users, over all pairs, with what the network told, (m, m), and with CKA, mean
+    CCA and SVCCA of the same layers (m, r, c).
+    """
+    pairs = np.triu_indices(len(true), 1)
+    found = {"pearson": told, **{kernel: compare(layers) for kernel, compare in KERNELS.items()}}
+    return {f"{kernel}{name}": pearson(matrix[pairs], true[pairs]) for kernel, matrix in found.items()}

@@ -25,8 +25,8 @@ LAYERS = [
     {"network"},
     {"displacements"},
     {"averaging", "banks", "tree"},
-    {"looks", "refiner", "hierarchical", "relevance", "synthetic"},
-    {"refinement"},
+    {"looks", "refiner", "hierarchical", "layers", "relevance"},
+    {"refinement", "synthetic"},
     {"protocols"},
     {"app", "benchmarks"},
 ]
