@@ -57,7 +57,7 @@ class Protocol(Method):
     """communication rounds in all"""
     model: Any = "auto"
     """network that clients train: mlp, mlp-32, mlp-200, linear, cnn-briggs, cnn-ali, cnn-cifar, resnet9, lstm-words, lstm-chars,
-    lstm-trajectory; auto is what suits the data, mlp for images and tables; in Python also any nn.Module"""
+    lstm-chars-256, lstm-trajectory; auto is what suits the data, mlp for images and tables; in Python also any nn.Module"""
     lr: float | None = None
     """learning rate of the clients' optimizer; None is the network's own, 0.2 for all but those for text and trajectories"""
     epochs: int = 3

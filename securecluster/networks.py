@@ -10,6 +10,7 @@ from torch import nn
 
 from securecluster.errors import UsageError, unknown
 from securecluster.objectives import Objective
+from securecluster.sequence_networks import lstm_chars, lstm_chars_256, lstm_trajectory, lstm_words
 
 Shape = tuple[int, ...]
 
@@ -97,12 +98,13 @@ IMAGES: dict[str, Make] = {
 }
 NETWORKS: dict[str, dict[str, Make]] = {  # by kind of objective, the default first
     "classification": IMAGES,
-    "trajectory": {name: IMAGES[name] for name in ("mlp", "linear")},
-    "language": {},
+    "trajectory": {"lstm-trajectory": lstm_trajectory, **{name: IMAGES[name] for name in ("mlp", "mlp-32", "mlp-200", "linear")}},
+    "language": {"lstm-words": lstm_words, "lstm-chars": lstm_chars, "lstm-chars-256": lstm_chars_256},
 }
 AUTO = "auto"
 RATE = 0.2  # learning rate of networks that have none of their own
-RATES: dict[str, float] = {}
+RATES = {"lstm-words": 1.0, "lstm-chars": 1.0, "lstm-chars-256": 1.0, "lstm-trajectory": 0.1}
+CHARACTERS = 256  # tokens up to which text is taken for characters
 
 
 def names() -> tuple[str, ...]:
@@ -112,6 +114,8 @@ def names() -> tuple[str, ...]:
 
 def chosen(name: str, objective: Objective, classes: int) -> str:
     """The network that a name stands for; "auto" is what suits the data."""
+    if name == AUTO and objective.kind == "language" and classes <= CHARACTERS:
+        return "lstm-chars"
     return next(iter(NETWORKS[objective.kind])) if name == AUTO else name
 
 
