@@ -44,9 +44,8 @@ def share_at(values: np.ndarray[Any, Any], target: float) -> float | None:
     return float((known >= target).mean()) if known.size else None
 
 
-def pearson(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float | None:
-    """Pearson's correlation of two series (n,); None where one of them is constant, or there are fewer than two numbers."""
-    a, b = (np.asarray(v, dtype=np.float64) - np.mean(v) if len(v) else np.zeros(0) for v in (one, other))
-    size = float(np.sqrt((a @ a) * (b @ b)))
-    flat = min((float(np.abs(own).max(initial=0)) for own in (a, b)), default=0.0) < 1e-12
-    return None if flat or size == 0 else float(np.clip(a @ b / size, -1, 1))
+def pearson(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    """Pearson's correlation of two arrays of one shape, in float64; NaN where one of them is constant or has fewer than two numbers."""
+    x, y = (values.astype(np.float64).ravel() - np.mean(values, dtype=np.float64) if values.size else values for values in (a, b))
+    scale = float(np.sqrt((x * x).sum() * (y * y).sum()))
+    return float(x @ y) / scale if scale > 0 else float("nan")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from securecluster.models import FlatModel
 
 KERNELS = {"cka": cka, "cca": cca, "svcca": svcca}
+ROUNDING = 1e-9
 FEWEST = 8  # synthetic users that a network can learn from, and be tried on
 
 
@@ -83,8 +84,8 @@ class Synthesis:
         rows = layer.rows(models)
         fitted = fit(rows, torch.from_numpy(true), Randomness(draws.integer("estimator")), self.grid)
         told = fitted.predicted.double().numpy()
-        scores = correlations(told, layer.weights(rows[fitted.held]), true[np.ix_(fitted.held, fitted.held)])
-        return Known(fitted, {"pearson_pairs": fitted.pearson_pairs, **scores})
+        scores = correlations(told, layer.weights(rows[fitted.unseen]), true[np.ix_(fitted.unseen, fitted.unseen)])
+        return Known(fitted, {"pearson_pairs": _number(fitted.pearson_pairs), **scores})
 
     def trained(
         self, users: Sequence[tuple[Any, Any]], flat: FlatModel, plan: LocalTraining, classes: int, dtype: str, seed: int
@@ -113,4 +114,13 @@ def correlations(
     """
     pairs = np.triu_indices(len(true), 1)
     found = {"pearson": told, **{kernel: compare(layers) for kernel, compare in KERNELS.items()}}
-    return {f"{kernel}{name}": pearson(matrix[pairs], true[pairs]) for kernel, matrix in found.items()}
+    return {f"{kernel}{name}": _correlation(matrix[pairs], true[pairs]) for kernel, matrix in found.items()}
+
+
+def _correlation(told: NDArray[np.float64], true: NDArray[np.float64]) -> float | None:
+    """None where nothing is told: CCA of square layers is 1 for every pair, up to rounding."""
+    return _number(pearson(told, true)) if told.size and np.ptp(told) > ROUNDING else None
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else value
