@@ -21,13 +21,12 @@ from securecluster.protocols.base import Protocol
 
 from securecluster.averaging import Averaged, Contributor, average
 from securecluster.backend import torch
-from securecluster.clustering import check_dbscan, dbscan, most_similar, neighbourhood, numbered
-from securecluster.clustering import members as clusters_of
+from securecluster.clustering import check_dbscan, dbscan, members, most_similar, neighbourhood, numbered
 from securecluster.cohort import Cohort
 from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver, nothing
 from securecluster.errors import UsageError
-from securecluster.estimator import predict
+from securecluster.estimator import GRID, predict
 from securecluster.layers import LayerDiscloser, find_layer, pool
 from securecluster.network import Network
 from securecluster.objectives import Trajectory, objective
@@ -78,8 +77,8 @@ class NSIM(Protocol):
     """what clients hand in: hidden, the last hidden layer; or last, the last layer"""
     init: str = "common"
     """weights that training starts from: common, the same for all synthetic and real users; or independent, each one's own"""
-    grid: bool = True
-    """find the network's architecture by a grid search; otherwise take the first of the grid"""
+    grid: int = len(GRID)
+    """architectures that the grid search compares: so many, the first ones, of securecluster.estimator.GRID; 1 is no search"""
     eps: float | None = None
     """DBSCAN: users are neighbours up to this value of 1 - similarity; None chooses one from the predicted similarities"""
     min_samples: int = 2
@@ -91,8 +90,7 @@ class NSIM(Protocol):
     def serve(self, net: Network, run: Run) -> State:
         """Sections 3.1 and 3.2: the estimator first, without any client; then everyone alone, the clusters, and FedAvg in each."""
         known = run.once("estimator", lambda: self._estimator(net), Known)
-        m = len(net.clients)
-        state = State(list(net.clients), Outbox.start(m, fresh=self.mask != "none"), known=known)
+        state = State(list(net.clients), Outbox.start(len(net.clients), fresh=self.mask != "none"), known=known)
         for t in run.rounds("train", state, self.rounds):
             state.round = t
             if t > self._local:
@@ -101,7 +99,7 @@ class NSIM(Protocol):
             net.gather(Contributor.alone, state.outbox.letter(net.clients), to=net.clients)
             if t == self._local:
                 self._cluster(net, state)
-                run.note(clustered=clusters_of(state.labels), eps=state.eps, **known.scores)
+                run.note(clustered=members(state.labels), eps=state.eps, **known.scores)
         deliver(net, run, state)
         return state
 

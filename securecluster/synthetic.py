@@ -16,7 +16,7 @@ from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.data import Federation, Shard
 from securecluster.errors import UsageError, unknown
-from securecluster.estimator import Fitted, fit
+from securecluster.estimator import GRID, LEAST_USERS, Fitted, fit
 from securecluster.kernels import cca, cka, svcca
 from securecluster.layers import LAYERS, STARTS, find_layer, starts
 from securecluster.lcss import similarities
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 KERNELS = {"cka": cka, "cca": cca, "svcca": svcca}
 ROUNDING = 1e-9
-FEWEST = 8  # synthetic users that a network can learn from, and be tried on
 
 
 @dataclass
@@ -51,7 +50,7 @@ class Synthesis:
         radius: up to which two of their positions match.
         layer: of their models, and `start` of training: see `securecluster.layers`.
         rounds: in which they train alone.
-        grid: whether the network's architecture is searched for.
+        grid: how many of the architectures of `GRID`, the first ones, are compared.
     """
 
     users: int
@@ -61,7 +60,7 @@ class Synthesis:
     layer: str
     start: str
     rounds: int
-    grid: bool
+    grid: int
 
     def __post_init__(self) -> None:
         for name, word, words in (("layer", self.layer, LAYERS), ("init", self.start, STARTS)):
@@ -69,9 +68,11 @@ class Synthesis:
                 raise unknown(name, word, words)
         if not callable(self.walks):
             raise UsageError(f"walks = {self.walks!r} makes no synthetic users: give random, or in Python a callable")
-        for name, value, least in (("local_rounds", self.rounds, 1), ("synthetic", self.users, FEWEST)):
+        for name, value, least in (("local_rounds", self.rounds, 1), ("synthetic", self.users, LEAST_USERS)):
             if not (isinstance(value, Integral) and int(value) >= least):
                 raise UsageError(f"{name} = {value!r} is not possible: it is a whole number from {least}")
+        if isinstance(self.grid, bool) or not (isinstance(self.grid, Integral) and 1 <= int(self.grid) <= len(GRID)):
+            raise UsageError(f"grid = {self.grid!r} architectures cannot be compared: it is a whole number from 1 to {len(GRID)}")
         if not (isinstance(self.radius, Real) and 0 <= float(self.radius) < np.inf):
             raise UsageError(f"radius = {self.radius!r} is no distance: give a finite number from 0, in units of the area")
 
@@ -82,7 +83,7 @@ class Synthesis:
         true = true_similarity([y for _, y in users], self.radius)
         layer = find_layer(flat, self.layer)
         rows = layer.rows(models)
-        fitted = fit(rows, torch.from_numpy(true), Randomness(draws.integer("estimator")), self.grid)
+        fitted = fit(rows, torch.from_numpy(true), Randomness(draws.integer("estimator")), grid=GRID[: self.grid])
         told = fitted.predicted.double().numpy()
         scores = correlations(told, layer.weights(rows[fitted.unseen]), true[np.ix_(fitted.unseen, fitted.unseen)])
         return Known(fitted, {"pearson_pairs": _number(fitted.pearson_pairs), **scores})
