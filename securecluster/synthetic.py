@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.data import Federation, Shard
-from securecluster.errors import UsageError, unknown
+from securecluster.errors import UpdateError, UsageError, unknown
 from securecluster.estimator import GRID, LEAST_USERS, Fitted, fit
 from securecluster.kernels import cca, cka, svcca
 from securecluster.layers import LAYERS, STARTS, find_layer, starts
@@ -99,6 +99,8 @@ class Synthesis:
         models = starts(cohort, self.start)
         for step in range(1, self.rounds + 1):
             models = models + cohort.train(Rows(models), range(len(users)), plan, step)
+        if not bool(models.isfinite().all()):
+            raise UpdateError("the models of synthetic users are not finite: lower the learning rate (--lr)")
         return models
 
 

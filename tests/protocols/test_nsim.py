@@ -11,7 +11,7 @@ from securecluster.protocols import NSIM, Local, Settings
 
 from securecluster import Federation
 from securecluster.endpoint import config_hash
-from securecluster.errors import PolicyError, UsageError
+from securecluster.errors import PolicyError, UpdateError, UsageError
 from securecluster.estimator import fit
 from securecluster.layers import LayerDiscloser, find_layer
 from securecluster.messages import Call
@@ -203,6 +203,11 @@ def test_other_data_need_a_generator_of_their_own(small: Federation) -> None:
     fitted = NSIM(model="mlp", rounds=2, local_rounds=1, synthetic=8, walks=digits, radius=0.0).fit(small)
     assert len(fitted.labels_) == 6
     assert fitted.shown_params()["walks"] == {"own": "walks"}
+
+
+def test_divergence_is_noticed_before_any_client_is_asked(corners: Federation) -> None:
+    with pytest.raises(UpdateError, match="synthetic users are not finite: lower the learning rate"):
+        NSIM(**SMALL | {"lr": 1e30}).fit(corners)
 
 
 def test_layers_are_found_by_their_place() -> None:
