@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +51,58 @@ def kmeans(inner: Array, k: int, seed: int) -> list[int]:
         found = KMeans(min(k, len(points)), n_init=10, random_state=seed % (1 << 32)).fit_predict(points)
     labels: list[int] = np.unique(found, return_inverse=True)[1].tolist()
     return labels
+
+
+def numbered(labels: Sequence[int]) -> list[int]:
+    """Clusters numbered from 0 in the order of their first members; each of those labelled -1 is one of its own."""
+    found: dict[tuple[int, int], int] = {}
+    return [found.setdefault((label, k if label < 0 else -1), len(found)) for k, label in enumerate(labels)]
+
+
+def dbscan(distance: Array, eps: float, least: int) -> list[int]:
+    """DBSCAN's clusters, numbered from 0, of points that are known by their distances (m, m) (Ester et al. 1996); noise is -1.
+
+    Args:
+        eps: points are neighbours up to this distance.
+        least: neighbours, itself among them, that make a point a core of a cluster.
+    """
+    from sklearn.cluster import DBSCAN
+
+    found: list[int] = DBSCAN(eps=max(eps, np.finfo(float).tiny), min_samples=least, metric="precomputed").fit_predict(distance).tolist()
+    return found
+
+
+def check_dbscan(eps: object, least: object) -> None:
+    """Raise UsageError for what is no distance (None leaves it open), or no number of neighbours."""
+    if eps is not None and not (isinstance(eps, Real) and 0 <= float(eps) < np.inf):
+        raise UsageError(f"eps = {eps!r} is no distance: give a finite number from 0, or leave it out")
+    if not (isinstance(least, Integral) and int(least) >= 1):
+        raise UsageError(f"min_samples = {least!r} is not possible: it is a whole number from 1")
+
+
+def most_similar(similarity: Array, labels: Sequence[int]) -> list[int]:
+    """For each of some points, the cluster to whose members it is most similar on average (ours).
+
+    Args:
+        similarity: to the m points that are in clusters, (n, m).
+        labels: of these, (m,).
+    """
+    clusters = sorted(set(labels))
+    means = np.stack([similarity[:, np.equal(labels, c)].mean(1) for c in clusters], axis=1)
+    return [clusters[k] for k in means.argmax(1)]
+
+
+def neighbourhood(distance: Array, least: int) -> float:
+    """An eps for `dbscan` (ours): of the distances to everyone's nearest neighbours, the one whose clusters have the largest silhouette."""
+    from sklearn.metrics import silhouette_score
+
+    nearest = np.sort(distance, axis=1)[:, : max(least, 2)][:, -1]
+    best = (-np.inf, float(np.median(nearest)))
+    for eps in np.unique(np.quantile(nearest, np.linspace(0.1, 1, 40))):
+        labels = numbered(dbscan(distance, float(eps), least))
+        if 1 < len(set(labels)) < len(labels):
+            best = max(best, (float(silhouette_score(distance, labels, metric="precomputed")), float(eps)))
+    return best[1]
 
 
 class Bipartition(NamedTuple):

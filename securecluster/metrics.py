@@ -42,3 +42,10 @@ def share_at(values: np.ndarray[Any, Any], target: float) -> float | None:
     """The share of clients whose value reaches the target, of those that have test data; None where nobody has."""
     known = values[~np.isnan(values)]
     return float((known >= target).mean()) if known.size else None
+
+
+def pearson(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    """Pearson's correlation of two arrays of one shape, in float64; NaN where one of them is constant or has fewer than two numbers."""
+    x, y = (values.astype(np.float64).ravel() - np.mean(values, dtype=np.float64) if values.size else values for values in (a, b))
+    scale = float(np.sqrt((x * x).sum() * (y * y).sum()))
+    return float(x @ y) / scale if scale > 0 else float("nan")

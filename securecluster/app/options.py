@@ -19,6 +19,7 @@ PROTOCOLS = {  # module and class
     "flhc": "flhc:FLHC",
     "srfca": "srfca:SRFCA",
     "oneshot": "oneshot:OneShot",
+    "nsim": "nsim:NSIM",
     "ifca": "ifca:IFCA",
     "local-kmeans": "local_kmeans:LocalKMeans",
     "random": "random_clusters:RandomClusters",
