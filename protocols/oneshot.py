@@ -133,7 +133,7 @@ class OneShot(Protocol):
 
     def facts(self, federation: Federation) -> dict[str, Any]:
         """The common layers' size, and Φ."""
-        feature_maps.check_objective(self.features, federation.objective)
+        feature_maps.check_objective(federation.objective)
         phi = self._phi(federation.shape, federation.seed)
         return {"shared": common_layers(self.flat_model(federation), self.common), "phi": phi.describe(), "width": phi.dimension}
 

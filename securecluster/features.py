@@ -100,10 +100,10 @@ def check(features: Any, public: str | None = None, dimension: int | None = None
         raise UsageError(f"components = {dimension!r} is not possible: it is a whole number from 1")
 
 
-def check_objective(features: Any, objective: Objective) -> None:
-    """Raise UsageError for token numbers taken as they are."""
-    if isinstance(objective, Language) and isinstance(features, str):
-        raise UsageError("token numbers say nothing by their size: give features of your own, in Python, that turn text into vectors")
+def check_objective(objective: Objective) -> None:
+    """Raise UsageError for text: a Gram matrix of token numbers means nothing."""
+    if isinstance(objective, Language):
+        raise UsageError("one-shot similarity compares samples that are numbers, and text is not: choose another protocol, cfl say")
 
 
 def build(

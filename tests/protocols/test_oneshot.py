@@ -374,14 +374,8 @@ def test_a_run_stopped_between_two_averages_of_the_common_layers_goes_on_as_if_i
     assert made.replay(resumed.transcript_, made.config(tasks, "float32")) == whole.server_state_
 
 
-def test_text_needs_features_that_read_it() -> None:
+def test_text_is_refused() -> None:
     draw = np.random.default_rng(0)
     texts = {f"c{k}": (t := draw.integers(0, 9, (20, 7)), np.roll(t, -1, 1)) for k in range(4)}
-    federation = Federation.from_arrays(texts, objective=Language(), seed=0)
-    with pytest.raises(UsageError, match="token numbers say nothing by their size"):
-        OneShot(rounds=1, tasks=2).fit(federation)
-
-    def counts(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.one_hot(x, 9).sum(1).float()
-
-    assert len(OneShot(rounds=1, tasks=2, vectors=2, features=counts).fit(federation).labels_) == 4
+    with pytest.raises(UsageError, match="text is not: choose another protocol"):
+        OneShot(rounds=1, tasks=2).fit(Federation.from_arrays(texts, objective=Language(), seed=0))
