@@ -34,7 +34,7 @@ from securecluster.privacy.keys import Hello
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
 from securecluster.run import Line, Run
-from securecluster.synthetic import Known, Synthesis, correlations, true_similarity
+from securecluster.synthetic import Known, Synthesis, correlations, some_pairs, true_similarity
 from securecluster.walks import Format, RandomWalk
 
 TRIES = 5  # who does not hand in its layer is asked again (ours)
@@ -195,6 +195,6 @@ class NSIM(Protocol):
         line = super().observe(federation, client, state, scores)
         if not state.clustered or state.clustered != state.round:
             return line
-        true = true_similarity([federation.shards[i].y for i in state.ids], self.radius)
+        true, told = true_similarity([federation.shards[i].y for i in state.ids], self.radius), state.similarity.numpy()
         layers = find_layer(client.cohort.model, self.layer).weights(state.layers)
-        return {**line, **correlations(state.similarity.numpy(), layers, true, "_real")}
+        return {**line, **correlations(told, layers, true, "_real"), "pairs_real": some_pairs(told, true)}
