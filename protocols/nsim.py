@@ -34,7 +34,7 @@ from securecluster.privacy.keys import Hello
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
 from securecluster.run import Line, Run
-from securecluster.synthetic import Known, Synthesis, correlations, true_similarity
+from securecluster.synthetic import Known, Synthesis, correlations, some_pairs, true_similarity
 from securecluster.walks import Format, RandomWalk
 
 TRIES = 5  # who does not hand in its layer is asked again (ours)
@@ -81,8 +81,8 @@ class NSIM(Protocol):
     """architectures that the grid search compares: so many, the first ones, of securecluster.estimator.GRID; 1 is no search"""
     eps: float | None = None
     """DBSCAN: users are neighbours up to this value of 1 - similarity; None chooses one from the predicted similarities"""
-    min_samples: int = 2
-    """DBSCAN: neighbours, itself among them, that make a user a core of a cluster"""
+    min_samples: int | None = None
+    """DBSCAN: neighbours, itself among them, that make a user a core of a cluster; None is a fortieth of the users, 2 or more"""
 
     name: ClassVar[str] = "nsim"
     client: ClassVar[type[Trainee]] = LayerDiscloser
@@ -127,10 +127,10 @@ class NSIM(Protocol):
             return
         assert state.known is not None
         state.ids, state.layers, state.clustered = list(got.ids), got.rows.layer.values.cpu(), state.round
-        state.similarity = predict(state.known.fitted.estimator, state.layers, state.layers)
-        apart = (1 - state.similarity.double()).clamp_min(0).fill_diagonal_(0).numpy()
-        state.eps = neighbourhood(apart, self.min_samples) if self.eps is None else float(self.eps)
-        place = dict(zip(state.ids, dbscan(apart, state.eps, self.min_samples), strict=True))
+        state.similarity = predict(state.known.fitted.estimator, state.layers, state.layers).fill_diagonal_(1)
+        alike, least = state.similarity.double().numpy(), self.min_samples or max(2, len(got) // 40)
+        state.eps = neighbourhood(alike, least) if self.eps is None else float(self.eps)
+        place = dict(zip(state.ids, dbscan(1 - alike, state.eps, least), strict=True))
         state.labels = numbered([place.get(i, -1) for i in net.clients])
         pool(net, state)
 
@@ -195,6 +195,6 @@ class NSIM(Protocol):
         line = super().observe(federation, client, state, scores)
         if not state.clustered or state.clustered != state.round:
             return line
-        true = true_similarity([federation.shards[i].y for i in state.ids], self.radius)
+        true, told = true_similarity([federation.shards[i].y for i in state.ids], self.radius), state.similarity.numpy()
         layers = find_layer(client.cohort.model, self.layer).weights(state.layers)
-        return {**line, **correlations(state.similarity.numpy(), layers, true, "_real")}
+        return {**line, **correlations(told, layers, true, "_real"), "pairs_real": some_pairs(told, true)}

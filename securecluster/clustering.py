@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from securecluster.errors import UsageError
 
 Array = NDArray[np.float64]
+TRIED = 50  # values of DBSCAN's eps
 
 
 def members(labels: Sequence[int]) -> list[list[int]]:
@@ -73,11 +74,11 @@ def dbscan(distance: Array, eps: float, least: int) -> list[int]:
 
 
 def check_dbscan(eps: object, least: object) -> None:
-    """Raise UsageError for what is no distance (None leaves it open), or no number of neighbours."""
+    """Raise UsageError for what is no distance, or no number of neighbours; None leaves either open."""
     if eps is not None and not (isinstance(eps, Real) and 0 <= float(eps) < np.inf):
         raise UsageError(f"eps = {eps!r} is no distance: give a finite number from 0, or leave it out")
-    if not (isinstance(least, Integral) and int(least) >= 1):
-        raise UsageError(f"min_samples = {least!r} is not possible: it is a whole number from 1")
+    if least is not None and not (isinstance(least, Integral) and int(least) >= 1):
+        raise UsageError(f"min_samples = {least!r} is not possible: it is a whole number from 1, or left out")
 
 
 def most_similar(similarity: Array, labels: Sequence[int]) -> list[int]:
@@ -92,17 +93,24 @@ def most_similar(similarity: Array, labels: Sequence[int]) -> list[int]:
     return [clusters[k] for k in means.argmax(1)]
 
 
-def neighbourhood(distance: Array, least: int) -> float:
-    """An eps for `dbscan` (ours): of the distances to everyone's nearest neighbours, the one whose clusters have the largest silhouette."""
-    from sklearn.metrics import silhouette_score
+def neighbourhood(similarity: Array, least: int) -> float:
+    """An eps for `dbscan` on 1 - similarity (m, m): of those at which users become cores, the one of the largest modularity (ours)."""
+    distance = 1 - similarity
+    cores = np.sort(distance, axis=1)[:, min(least, len(distance)) - 1]  # where each has `least` neighbours
+    tried = np.unique(np.quantile(cores, np.linspace(0, 1, TRIED)).clip(0))
+    return max((modularity(similarity, numbered(dbscan(distance, float(eps), least))), float(eps)) for eps in tried)[1]
 
-    nearest = np.sort(distance, axis=1)[:, : max(least, 2)][:, -1]
-    best = (-np.inf, float(np.median(nearest)))
-    for eps in np.unique(np.quantile(nearest, np.linspace(0.1, 1, 40))):
-        labels = numbered(dbscan(distance, float(eps), least))
-        if 1 < len(set(labels)) < len(labels):
-            best = max(best, (float(silhouette_score(distance, labels, metric="precomputed")), float(eps)))
-    return best[1]
+
+def modularity(similarity: Array, labels: Sequence[int]) -> float:
+    """How far the similarity within clusters exceeds what the clusters' shares of all similarity let expect (Newman 2004, weighted).
+
+    One cluster has 0, and clusters of one less than that. The diagonal is not read.
+    """
+    weight = similarity - np.diag(np.diag(similarity))
+    member = np.equal.outer(np.unique(labels), np.asarray(labels)).astype(np.float64)  # (K, m)
+    between = member @ weight @ member.T
+    total = max(float(between.sum()), np.finfo(float).tiny)
+    return float(np.trace(between) / total - ((between.sum(1) / total) ** 2).sum())
 
 
 class Bipartition(NamedTuple):

@@ -120,6 +120,13 @@ def correlations(
     return {f"{kernel}{name}": _correlation(matrix[pairs], true[pairs]) for kernel, matrix in found.items()}
 
 
+def some_pairs(told: NDArray[np.float64], true: NDArray[np.float64], most: int = 500) -> list[list[float]]:
+    """[true, told] of some of the pairs of users, evenly spread over all, for a picture."""
+    first, second = np.triu_indices(len(true), 1)
+    chosen = np.unique(np.linspace(0, len(first) - 1, min(most, len(first))).astype(int)) if len(first) else first
+    return np.round(np.stack([true, told], axis=-1)[first[chosen], second[chosen]], 4).tolist()  # type: ignore[no-any-return]
+
+
 def _correlation(told: NDArray[np.float64], true: NDArray[np.float64]) -> float | None:
     """None where nothing is told: CCA of square layers is 1 for every pair, up to rounding."""
     return _number(pearson(told, true)) if told.size and np.ptp(told) > ROUNDING else None

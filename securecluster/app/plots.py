@@ -7,6 +7,7 @@ from typing import Any
 
 from securecluster.app.figure import figure, save
 from securecluster.app.matrices import graph, relevance, similarity
+from securecluster.app.pairs import similarity_pairs
 from securecluster.app.tree_picture import tree
 from securecluster.app.trees import dendrogram
 
@@ -33,6 +34,8 @@ def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], s
     grown = getattr(state, "tree", None)
     if grown is not None:
         made.append(save(folder / "tree.png", tree(grown.nodes, content)))
+    if getattr(state, "known", None) is not None and (shown := similarity_pairs(state, history)) is not None:
+        made.append(save(folder / "similarity-pairs.png", shown))
     if look is not None:
         made.append(save(folder / "dendrogram.png", dendrogram(look, content["labels"], *words)))
     return made
