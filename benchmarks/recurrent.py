@@ -69,7 +69,7 @@ class Case:
 
 
 CASES = {
-    "lstm-trajectory": Case(lstm_trajectory, (10, 2), 2, Trajectory(), 200, (100, 400)),
+    "lstm-trajectory": Case(lstm_trajectory, (10, 2), 2, Trajectory(), 100, (100, 400)),
     "lstm-words": Case(lstm_words, (20,), 2000, Language(), 50, (20, 100)),
     "lstm-chars": Case(lstm_chars, (80,), 74, Language(), 30, (20, 100)),
 }

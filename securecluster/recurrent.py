@@ -51,9 +51,9 @@ class LSTM(nn.Module):
         if x.ndim != 3 or x.shape[2] != self.inputs or not x.shape[1]:
             raise UsageError(f"an LSTM of {self.inputs} inputs takes (n, T, {self.inputs}) with T ≥ 1, not {tuple(x.shape)}")
         weights = (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
-        if _vmapped(x, *weights):
-            return lstm(x[None], *(w[None] for w in weights))[0]
-        return _own(x, *weights)
+        if x.device.type == "cpu" and not _vmapped(x, *weights):
+            return _own(x, *weights)
+        return lstm(x[None], *(w[None] for w in weights))[0]  # cuDNN wants weights in one piece, as rows of models are not
 
     def extra_repr(self) -> str:
         """As nn.LSTM's."""
@@ -71,8 +71,8 @@ def lstm(x: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Te
     if _vmapped(*every):
         out = _Vmap.apply(*every)  # type: ignore[no-untyped-call]
         return out
-    fused = x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if len(x) == 1 or (fused and w_hh.shape[-1] >= WIDE):
+    fused = x.dtype == torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if x.device.type == "cpu" and (len(x) == 1 or (fused and w_hh.shape[-1] >= WIDE)):
         out = torch.stack([_own(*one) for one in zip(*(t.unbind(0) for t in every), strict=True)])
     else:
         out = _Recurrence.apply(x, w_ih, w_hh, b_ih + b_hh)  # type: ignore[no-untyped-call]
@@ -84,7 +84,7 @@ def _vmapped(*tensors: torch.Tensor) -> bool:
 
 
 def _own(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-    """What nn.LSTM computes for one client."""
+    """One client's outputs, by torch's own kernel."""
     zero = x.new_zeros(1, len(x), weights[1].shape[1])
     out: torch.Tensor = torch.lstm(x, (zero, zero), weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)[0]
     return out

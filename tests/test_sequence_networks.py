@@ -12,6 +12,7 @@ from torch import nn
 from securecluster.errors import UsageError
 from securecluster.models import adopt
 from securecluster.objectives import Language, Objective, Trajectory
+from securecluster.randomness import Randomness
 from securecluster.recurrent import LSTM
 from securecluster.sequence_networks import lstm_chars, lstm_chars_256, lstm_trajectory, lstm_words
 
@@ -39,6 +40,7 @@ def test_sizes(make: Make) -> None:
     assert flat.dimension == size
     assert flat.together
     assert list(flat.shapes)[-2:] == ["out.weight", "out.bias"]
+    assert not torch.equal(flat.redrawn(Randomness(0), "other"), flat.initial())
 
 
 def test_the_last_layers_of_a_trajectory_have_names() -> None:
