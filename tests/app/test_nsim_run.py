@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
+from securecluster import synthetic
 from securecluster.app.cli import main
-from securecluster.data.stores import FOLDER
-from securecluster.estimator import fit
-from securecluster.pair_network import Plan
-
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
-
-
-@pytest.fixture
-def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six persons with one leg of 60 positions each, near one of two places; and a pair network that hardly trains."""
-    draw, rows = np.random.default_rng(0), []
-    for person in range(6):
-        path = np.array([2000 + 5000 * (person % 2), 3000]) + np.cumsum(draw.normal(size=(60, 2)), axis=0) * 40
-        rows += [(f"p{person}", 10 * k, float(x), float(y), 0) for k, (x, y) in enumerate(path)]
-    columns = dict(zip(("user_id", "t", "x", "y", "leg"), (list(column) for column in zip(*rows, strict=True)), strict=True))
-    folder = tmp_path / "data" / "most_mobility"
-    folder.mkdir(parents=True)
-    pq.write_table(pa.table(columns), folder / "traces.parquet")
-    pq.write_table(pa.table({"user_id": [f"p{k}" for k in range(6)], "slice": [str(k % 2) for k in range(6)]}), folder / "users.parquet")
-    monkeypatch.setenv(FOLDER, str(tmp_path / "data"))
-    brief = (Plan(width=32, embedding=8, steps=100),)
-    monkeypatch.setattr("securecluster.synthetic.fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=brief, networks=1))
 
 
 @pytest.mark.usefixtures("traces")
-def test_a_run_reports_correlations_and_draws_the_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_reports_correlations_and_draws_the_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief_fit: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(synthetic, "fit", brief_fit)
     out = tmp_path / "run"
     options = ["--clients", "6", "--rounds", "3", "--local-rounds", "2", "--synthetic", "16", "--positions", "30", "60"]
     assert main(["run", "nsim", "--data", "mobility", *options, "--transcript", "full", "--out", str(out)]) == 0
