@@ -50,6 +50,7 @@ class Synthesis:
         radius: up to which two of their positions match.
         layer: of their models, and `start` of training: see `securecluster.layers`.
         rounds: in which they train alone.
+        stride: LCSS compares every so many of their positions.
         grid: how many of the architectures of `GRID`, the first ones, are compared.
     """
 
@@ -60,6 +61,7 @@ class Synthesis:
     layer: str
     start: str
     rounds: int
+    stride: int
     grid: int
 
     def __post_init__(self) -> None:
@@ -68,7 +70,7 @@ class Synthesis:
                 raise unknown(name, word, words)
         if not callable(self.walks):
             raise UsageError(f"walks = {self.walks!r} makes no synthetic users: give random, or in Python a callable")
-        for name, value, least in (("local_rounds", self.rounds, 1), ("synthetic", self.users, LEAST_USERS)):
+        for name, value, least in (("local_rounds", self.rounds, 1), ("synthetic", self.users, LEAST_USERS), ("stride", self.stride, 1)):
             if not (isinstance(value, Integral) and int(value) >= least):
                 raise UsageError(f"{name} = {value!r} is not possible: it is a whole number from {least}")
         if isinstance(self.grid, bool) or not (isinstance(self.grid, Integral) and 1 <= int(self.grid) <= len(GRID)):
@@ -80,7 +82,7 @@ class Synthesis:
         """Synthetic data, M_synth, their LCSS, and the network, trained to tell it."""
         users = generated(self.walks, self.form, self.users, draws.generator("walks"))
         models = self.trained(users, flat, plan, classes, dtype, draws.integer("training"))
-        true = true_similarity([y for _, y in users], self.radius)
+        true = true_similarity([y for _, y in users], self.radius, self.stride)
         layer = find_layer(flat, self.layer)
         rows = layer.rows(models)
         fitted = fit(rows, torch.from_numpy(true), Randomness(draws.integer("estimator")), grid=GRID[: self.grid])
@@ -104,9 +106,9 @@ class Synthesis:
         return models
 
 
-def true_similarity(targets: Sequence[Any], radius: float) -> NDArray[np.float64]:
-    """LCSS of users' targets (n_i, …) in the order of time, of all pairs, (m, m)."""
-    return similarities([np.asarray(y).reshape(len(y), -1) for y in targets], radius)
+def true_similarity(targets: Sequence[Any], radius: float, stride: int = 1) -> NDArray[np.float64]:
+    """LCSS of users' targets (n_i, …) in the order of time, every `stride`-th of them, of all pairs, (m, m)."""
+    return similarities([np.asarray(y).reshape(len(y), -1)[::stride] for y in targets], radius)
 
 
 def correlations(

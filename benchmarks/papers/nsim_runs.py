@@ -25,6 +25,7 @@ T = TypeVar("T")
 Array = NDArray[np.float64]
 Users = list[tuple[Any, Any]]
 RADIUS = 0.2
+STRIDE = 2  # of synthetic users' LCSS
 POINTS = 300  # pairs of a scatter plot
 TRAINED: dict[str, Any] = {"local_rounds": 3, "epochs": 10, "batch_size": 32, "lr": 0.1}
 SCALES: dict[str, dict[str, Any]] = {"cpu": {"synthetic": 200, "clients": 100}, "full": {"synthetic": 1000, "clients": 400}}
@@ -46,7 +47,7 @@ def real_users(clients: int, seed: int) -> tuple[Users, Array]:
 def synthetic_users(number: int, seed: int) -> tuple[Users, Array]:
     """Synthetic users' samples, and the true similarity of all pairs."""
     found = generated(RandomWalk(), Format(), number, Randomness(seed).generator("walks"))
-    return found, true_similarity([y for _, y in found], RADIUS)
+    return found, true_similarity([y for _, y in found], RADIUS, STRIDE)
 
 
 def network(cell: Cell) -> FlatModel:
@@ -57,7 +58,7 @@ def network(cell: Cell) -> FlatModel:
 
 def synthesis(cell: Cell, layer: str = "hidden", init: str = "common") -> Synthesis:
     """What a run's server would make."""
-    return Synthesis(cell["synthetic"], RandomWalk(), Format(), RADIUS, layer, init, cell["local_rounds"], len(GRID))
+    return Synthesis(cell["synthetic"], RandomWalk(), Format(), RADIUS, layer, init, cell["local_rounds"], STRIDE, len(GRID))
 
 
 def models(cell: Cell, users: Users, init: str, seed: int) -> torch.Tensor:
@@ -103,7 +104,7 @@ def some(matrix: Array) -> Array:
     """Some of the pairs of a matrix (m, m), evenly spread over all."""
     first, second = np.triu_indices(len(matrix), 1)
     chosen = np.unique(np.linspace(0, len(first) - 1, min(POINTS, len(first))).astype(int))
-    return np.round(matrix[first[chosen], second[chosen]], 4)
+    return np.asarray(np.round(matrix[first[chosen], second[chosen]], 4), dtype=np.float64)
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from securecluster.benchmarks.papers.nsim_runs import RADIUS, SCALES, TRAINED, federation, models, network, timed
+from securecluster.benchmarks.papers.nsim_runs import RADIUS, SCALES, STRIDE, TRAINED, federation, models, network, timed
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, figure, numbers, options, summarise
 
 from securecluster.devices import cpu_threads
@@ -44,7 +44,7 @@ def measured(cell: Cell) -> dict[str, Any]:
         real = [(s.x, s.y) for s in shards]
         draw = Randomness(cell["seed"]).generator("walks")
         users, walks = timed(lambda: generated(RandomWalk(), Format(), cell["synthetic"], draw))
-        true, lcss_synthetic = timed(lambda: true_similarity([y for _, y in users], RADIUS))
+        true, lcss_synthetic = timed(lambda: true_similarity([y for _, y in users], RADIUS, STRIDE))
         made, train_synthetic = timed(lambda: models(cell, users, "common", cell["seed"] + 1))
         layer = find_layer(network(cell), "hidden")
         fitted, fitting = timed(lambda: fit(layer.rows(made), torch.from_numpy(true), Randomness(cell["seed"])))

@@ -106,7 +106,7 @@ def test_synthetic_users_train_as_clients_do(corners: Federation) -> None:
     local = Local(model="mlp", lr=0.1, epochs=2, rounds=3)
     flat = local.flat_model(federation)
     for start in ("common", "independent"):
-        made = Synthesis(8, RandomWalk(), Format(), 0.2, "last", start, 3, 1)
+        made = Synthesis(8, RandomWalk(), Format(), 0.2, "last", start, 3, 1, 1)
         found = made.trained(users, flat, local.training(0.1), federation.classes, "float32", federation.seed)
         if start == "common":
             torch.testing.assert_close(found, local.fit(federation).client_models_.values, rtol=0, atol=0)
@@ -180,6 +180,7 @@ def test_clients_tell_of_their_own_model_only_before_the_first_average(corners: 
         ({"local_rounds": 0}, "local_rounds = 0"),
         ({"radius": -1}, "radius = -1"),
         ({"grid": 0}, "grid = 0"),
+        ({"stride": 0}, "stride = 0"),
         ({"eps": np.nan}, "eps = nan"),
         ({"min_samples": 0}, "min_samples = 0"),
         ({"positions": (5, 20)}, "samples = "),
