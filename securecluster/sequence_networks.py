@@ -9,6 +9,7 @@ from securecluster.errors import UsageError
 from securecluster.recurrent import LSTM
 
 Shape = tuple[int, ...]
+MIDDLE, SPREAD = 0.5, 12**-0.5  # of a position that is uniform in the area
 
 
 class LanguageLSTM(nn.Module):
@@ -36,9 +37,11 @@ class LanguageLSTM(nn.Module):
 
 
 class TrajectoryLSTM(nn.Module):
-    """The next position: x (n, T, k) -> (n, k), in the units of x (Pacheco et al. 2021).
+    """The next position: x (n, T, k) -> (n, k), in units of the area (Pacheco et al. 2021).
 
-    Its last hidden layer is `hidden3`, its last layer `out`: clients of NSIM send one of these.
+    Its last hidden layer is `hidden3`, its last layer `out`: clients of NSIM send one of these. Ours: positions are counted from the
+    middle of the area in standard deviations of a uniform one, and hidden layers start as He et al. 2015 have them, biases at 0. Without
+    both the layers tell half as much of how far a user's positions spread.
 
     Args:
         coordinates: k. cells: of the LSTM, of which the last step's output goes on. width: of the three hidden layers.
@@ -51,13 +54,21 @@ class TrajectoryLSTM(nn.Module):
         self.activation = nn.LeakyReLU()
         self.dropout1, self.dropout2, self.dropout3 = nn.Dropout(dropout), nn.Dropout(dropout), nn.Dropout(dropout)
         self.out = nn.Linear(width, outputs)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The dense layers' weights and biases."""
+        for hidden in (self.hidden1, self.hidden2, self.hidden3):
+            nn.init.kaiming_uniform_(hidden.weight, nonlinearity="relu")
+        for layer in (self.hidden1, self.hidden2, self.hidden3, self.out):
+            nn.init.zeros_(layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The position (n, k) after the T of x (n, T, k)."""
-        h = self.lstm(x)[:, -1]
+        h = self.lstm((x - MIDDLE) / SPREAD)[:, -1]
         for dropout, hidden in ((self.dropout1, self.hidden1), (self.dropout2, self.hidden2), (self.dropout3, self.hidden3)):
             h = dropout(self.activation(hidden(h)))
-        found: torch.Tensor = self.out(h)
+        found: torch.Tensor = MIDDLE + self.out(h)
         return found
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -116,3 +118,27 @@ def test_dropout_is_each_clients_own(make: Make) -> None:
     torch.testing.assert_close(first, third)
     assert not torch.allclose(first, second)
     torch.testing.assert_close(first, flat.call(flat.views(flat.initial()), x, torch.tensor(5)), rtol=1e-4, atol=1e-5)
+
+
+def test_positions_are_counted_from_the_middle_of_the_area_in_standard_deviations() -> None:
+    module = lstm_trajectory((6, 2), 2).double().eval()
+    x = torch.rand(50, 6, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    own = nn.LSTM(2, 4, batch_first=True).double()
+    own.load_state_dict(module.lstm.state_dict())  # type: ignore[union-attr, arg-type]
+    h = own((x - 0.5) * math.sqrt(12))[0][:, -1]
+    for name in ("hidden1", "hidden2", "hidden3"):
+        h = nn.functional.leaky_relu(getattr(module, name)(h))
+    torch.testing.assert_close(module(x), 0.5 + module.out(h))  # type: ignore[operator]
+    uniform = np.random.default_rng(0).random(100_000)
+    assert ((uniform - 0.5) * math.sqrt(12)).std() == pytest.approx(1, abs=0.01)
+
+
+def test_hidden_layers_of_trajectories_start_as_he_et_al_and_can_be_drawn_anew() -> None:
+    flat = adopt(lstm_trajectory((10, 2), 2), (10, 2), 2, objective=TRACK)
+    for row in (flat.initial(), flat.redrawn(Randomness(3), "other")):
+        views = flat.views(row)
+        assert all(float(views[f"{name}.bias"].abs().max()) == 0 for name in ("hidden1", "hidden2", "hidden3", "out"))
+        for name in ("hidden2", "hidden3"):
+            bound = math.sqrt(6 / 20)
+            assert 0.9 * bound < float(views[f"{name}.weight"].abs().max()) <= bound
+    assert not torch.equal(flat.initial(), flat.redrawn(Randomness(3), "other"))
