@@ -59,7 +59,7 @@ class Protocol(Method):
     """network that clients train: mlp, mlp-32, mlp-200, linear, cnn-briggs, cnn-ali, cnn-cifar, resnet9, lstm-words, lstm-chars,
     lstm-chars-256, lstm-trajectory; auto is what suits the data, mlp for images and tables; in Python also any nn.Module"""
     lr: float | None = None
-    """learning rate of the clients' optimizer; None is the network's own, 0.2 for all but those for text and trajectories"""
+    """learning rate of the clients' optimizer; None is the network's own, with sgd 0.2 for all but those for text and trajectories"""
     epochs: int = 3
     """passes over its own data a client makes in a round"""
     batch_size: int = 20
@@ -220,7 +220,7 @@ class Protocol(Method):
 
         given, kind, classes = self.model, federation.objective, federation.classes
         name = {"model": chosen(given, kind, classes)} if isinstance(given, str) else {}
-        return {**name, "lr": rate(given, kind, classes) if self.lr is None else self.lr}
+        return {**name, "lr": rate(given, kind, classes, self.optimizer) if self.lr is None else self.lr}
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """The stages between a client's update and the wire, as the configuration that both sides share has them."""

@@ -102,8 +102,8 @@ NETWORKS: dict[str, dict[str, Make]] = {  # by kind of objective, the default fi
     "language": {"lstm-words": lstm_words, "lstm-chars": lstm_chars, "lstm-chars-256": lstm_chars_256},
 }
 AUTO = "auto"
-RATE = 0.2  # learning rate of networks that have none of their own
-RATES = {"lstm-words": 1.0, "lstm-chars": 1.0, "lstm-chars-256": 1.0, "lstm-trajectory": 0.1}
+RATE = {"sgd": 0.2, "adam": 0.001}  # learning rates (ours) of networks that have none of their own
+RATES = {"sgd": {"lstm-words": 1.0, "lstm-chars": 1.0, "lstm-chars-256": 1.0, "lstm-trajectory": 0.1}, "adam": {"lstm-trajectory": 0.003}}
 CHARACTERS = 256  # tokens up to which text is taken for characters
 
 
@@ -135,9 +135,10 @@ def network(name: str, objective: Objective, classes: int) -> Make:
     return own[name]
 
 
-def rate(name: str | nn.Module, objective: Objective, classes: int) -> float:
+def rate(name: str | nn.Module, objective: Objective, classes: int, optimizer: str) -> float:
     """The learning rate a network is trained with where none is given (ours)."""
-    return RATES.get(chosen(name, objective, classes), RATE) if isinstance(name, str) else RATE
+    own = chosen(name, objective, classes) if isinstance(name, str) else ""
+    return RATES[optimizer].get(own, RATE[optimizer])
 
 
 def _features(shape: Shape) -> int:

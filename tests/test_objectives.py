@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Local, Settings
 from torch import nn
 
-from securecluster import Federation
+from securecluster import Federation, networks
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.data import Shard
 from securecluster.errors import UsageError
@@ -156,3 +159,38 @@ def test_networks_of_another_kind_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         build(model, shape, classes, Randomness(0), kind)
+
+
+def test_auto_is_the_network_that_suits_the_data_and_brings_its_learning_rate() -> None:
+    text, track, image = Language(), Trajectory(), CLASSIFICATION
+    found = [networks.chosen("auto", kind, classes) for kind, classes in ((image, 10), (text, 77), (text, 2000), (track, 2))]
+    assert found == ["mlp", "lstm-chars", "lstm-words", "lstm-trajectory"]
+    assert networks.chosen("linear", text, 77) == "linear"  # which is refused by name later, not replaced
+    assert networks.rate("auto", image, 10, "sgd") == 0.2 == networks.rate(Words(), text, 7, "sgd")
+    assert networks.rate("auto", text, 2000, "sgd") > networks.rate("auto", image, 10, "sgd") > networks.rate("auto", track, 2, "sgd")
+    assert networks.rate("mlp", image, 10, "adam") == 0.001
+
+
+@pytest.mark.parametrize("protocol", [CFL, FLHC, SRFCA, IFCA, FedAvg, Local], ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("kind", [Language(), Trajectory((10.0, 6.0))], ids=lambda kind: kind.kind)
+def test_protocols_run_on_sequences_and_judge_them(protocol: type[Any], kind: Objective, tmp_path: Path) -> None:
+    more = {"pre_rounds": 1} if protocol is FLHC else {"starts": 1, "k": 2} if protocol is IFCA else {}
+    own = federation(kind)
+    module = Words() if isinstance(kind, Language) else Track()
+    fitted = protocol(rounds=2, model=module, **more).fit(own, Settings(transcript="full"))
+    assert fitted.metric_ == kind.metric and all(kind.metric in line and line["at_target"] is None for line in fitted.history_)
+    scores = getattr(fitted, f"{kind.metric}_")
+    assert scores is fitted.scores_ and not hasattr(fitted, "accuracy_")
+    module.load_state_dict(fitted.model_of(1))
+    x, y = torch.as_tensor(own.shards[1].x_test), torch.as_tensor(own.shards[1].y_test)
+    out = module(x).detach()
+    if isinstance(kind, Language):
+        expected = float(nn.functional.cross_entropy(out.transpose(1, 2), y).exp())
+    else:
+        expected = float(np.hypot(*((out - y).numpy() * (10.0, 6.0)).T).mean())
+    assert scores[1] == pytest.approx(expected, rel=1e-5)
+    fitted.save(tmp_path)
+    assert protocol.load(tmp_path, model=Words() if isinstance(kind, Language) else Track()).metric_ == kind.metric
+    fitted.replay(fitted.transcript_, fitted.kept_.learned.config)
+    with pytest.raises(UsageError, match="give the same kind of data"):
+        fitted.predict(Federation.from_arrays({"n": (np.random.default_rng(0).random((20, 4)), np.arange(20) % 2)}, seed=0))
