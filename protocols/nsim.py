@@ -67,7 +67,7 @@ class NSIM(Protocol):
     """synthetic users"""
     walks: Any = "random"
     """what makes synthetic users: random; in Python also a callable, see securecluster.walks.Generator"""
-    positions: tuple[int, int] = (150, 1200)
+    positions: tuple[int, int] = (150, 600)
     """declared format: positions of a user, fewest and most"""
     step: float = 0.033
     """declared format: the longest way between two positions, in units of the area"""

@@ -27,15 +27,32 @@ def test_walks_keep_to_the_format(form: Format) -> None:
         assert np.linalg.norm(np.diff(path, axis=0), axis=1).max() <= form.step * (1 + 1e-9)
 
 
-def test_users_differ_in_pace_and_go_somewhere_and_stay() -> None:
-    made = [path for path in walks(1, Format()) if len(path) > 300]
+def test_users_differ_in_pace_and_some_go_back_and_stay() -> None:
+    made = [path for path in walks(1, Format(), users=80) if len(path) > 250]
     steps = [np.linalg.norm(np.diff(path, axis=0), axis=1) for path in made]
     pace = np.array([np.median(own[own > 0]) for own in steps])
     assert pace.max() > 4 * pace.min()
-    assert all((own == 0).any() for own in steps)
+    stays = np.array([(own == 0).mean() for own in steps])
+    assert 0.25 < (stays > 0.01).mean() < 0.75  # those between places; who strolls never stands still
     assert np.mean([np.ptp(path, axis=0).max() for path in made]) > 0.3
-    turns = [np.sum(a[:-1] * a[1:], axis=1) for a in (np.diff(path, axis=0) for path in made)]
-    assert np.mean([np.mean(own > 0) for own in turns]) > 0.6  # a heading persists
+    homes = [path[0] for path, own in zip(made, stays, strict=True) if own > 0.01]
+    back = [
+        (np.abs(path[30:] - home).max(1) < 1e-9).any()
+        for path, home in zip((m for m, s in zip(made, stays, strict=True) if s > 0.01), homes, strict=True)
+    ]
+    assert np.mean(back) > 0.3
+
+
+def test_parameters_of_walks_matter() -> None:
+    straight = RandomWalk(between=1.0, bend=0.0, central=0.0, apart=0.2, stay=0)(Format(), 30, np.random.default_rng(0))
+    wild = RandomWalk(between=0.0, memory=(0.0, 0.1))(Format(), 30, np.random.default_rng(0))
+
+    def turning(path: np.ndarray) -> float:
+        move = np.diff(path, axis=0)
+        return float(np.mean(np.sum(move[:-1] * move[1:], axis=1) > 0))
+
+    assert np.mean([turning(path) for path in straight]) > 0.9
+    assert np.mean([turning(path) for path in wild]) < 0.65
 
 
 def test_the_same_draw_makes_the_same_users() -> None:
@@ -65,7 +82,7 @@ def test_a_generator_may_give_samples_themselves() -> None:
 
 
 def test_a_format_is_public_json() -> None:
-    assert json.loads(json.dumps(Format().as_json()))["samples"] == [150, 1200]
+    assert json.loads(json.dumps(Format().as_json()))["samples"] == [150, 600]
     for wrong in ({"samples": (10, 100)}, {"samples": (200, 100)}, {"coordinates": 0}, {"window": 0}):
         with pytest.raises(UsageError, match="samples"):
             Format(**wrong)

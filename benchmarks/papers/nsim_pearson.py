@@ -16,11 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from securecluster.benchmarks.papers.nsim_runs import SCALES, TRAINED, told
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
 
-from securecluster.app.pairs import scatter
 from securecluster.layers import LAYERS, STARTS
 
 VALUES = ("pearson", "pearson_pairs", "pearson_real", "cka", "cka_real", "cca", "cca_real", "svcca", "svcca_real")
@@ -47,8 +45,10 @@ def pictures(rows: Sequence[Row]) -> Any:
             places, (("nsim", "pearson", "NSIM"), ("cca", "cca", "CCA"), ("cka", "cka", "CKA")), strict=True
         ):
             if row is not None:
-                points = np.stack([numbers(row[f"points_true{name}"]), numbers(row[f"points_{kind}{name}"])], axis=1)
-                scatter(place, points, f"{label}, {who}", next(iter(numbers(row[f"{score}{name}"])), None), label)
+                found = numbers(row[f"{score}{name}"])
+                title = f"{label}, {who}: " + (f"Pearson {found[0]:.3f}" if found else "no correlation")
+                place.plot(numbers(row[f"points_true{name}"]), numbers(row[f"points_{kind}{name}"]), ".", markersize=3)
+                place.set(title=title, xlabel="LCSS", ylabel=label, xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     return made
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securecluster.app.figure import figure
-
-Array = NDArray[np.float64]
 
 
 def similarity_pairs(state: Any, history: list[dict[str, Any]]) -> Any | None:
@@ -30,13 +27,8 @@ def similarity_pairs(state: Any, history: list[dict[str, Any]]) -> Any | None:
         (axes[0], unseen, "synthetic users, unseen", line["pearson"]),
         (axes[1], np.array(line["pairs_real"]), "clients", line["pearson_real"]),
     ):
-        scatter(place, points, name, score, "predicted")
+        place.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
+        place.plot(points[:, 0], points[:, 1], ".", markersize=3, alpha=0.5)
+        known = "no correlation" if score is None else f"Pearson {score:.3f}"
+        place.set(title=f"{name}: {known}", xlabel="true similarity (LCSS)", ylabel="predicted", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     return made
-
-
-def scatter(axes: Any, points: Array, name: str, score: float | None, told: str) -> None:
-    """Pairs (n, 2), true and told, with Pearson's correlation over all pairs in the title."""
-    axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
-    axes.plot(points[:, 0], points[:, 1], ".", markersize=3, alpha=0.5)
-    known = "no correlation" if score is None else f"Pearson {score:.3f}"
-    axes.set(title=f"{name}: {known}", xlabel="true similarity (LCSS)", ylabel=told, xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
