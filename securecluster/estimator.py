@@ -24,10 +24,10 @@ HELD_PAIRS = 0.1  # share of the training users' pairs that are not trained on
 CLIP = 5.0  # standard deviations beyond which a weight counts as that far
 
 GRID = (
-    Plan(width=128, embedding=32, dropout=0.1),
-    Plan(width=256, embedding=64, dropout=0.1),
-    Plan(width=64, embedding=16, dropout=0.1),
-    Plan(width=128, embedding=32, dropout=0.3),
+    Plan(width=256, embedding=64),
+    Plan(width=128, embedding=32),
+    Plan(width=512, embedding=128),
+    Plan(width=256, embedding=64, dropout=0.2),
 )
 """The architectures the search compares; the first is used without a search."""
 

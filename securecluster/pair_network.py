@@ -26,12 +26,12 @@ class Plan:
         decay: of the weights, as AdamW's.
     """
 
-    width: int = 128
-    embedding: int = 32
+    width: int = 256
+    embedding: int = 64
     head: int = 64
     dropout: float = 0.1
     noise: float = 0.0
-    steps: int = 2000
+    steps: int = 1500
     lr: float = 2e-3
     decay: float = 1e-4
 
