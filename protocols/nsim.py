@@ -61,10 +61,10 @@ class NSIM(Protocol):
     """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
     layer_mask: str = "none"
     """of the layers that clients hand in: none, for the network that reads them is trained on weights as they are"""
-    local_rounds: int = 10
+    local_rounds: int = 7
     """rounds, at most all, in which users train alone before they hand in a layer; synthetic users train as long"""
-    synthetic: int = 100
-    """synthetic users"""
+    synthetic: int = 400
+    """synthetic users; the more, the better the network tells others' similarity (the paper has 100)"""
     walks: Any = "random"
     """what makes synthetic users: random; in Python also a callable, see securecluster.walks.Generator"""
     positions: tuple[int, int] = (150, 600)

@@ -26,8 +26,8 @@ from securecluster.protocols import NSIM, FedAvg, Local
 from securecluster import Federation
 from securecluster.run import Line
 
-TRAINING: dict[str, Any] = {"local_rounds": 10, "rounds": 40, "epochs": 5, "batch_size": 32, "lr": 0.1, "optimizer": "sgd"}
-SCALES: dict[str, dict[str, Any]] = {"cpu": {"clients": 100, "synthetic": 100}, "full": {"clients": 400, "synthetic": 1000, "rounds": 200}}
+TRAINING: dict[str, Any] = {"local_rounds": 4, "rounds": 30, "epochs": 5, "batch_size": 32, "lr": 0.1, "optimizer": "sgd"}
+SCALES: dict[str, dict[str, Any]] = {"cpu": {"clients": 100, "synthetic": 400}, "full": {"clients": 400, "synthetic": 1000, "rounds": 200}}
 METHODS = ("nsim", "together", "fedavg", "local")
 NAMES = {"nsim": "in NSIM's clusters", "together": "everyone, after training alone", "fedavg": "FedAvg from the start", "local": "alone"}
 STAGES = {"once": ("nsim", "together", "local"), "last": METHODS}

@@ -30,8 +30,8 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     fixed = {"scale": scale, **SCALES[scale], **TRAINED}
     return [
         {**fixed, "init": init, "layer": layer, "paper": PAPER[layer], "seed": seed}
-        for seed in range(seeds)
         for init in STARTS
+        for seed in range(seeds)
         for layer in LAYERS
     ]
 

@@ -27,8 +27,8 @@ Users = list[tuple[Any, Any]]
 RADIUS = 0.2
 STRIDE = 2  # of synthetic users' LCSS
 POINTS = 300  # pairs of a scatter plot
-TRAINED: dict[str, Any] = {"local_rounds": 3, "epochs": 10, "batch_size": 32, "lr": 0.1}
-SCALES: dict[str, dict[str, Any]] = {"cpu": {"synthetic": 200, "clients": 100}, "full": {"synthetic": 1000, "clients": 400}}
+TRAINED: dict[str, Any] = {"local_rounds": 4, "epochs": 5, "batch_size": 32, "lr": 0.05}
+SCALES: dict[str, dict[str, Any]] = {"cpu": {"synthetic": 1000, "clients": 400}, "full": {"synthetic": 4000, "clients": 400}}
 
 
 def federation(cell: Cell) -> Federation:
@@ -36,14 +36,14 @@ def federation(cell: Cell) -> Federation:
     return Federation.simulate("mobility", clients=cell["clients"], seed=cell["seed"])
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def real_users(clients: int, seed: int) -> tuple[Users, Array]:
     """Real users' training samples, and the true similarity of all pairs."""
     found = [(s.x, s.y) for s in federation({"clients": clients, "seed": seed}).shards]
     return found, true_similarity([y for _, y in found], RADIUS)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def synthetic_users(number: int, seed: int) -> tuple[Users, Array]:
     """Synthetic users' samples, and the true similarity of all pairs."""
     found = generated(RandomWalk(), Format(), number, Randomness(seed).generator("walks"))

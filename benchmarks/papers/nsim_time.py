@@ -28,7 +28,7 @@ from securecluster.walks import Format, RandomWalk, generated
 
 STEPS = ("walks", "lcss_synthetic", "train_synthetic", "fit", "train_clients", "predict", "lcss")
 CLIENTS = {"cpu": (50, 100, 200, 400), "full": (400,)}
-SYNTHETIC = {"cpu": 100, "full": SCALES["full"]["synthetic"]}
+SYNTHETIC = {scale: own["synthetic"] for scale, own in SCALES.items()}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
