@@ -10,11 +10,12 @@ import torch
 from securecluster.protocols import NSIM, Local, Settings
 
 from securecluster import Federation
-from securecluster.endpoint import config_hash
+from securecluster.displacements import Outbox
+from securecluster.endpoint import Turn, config_hash
 from securecluster.errors import PolicyError, UpdateError, UsageError
 from securecluster.estimator import fit
 from securecluster.layers import LayerDiscloser, find_layer
-from securecluster.messages import Call
+from securecluster.messages import Call, Rows
 from securecluster.models import build
 from securecluster.objectives import Trajectory
 from securecluster.pair_network import Plan
@@ -169,6 +170,39 @@ def test_clients_tell_of_their_own_model_only_before_the_first_average(corners: 
         fresh.answer(Call(config_hash(made.config(corners, "float32")), "pool", "gather", 1, 1, (0,), Hello(), (1,)))
 
 
+def test_whoever_trains_alone_from_an_average_holds_no_model_of_its_own_any_more(corners: Federation) -> None:
+    made = NSIM(**SMALL, mask="none")
+    client: Any = made.build_client(corners, Settings(dtype="float64")).client
+    client.alone(Turn((0, 1), (0, 1), 1, 1), Outbox.start(8, fresh=False).letter([0, 1]))
+    alone = client.models.row(1).clone()
+    outbox = Outbox.start(8, fresh=False)
+    outbox.post(2, torch.ones(1, client.cohort.model.dimension, dtype=torch.float64), [0] * 8)
+    updated = client.cohort.train(Rows(client.cohort.start[None] + 1, (0,)), [0], client.training, 3)
+    client.alone(Turn((0,), (0,), 2, 3), outbox.letter([0]))
+    assert torch.equal(client.models.row(0), client.cohort.start + 1 + updated[0])
+    assert torch.equal(client.models.row(1), alone)
+    with pytest.raises(PolicyError, match="before the first average"):
+        client.hand_in(Turn((0,), (0,), 2, 4), Hello())
+    client.hand_in(Turn((1,), (1,), 2, 4), Hello())
+
+
+def test_the_estimator_is_replayed_with_the_threads_of_the_run(corners: Federation) -> None:
+    threads = []
+
+    def walks(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
+        threads.append(torch.get_num_threads())
+        return RandomWalk()(form, users, draw)
+
+    made = NSIM(**SMALL | {"synthetic": 8}, walks=walks)
+    before = torch.get_num_threads()
+    fitted = made.fit(corners, Settings(transcript="full", threads=before + 1))
+    config = made.config(corners, "float32")
+    with torch.inference_mode():
+        assert made.replay(fitted.transcript_, config, before + 1) == fitted.server_state_
+    assert threads == [before + 1] * 2
+    assert torch.get_num_threads() == before
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
@@ -238,4 +272,6 @@ def test_correlations_are_numpys_and_none_where_nothing_is_told() -> None:
 def test_what_the_server_sees_is_said() -> None:
     assert any("last hidden layer" in text and "in the clear" in text for text in NSIM().sees())
     assert any(text.startswith("each client's last layer") for text in NSIM(layer="last").sees())
+    assert "much of the rest of that model, whatever the mask" in " ".join(NSIM().sees())
+    assert "each client's first weights" in " ".join(NSIM(init="independent").sees())
     assert LayerDiscloser.hand_in.__release__.through == ()  # type: ignore[attr-defined]
