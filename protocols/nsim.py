@@ -27,7 +27,7 @@ from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver, nothing
 from securecluster.errors import UsageError
 from securecluster.estimator import GRID, predict
-from securecluster.layers import LayerDiscloser, find_layer, pool
+from securecluster.layers import LayerDiscloser, find_layer, pool, seen
 from securecluster.network import Network
 from securecluster.objectives import Trajectory, objective
 from securecluster.privacy.keys import Hello
@@ -182,11 +182,10 @@ class NSIM(Protocol):
         check_dbscan(self.eps, self.min_samples)
 
     def sees(self) -> list[str]:
-        """What the server sees of the layers."""
+        """What the server sees of the layers, and makes of them."""
         return [
-            f"each client's {'last hidden' if self.layer == 'hidden' else 'last'} layer after training alone, in the clear",
-            "so the predicted similarity of all pairs of clients' data",
-            "the clusters, and each client's cluster",
+            *seen(self.layer, self.init),
+            "the predicted similarity of all pairs of clients' data, the clusters, and each client's cluster",
             "each client's number of samples (the plain sum reads every reply)",
         ]
 
