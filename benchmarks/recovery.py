@@ -45,7 +45,7 @@ def one(data: str, scenario: Scenario, samples: int | None, seed: int, **params:
         "least_evidence_of_a_split": None if least is None else round(least, 3),
         "most_evidence_after_the_last": round(most, 3),
         "accuracy_before_first_split": None if before is None else round(before, 4),
-        "accuracy": round(float(np.mean(cfl.accuracy_)), 4),
+        "accuracy": round(float(np.mean(cfl.scores_)), 4),
         "bytes": cfl.bytes_["up"] + cfl.bytes_["down"],
         "seconds": round(cfl.seconds_, 1),
     }

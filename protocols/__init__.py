@@ -7,10 +7,11 @@ from securecluster.protocols.flhc import FLHC
 from securecluster.protocols.ifca import IFCA
 from securecluster.protocols.local import Local
 from securecluster.protocols.local_kmeans import LocalKMeans
+from securecluster.protocols.nsim import NSIM
 from securecluster.protocols.oneshot import OneShot
 from securecluster.protocols.random_clusters import RandomClusters
 from securecluster.protocols.srfca import SRFCA
 
 from securecluster.settings import Settings
 
-__all__ = ["CFL", "FLHC", "IFCA", "SRFCA", "FedAvg", "Local", "LocalKMeans", "OneShot", "Protocol", "RandomClusters", "Settings"]
+__all__ = ["CFL", "FLHC", "IFCA", "NSIM", "SRFCA", "FedAvg", "Local", "LocalKMeans", "OneShot", "Protocol", "RandomClusters", "Settings"]

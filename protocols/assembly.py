@@ -21,6 +21,7 @@ from securecluster.errors import RunFolderError, UsageError
 from securecluster.messages import Answer, Call
 from securecluster.metrics import agreement, share_at
 from securecluster.network import NetworkState
+from securecluster.objectives import objective
 from securecluster.privacy.keys import KeyRing, Secrets
 from securecluster.privacy.ledger import Ledger
 from securecluster.privacy.stages import Pipeline
@@ -108,8 +109,9 @@ def carry_out(
             raise RunFolderError(f"{folder} holds a run of another configuration: resume with the same one, or give another folder")
 
     def observe(state: Any) -> Line:
-        accuracy, sent = protocol.evaluate(client, state), transcript.totals()
-        seen = {**protocol.observe(federation, client, state, accuracy), "at_target": share_at(accuracy, settings.target)}
+        scores, sent = protocol.evaluate(client, state), transcript.totals()
+        reached = share_at(scores, settings.target) if federation.objective.higher else None
+        seen = {**protocol.observe(federation, client, state, scores), "at_target": reached}
         return {**seen, "up": sent["up"], "down": sent["down"]}
 
     parts = {
@@ -123,10 +125,10 @@ def carry_out(
         transcript.rewind(0, {})  # what a run left that was killed before its first checkpoint
     state = protocol.serve(net, run)
     labels, models = [int(c) for c in state.labels], protocol.final(client, state)
-    accuracy = client.cohort.accuracy(models)
+    scores = client.cohort.scores(models)
     learned = Learned(
         SCHEMA, protocol.name, protocol.shown_params(), config, settings, list(federation.names), labels, run.history, transcript.totals(),
-        accuracy.tolist(), None if federation.truth is None else dict(agreement(labels, federation.truth)), net.state, run.seconds,
+        scores.tolist(), None if federation.truth is None else dict(agreement(labels, federation.truth)), net.state, run.seconds,
         client.cohort.device.type,
     )  # fmt: skip
     assert models.index is not None
@@ -136,6 +138,11 @@ def carry_out(
 def join(protocol: Protocol, newcomers: Federation) -> Joined:
     """Place clients that a finished run never saw; every call starts from the end of the run, and changes nothing in it."""
     learned, config = protocol.kept_.learned, protocol.kept_.learned.config
+    own = objective(config["objective"])
+    if newcomers.objective != own:
+        raise UsageError(
+            f"newcomers' data are for {newcomers.objective.as_json()}, the run's for {own.as_json()}: give the same kind of data"
+        )
     if list(newcomers.shape) != config["shape"] or newcomers.classes > config["classes"]:
         raise UsageError(
             f"newcomers hold samples of shape {newcomers.shape} in {newcomers.classes} classes, the run's {tuple(config['shape'])} in"

@@ -25,6 +25,7 @@ from securecluster.endpoint import Endpoint, config_hash, message_types
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
 from securecluster.network import Network
+from securecluster.objectives import Objective, objective
 from securecluster.privacy.masks import MaskInfo, build, describe
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
@@ -46,17 +47,19 @@ class Protocol(Method):
         labels_: each client's cluster, (m,) ints from 0.
         models_: a `state_dict` per cluster, for `load_state_dict` of the module; `model_of` gives a client's own.
         history_: a dict per round. ledger_: the releases. transcript_: the frames. bytes_: totals by direction and message.
-        accuracy_: each client's on its test data, (m,). agreement_: scores against the true clusters, where they are known.
+        accuracy_ (of text perplexity_, of trajectories position_error_ in metres): each client's on its test data, (m,); scores_ is
+            whichever it is, and metric_ its name. agreement_: scores against the true clusters, where they are known.
         start_: the weights that a module of your own began with; what you load into it later changes nothing here.
         joined_: after `predict`, what placing the newcomers released and cost.
     """
 
     rounds: int = 40
     """communication rounds in all"""
-    model: Any = "mlp"
-    """network that clients train: mlp, mlp-32, mlp-200, linear, cnn-briggs, cnn-ali, cnn-cifar, resnet9; in Python also any nn.Module"""
-    lr: float = 0.2
-    """learning rate of the clients' optimizer"""
+    model: Any = "auto"
+    """network that clients train: mlp, mlp-32, mlp-200, linear, cnn-briggs, cnn-ali, cnn-cifar, resnet9, lstm-words, lstm-chars,
+    lstm-chars-256, lstm-trajectory; auto is what suits the data, mlp for images and tables; in Python also any nn.Module"""
+    lr: float | None = None
+    """learning rate of the clients' optimizer; None is the network's own, with sgd 0.2 for all but those for text and trajectories"""
     epochs: int = 3
     """passes over its own data a client makes in a round"""
     batch_size: int = 20
@@ -72,7 +75,7 @@ class Protocol(Method):
 
     def check(self, clients: int) -> None:
         """Raise UsageError for hyper-parameters or a federation this method cannot work with."""
-        check_training(self.training())
+        check_training(self.training(1.0 if self.lr is None else self.lr))
         build(self.mask)
         whole, share = isinstance(self.rounds, Integral), isinstance(self.participation, Real)
         if not (whole and self.rounds >= 1 and share and 0 < self.participation <= 1):
@@ -129,13 +132,15 @@ class Protocol(Method):
         vars(self).pop("joined_", None)  # of a run before this one
         self.labels_ = np.asarray(learned.labels)
         self.client_models_ = Rows(kept.clients.table, tuple(kept.clients.index))
-        self._flat = self._network(config["shape"], config["classes"], config["seed"])
+        self._flat = self._network(config["shape"], config["classes"], config["seed"], objective(config["objective"]))
         given = {} if isinstance(self.model, str) else self.model.state_dict()
         self.start_ = {name: value.detach().cpu().clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
         self.models_ = [self.model_of(learned.labels.index(c)) for c in range(max(learned.labels) + 1)]
         self.history_, self.ledger_, self.bytes_ = learned.history, learned.network.ledger, learned.bytes
         self.dropped_ = dict(sorted(learned.network.lost.items()))
-        self.accuracy_: NDArray[np.float64] = np.asarray(learned.accuracy, dtype=np.float64)
+        self.scores_: NDArray[np.float64] = np.asarray(learned.scores, dtype=np.float64)
+        self.metric_ = self._flat.objective.metric
+        setattr(self, f"{self.metric_}_", self.scores_)
         self.seconds_, self.device_, self.server_state_ = learned.seconds, learned.device, kept.server
         self.agreement_ = learned.agreement
         self.state_: Any = unpack(kept.server, self.state_class())
@@ -198,8 +203,7 @@ class Protocol(Method):
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """What client and server must agree on; its hash is in every frame."""
         dimension = self.flat_model(federation).dimension
-        shape = {"shape": list(federation.shape), "classes": federation.classes, "clients": len(federation), "seed": federation.seed}
-        own = {**self.shown_params(), **shape, **self.facts(federation)}
+        own = {**self.shown_params(), **self.resolved(federation), **_known(federation), **self.facts(federation)}
         found = {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **own}
         self.pipeline(found)  # a mask that cannot work on this model is refused before anything is written
         return numbers(found)
@@ -209,6 +213,14 @@ class Protocol(Method):
         from securecluster.models import describe as describe_model
 
         return numbers({**self.get_params(), "model": describe_model(self.model)})
+
+    def resolved(self, federation: Federation) -> dict[str, Any]:
+        """What stands for the defaults that depend on the data: the network's name, and its learning rate."""
+        from securecluster.networks import chosen, rate
+
+        given, kind, classes = self.model, federation.objective, federation.classes
+        name = {"model": chosen(given, kind, classes)} if isinstance(given, str) else {}
+        return {**name, "lr": rate(given, kind, classes, self.optimizer) if self.lr is None else self.lr}
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """The stages between a client's update and the wire, as the configuration that both sides share has them."""
@@ -220,12 +232,12 @@ class Protocol(Method):
 
     def flat_model(self, federation: Federation) -> FlatModel:
         """The network with its initial weights θ_0."""
-        return self._network(federation.shape, federation.classes, federation.seed)
+        return self._network(federation.shape, federation.classes, federation.seed, federation.objective)
 
-    def _network(self, shape: Sequence[int], classes: int, seed: int) -> FlatModel:
+    def _network(self, shape: Sequence[int], classes: int, seed: int, kind: Objective) -> FlatModel:
         from securecluster.models import build as build_model
 
-        return build_model(self.model, tuple(shape), classes, Randomness(seed))
+        return build_model(self.model, tuple(shape), classes, Randomness(seed), kind)
 
     def build_client(
         self, federation: Federation, settings: Settings, clients: Sequence[int] | None = None, simulated: bool = True
@@ -239,11 +251,11 @@ class Protocol(Method):
 
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
         """The client's side of this method, over a cohort."""
-        return self.client(cohort, self.training(), pipeline, self.weighted)
+        return self.client(cohort, self.training(config["lr"]), pipeline, self.weighted)
 
     def build_network(self, transport: Transport, config: Mapping[str, Any]) -> Network:
         """The server's side: ids and verbs, from the configuration alone."""
-        return Network(config["clients"], transport, config_hash(config), self.pipeline(config), Randomness(config["seed"]))
+        return Network(config["clients"], transport, config_hash(config), self.pipeline(config), Randomness(config["seed"]), agreed=config)
 
     def replay(self, transcript: Transcript, config: dict[str, Any]) -> bytes:
         """Run the server alone against a recorded transcript; its final state, packed, must equal the recorded one.
@@ -257,15 +269,21 @@ class Protocol(Method):
         transport.finish()
         return pack(state)
 
-    def training(self) -> LocalTraining:
-        """What a client does in a round."""
-        return LocalTraining(self.lr, self.epochs, self.batch_size, self.optimizer, self.momentum)
+    def training(self, lr: float) -> LocalTraining:
+        """What a client does in a round, at the learning rate that the run goes by."""
+        return LocalTraining(lr, self.epochs, self.batch_size, self.optimizer, self.momentum)
 
     def mask_info(self) -> MaskInfo:
         """What the result says of this run's mask."""
         d, itemsize = self._flat.dimension, self.client_models_.table.element_size()
         wide = self.as_run().pipeline(self.kept_.learned.config).width(d)
         return replace(describe(self.mask, d, itemsize), padding_bytes=(wide - d) * itemsize)
+
+
+def _known(federation: Federation) -> dict[str, Any]:
+    """What everyone knows of the data."""
+    shape = {"shape": list(federation.shape), "classes": federation.classes, "objective": federation.objective.as_json()}
+    return {**shape, "clients": len(federation), "seed": federation.seed}
 
 
 def _check_kind(given: Any) -> None:

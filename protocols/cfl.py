@@ -178,11 +178,11 @@ class CFL(Protocol):
         moved = ["how far each node's model has moved"] * self.tree
         return ["each client's number of samples"] * self.weighted + found + moved + judged * (self.fallback > 0)
 
-    def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
+    def observe(self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]) -> Line:
         """Adds the true separation gap g (eq. 28) while all clients share one model."""
         truth = federation.truth if state.shared and len(state.alpha) else None
         gap = separation_gap(state.alpha.numpy(), truth) if truth else None
-        return {**super().observe(federation, client, state, accuracy), "gap": gap}
+        return {**super().observe(federation, client, state, scores), "gap": gap}
 
     def adopt(self, kept: Kept) -> Self:
         """Adds the parameter tree."""
@@ -195,6 +195,6 @@ class CFL(Protocol):
         return self._flat.state_dict(opened(self, self.tree_.nodes[node].model))
 
     def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
-        """Class probabilities (n, classes) of samples x (n, …): the mean over the models on the cluster's path, root to leaf (V-C)."""
+        """What samples x (n, …) are, as probabilities (n, classes): the mean over the models on the cluster's path, root to leaf (V-C)."""
         path = [opened(self, self.tree_.nodes[v].model) for v in self.tree_.path(self.tree_.leaf(cluster))]
-        return torch.stack([self._flat.call(self._flat.views(w), x).softmax(-1) for w in path]).mean(0)
+        return torch.stack([self._flat.objective.predicted(self._flat.call(self._flat.views(w), x)) for w in path]).mean(0)

@@ -86,8 +86,8 @@ class Method(ABC):
         return client.advanced(everyone, state.outbox.letter(everyone))  # type: ignore[no-any-return]
 
     def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
-        """Each client's accuracy after this round, (m,); NaN without test data."""
-        found: NDArray[np.float64] = client.cohort.accuracy(self.served(client, state))
+        """Each client's accuracy, or the metric of another objective, after this round, (m,); NaN without test data."""
+        found: NDArray[np.float64] = client.cohort.scores(self.served(client, state))
         return found
 
     def final(self, client: Any, state: Any) -> Rows:
@@ -95,9 +95,9 @@ class Method(ABC):
         models: Rows = client.models
         return models
 
-    def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
-        """The researcher's numbers after a round; `accuracy` is each client's, (m,), NaN without test data."""
-        line: Line = {"clusters": len(set(state.labels)), "accuracy": mean(accuracy)}
+    def observe(self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]) -> Line:
+        """The researcher's numbers after a round; `scores` are what `evaluate` found, (m,)."""
+        line: Line = {"clusters": len(set(state.labels)), federation.objective.metric: mean(scores)}
         if federation.truth is not None:
             line["ari"] = agreement(state.labels, federation.truth)["ari"]
         return line

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 
 from securecluster.protocols.base import Kept, Protocol
 
+from securecluster import features as feature_maps
 from securecluster.backend import torch
 from securecluster.clustering import check_number, largest
 from securecluster.clustering import members as clusters_of
@@ -27,9 +28,6 @@ from securecluster.cohort import Cohort
 from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver
 from securecluster.errors import UsageError
-from securecluster.features import Features
-from securecluster.features import build as build_features
-from securecluster.features import check as check_features
 from securecluster.hierarchical import GPS, Layered, average_in_layers, common_layers
 from securecluster.network import Network
 from securecluster.privacy.blocks import Blocks
@@ -135,6 +133,7 @@ class OneShot(Protocol):
 
     def facts(self, federation: Federation) -> dict[str, Any]:
         """The common layers' size, and Φ."""
+        feature_maps.check_objective(federation.objective)
         phi = self._phi(federation.shape, federation.seed)
         return {"shared": common_layers(self.flat_model(federation), self.common), "phi": phi.describe(), "width": phi.dimension}
 
@@ -160,10 +159,12 @@ class OneShot(Protocol):
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Relative:
         """Adds Φ."""
         phi = self._phi(config["shape"], config["seed"]).agreed(config["phi"])
-        return Relative(cohort, self.training(), pipeline, self.weighted, phi, min(int(self.vectors), phi.dimension), self.floor)
+        return Relative(
+            cohort, self.training(config["lr"]), pipeline, self.weighted, phi, min(int(self.vectors), phi.dimension), self.floor
+        )
 
-    def _phi(self, shape: Sequence[int], seed: int) -> Features:
-        return build_features(self.features, tuple(shape), Randomness(seed), self.public, self.components)
+    def _phi(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
+        return feature_maps.build(self.features, tuple(shape), Randomness(seed), self.public, self.components)
 
     def check(self, clients: int) -> None:
         """Adds what belongs to the clustering and the servers."""
@@ -172,7 +173,7 @@ class OneShot(Protocol):
             raise UsageError("tasks and height both say where merging stops: give one of them")
         if self.tasks is not None:
             check_number(self.tasks, clients, "tasks")
-        check_features(self.features, self.public, self.components)
+        feature_maps.check(self.features, self.public, self.components)
         if self.height is not None and not (isinstance(self.height, Real) and 0 <= float(self.height) <= 1):
             raise UsageError(f"height = {self.height!r} is no value of 1 - R: it lies in [0, 1]")
         for name in ("vectors", "gps_every"):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from securecluster.protocols.base import Protocol
 
 P = TypeVar("P", bound="Protocol")
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Learned:
     labels: list[int]
     history: list[Line]
     bytes: dict[str, Any]
-    accuracy: list[float]  # NaN where a client has no test data
+    scores: list[float]  # of the objective, NaN where a client has no test data
     agreement: dict[str, Any] | None
     network: NetworkState
     seconds: float

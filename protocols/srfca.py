@@ -157,8 +157,9 @@ class SRFCA(Protocol):
 
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
         """A `Refiner`, told what it averages."""
-        plan = self.training() if self.variant == "fedavg" else dataclasses.replace(FULL, lr=self.lr)
-        return Refiner(cohort, self.training(), pipeline, self.weighted, Refining(plan, self.trim > 0, self.radius))
+        alone = self.training(config["lr"])
+        plan = alone if self.variant == "fedavg" else dataclasses.replace(FULL, lr=alone.lr)
+        return Refiner(cohort, alone, pipeline, self.weighted, Refining(plan, self.trim > 0, self.radius))
 
     def served(self, client: Any, state: Any) -> Rows:
         """As of every method; who has no cluster yet uses the model it trained alone."""

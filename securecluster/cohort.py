@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from securecluster.backend import torch
 from securecluster.data import Federation
-from securecluster.evaluation import Samples, cross_entropy, hit
+from securecluster.evaluation import Samples
 from securecluster.messages import Rows
 from securecluster.optimizers import Optimizer
 from securecluster.optimizers import build as build_optimizer
@@ -160,7 +160,7 @@ class Cohort:
                 return
             index = chunk.index[s, :k]
             x = self._x.index_select(0, index.flatten()).view(*index.shape, *self._x.shape[1:])
-            y = self._y.index_select(0, index.flatten()).view(index.shape)
+            y = self._y.index_select(0, index.flatten()).view(*index.shape, *self._y.shape[1:])
             own = params if k == len(who) else {name: p[:k] for name, p in params.items()}
             keys = None if chunk.keys is None else chunk.keys[s, :k]
             self._step(model, own, x, y, chunk.weight[s, :k], keys, optimizer)
@@ -186,9 +186,10 @@ class Cohort:
             optimizer.value(name, gradient)
 
     def _chunk_size(self) -> int:
-        """Clients trained together: on a CPU as many as keep their weights in cache, and one where the model has convolutions."""
+        """Clients trained together: on a CPU as many as keep their weights in cache, and one where it convolves or says so."""
         on_cpu = self.device.type == "cpu"
-        if not self.model.together or (on_cpu and self.model.convolves):
+        alone = self.model.convolves or getattr(self.model.module, "alone_on_cpu", False)
+        if not self.model.together or (on_cpu and alone):
             return 1
         return max(1, (CPU_CHUNK if on_cpu else GPU_CHUNK) // self.model.dimension)
 
@@ -231,9 +232,10 @@ class Cohort:
         """The samples that the client at position k trains on, (n_k, …), as the model takes them; no copy."""
         return self._x[self._offsets[k] : self._offsets[k + 1]]
 
-    def accuracy(self, models: Rows) -> NDArray[np.float64]:
-        """Each client's accuracy on its own test data under its model, (m,); NaN for a client without test data."""
-        return self._test_on.mean(hit, self.model, models, range(len(self.ids)))
+    def scores(self, models: Rows) -> NDArray[np.float64]:
+        """The objective's metric on each client's own test data under its model, (m,); NaN for a client without test data."""
+        judge = self.model.objective
+        return judge.judged(self._test_on.mean(judge.scores, self.model, models, range(len(self.ids))))
 
     def _kept(self, client: int, size: int, aside: float) -> NDArray[np.bool_]:
         """Which of a client's samples are trained on."""
@@ -242,11 +244,11 @@ class Cohort:
 
     def loss_aside(self, models: Rows, who: Sequence[int]) -> NDArray[np.float64]:
         """As `loss`, of the samples kept aside; NaN where there are none."""
-        return self._aside_on.mean(cross_entropy, self.model, models, who)
+        return self._aside_on.mean(self.model.objective.losses, self.model, models, who)
 
     def loss(self, models: Rows, who: Sequence[int]) -> NDArray[np.float64]:
-        """The mean cross-entropy, in nats, of the training samples of each of `who` under its own row of `models`, (len(who),)."""
-        return self._train_on.mean(cross_entropy, self.model, models, who)
+        """The mean loss (of labels and tokens in nats) on each of `who`'s training samples under its own row of `models`, (len(who),)."""
+        return self._train_on.mean(self.model.objective.losses, self.model, models, who)
 
     def losses(self, models: torch.Tensor, who: Sequence[int]) -> NDArray[np.float64]:
         """As `loss`, of several models (r, d) on the samples of each of `who`: (len(who), r).

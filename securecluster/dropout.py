@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,8 +34,13 @@ class SeededDropout(nn.Module):
         self.calls += 1
         shape = x.shape[:2] + (1,) * (x.ndim - 2) if self.channels else x.shape
         place = torch.arange(shape.numel(), device=x.device).view(shape)
-        drawn = _uniform(_mixed(self.key + (self.number << 20) + self.calls) + place)
-        return x * (drawn >= self.p) / (1 - self.p)
+        kept = _words(_mixed(self.key + (self.number << 20) + self.calls) + place) >= self._least
+        return x * kept / (1 - self.p)
+
+    @property
+    def _least(self) -> int:
+        """The least of 24 bits that, as a number in [0, 1), is not below p in float32."""
+        return math.ceil(float(torch.tensor(self.p, dtype=torch.float32)) * (1 << 24))
 
 
 _KINDS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
@@ -70,16 +76,17 @@ def seeded(layers: list[SeededDropout], key: torch.Tensor | None) -> Iterator[No
 
 def _mixed(z: torch.Tensor) -> torch.Tensor:
     """SplitMix64's output function (Steele, Lea, Flood 2014) on int64 words, which wrap around."""
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        z = (z ^ _shifted(z, shift)) * factor
-    return z ^ _shifted(z, 31)
+    z = z ^ _shifted(z, 30)
+    z.mul_(-0x40A7B892E31B1A47)  # in place: a new tensor an operation would take as long as the operation
+    z.bitwise_xor_(_shifted(z, 27)).mul_(-0x6B2FB644ECCEEE15)
+    return z.bitwise_xor_(_shifted(z, 31))
 
 
 def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
     """z >> bits without the sign."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def _uniform(z: torch.Tensor) -> torch.Tensor:
-    """Numbers in [0, 1) from words, 24 bits each."""
-    return _shifted(_mixed(z * -0x61C8864680B583EB), 40) / (1 << 24)
+def _words(z: torch.Tensor) -> torch.Tensor:
+    """24 bits of each word, mixed once more."""
+    return _shifted(_mixed(z * -0x61C8864680B583EB), 40)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,31 +18,24 @@ if TYPE_CHECKING:
 EVALUATED = 1000  # samples at a time
 
 
-def hit(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """1 for each sample whose largest logit is its label's, else 0; logits (n, classes) and y (n,) give (n,)."""
-    return logits.argmax(-1) == y
-
-
-def cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Each sample's cross-entropy in nats; logits (n, classes) and y (n,) give (n,)."""
-    return torch.nn.functional.cross_entropy(logits, y, reduction="none")
-
-
 @dataclass(frozen=True)
 class Samples:
-    """Clients' samples, x (N, …) and y (N,), one client after the other: client k's are `offsets[k]` to `offsets[k + 1]`."""
+    """Clients' samples, x (N, …) and y (N, …), one client after the other: client k's are `offsets[k]` to `offsets[k + 1]`."""
 
     x: torch.Tensor
     y: torch.Tensor
     offsets: NDArray[np.int64]
 
     @classmethod
-    def of(
-        cls, x: Sequence[NDArray[np.float32]], y: Sequence[NDArray[np.int64]], device: torch.device, dtype: torch.dtype | None
-    ) -> Samples:
-        """One client after the other, on the device where they are used."""
+    def of(cls, x: Sequence[NDArray[Any]], y: Sequence[NDArray[Any]], device: torch.device, dtype: torch.dtype | None) -> Samples:
+        """One client after the other, on the device where they are used; labels and tokens stay whole numbers."""
         ends = np.cumsum([0, *map(len, y)])
-        return cls(torch.as_tensor(np.concatenate(x)).to(device, dtype), torch.as_tensor(np.concatenate(y)).to(device), ends)
+
+        def placed(parts: Sequence[NDArray[Any]]) -> torch.Tensor:
+            whole = torch.as_tensor(np.concatenate(parts))
+            return whole.to(device, dtype if whole.is_floating_point() else None)
+
+        return cls(placed(x), placed(y), ends)
 
     def mean(
         self,
@@ -54,7 +47,7 @@ class Samples:
         """The mean score of each of `who`'s samples under its own row of `flat`, (len(who),); NaN where it has no sample.
 
         Args:
-            score: of (logits, labels), a number a sample; `hit` or `cross_entropy`.
+            score: of (outputs, targets), a number a sample: the objective's `losses` or `scores`.
             flat: parameters, one row for each of `who`.
             who: positions of clients.
         """

@@ -20,6 +20,7 @@ import numpy as np
 from securecluster.backend import torch
 from securecluster.data.sources import SOURCES, source
 from securecluster.errors import UsageError, unknown
+from securecluster.objectives import Language, Objective
 from securecluster.pretrained import resnet18
 from securecluster.randomness import Randomness
 from securecluster.spectra import top
@@ -97,6 +98,12 @@ def check(features: Any, public: str | None = None, dimension: int | None = None
         raise UsageError(f"components are chosen for the features {' and '.join(DIMENSION)} alone: leave them out")
     if dimension is not None and not (isinstance(dimension, Integral) and dimension >= 1):
         raise UsageError(f"components = {dimension!r} is not possible: it is a whole number from 1")
+
+
+def check_objective(objective: Objective) -> None:
+    """Raise UsageError for text: a Gram matrix of token numbers means nothing."""
+    if isinstance(objective, Language):
+        raise UsageError("one-shot similarity compares samples that are numbers, and text is not: choose another protocol, cfl say")
 
 
 def build(

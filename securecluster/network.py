@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
@@ -82,6 +82,7 @@ class Network:
     Args:
         clients: how many.
         randomness: the server's own draws (who is invited); public.
+        agreed: what clients and server agreed on, whose hash is in every frame.
         keyed: whether clients must share a mask seed before a masked answer can leave.
     """
 
@@ -93,11 +94,12 @@ class Network:
         pipeline: Pipeline,
         randomness: Randomness,
         aggregator: Aggregator | None = None,
+        agreed: Mapping[str, Any] | None = None,
     ) -> None:
         self.clients = tuple(range(clients))
         self.state = NetworkState()
         self.round = 0
-        self.randomness = randomness
+        self.randomness, self.agreed = randomness, dict(agreed or {})
         self.aggregator = aggregator or Plain()
         self._transport, self._config = transport, config
         self.noise = pipeline.noise  # (d) -> expected squared norm of the noise in a reply

@@ -8,7 +8,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from securecluster.errors import UsageError
+from securecluster.errors import UsageError, unknown
+from securecluster.objectives import Objective
+from securecluster.sequence_networks import lstm_chars, lstm_chars_256, lstm_trajectory, lstm_words
 
 Shape = tuple[int, ...]
 
@@ -83,7 +85,8 @@ def resnet9(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(*body, residual(512), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(512, classes))
 
 
-NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
+Make = Callable[[Shape, int], nn.Module]
+IMAGES: dict[str, Make] = {
     "mlp": mlp,
     "mlp-32": partial(mlp, hidden=32),
     "mlp-200": partial(mlp, hidden=200),  # as in Vardhan et al. 2024
@@ -93,6 +96,49 @@ NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cnn-cifar": cnn_cifar,
     "resnet9": resnet9,
 }
+NETWORKS: dict[str, dict[str, Make]] = {  # by kind of objective, the default first
+    "classification": IMAGES,
+    "trajectory": {"lstm-trajectory": lstm_trajectory, **{name: IMAGES[name] for name in ("mlp", "mlp-32", "mlp-200", "linear")}},
+    "language": {"lstm-words": lstm_words, "lstm-chars": lstm_chars, "lstm-chars-256": lstm_chars_256},
+}
+AUTO = "auto"
+RATE = {"sgd": 0.2, "adam": 0.001}  # learning rates (ours) of networks that have none of their own
+RATES = {"sgd": {"lstm-words": 1.0, "lstm-chars": 1.0, "lstm-chars-256": 1.0, "lstm-trajectory": 0.1}, "adam": {"lstm-trajectory": 0.003}}
+CHARACTERS = 256  # tokens up to which text is taken for characters
+
+
+def names() -> tuple[str, ...]:
+    """All networks."""
+    return tuple(dict.fromkeys(name for kind in NETWORKS.values() for name in kind))
+
+
+def chosen(name: str, objective: Objective, classes: int) -> str:
+    """The network that a name stands for; "auto" is what suits the data."""
+    if name == AUTO and objective.kind == "language" and classes <= CHARACTERS:
+        return "lstm-chars"
+    return next(iter(NETWORKS[objective.kind])) if name == AUTO else name
+
+
+def network(name: str, objective: Objective, classes: int) -> Make:
+    """The named network.
+
+    Raises:
+        UsageError: an unknown name, or a network for another objective.
+    """
+    known, own = names(), NETWORKS[objective.kind]
+    name = chosen(name, objective, classes)
+    if name not in known:
+        raise unknown("model", name, (AUTO, *known))
+    if name not in own:
+        kinds = ", ".join(kind for kind, networks in NETWORKS.items() if name in networks)
+        raise UsageError(f"the model {name} is made for {kinds}, and these data are for {objective.kind}: choose {', '.join(own)}, or auto")
+    return own[name]
+
+
+def rate(name: str | nn.Module, objective: Objective, classes: int, optimizer: str) -> float:
+    """The learning rate a network is trained with where none is given (ours)."""
+    own = chosen(name, objective, classes) if isinstance(name, str) else ""
+    return RATES[optimizer].get(own, RATE[optimizer])
 
 
 def _features(shape: Shape) -> int:

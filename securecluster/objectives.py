@@ -20,9 +20,13 @@ class Objective(ABC):
     kind: ClassVar[str]
     metric: ClassVar[str]
     """the name of what a model is judged by on held-out samples"""
-    unit: ClassVar[str] = ""
     higher: ClassVar[bool] = False
     """whether more of the metric is better"""
+
+    @property
+    def unit(self) -> str:
+        """Of the metric."""
+        return ""
 
     @abstractmethod
     def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -39,6 +43,14 @@ class Objective(ABC):
     @abstractmethod
     def example(self, shape: Sequence[int], classes: int) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
         """Three samples a network can be tried on, their targets, and the shape of one sample's outputs."""
+
+    def predicted(self, outputs: torch.Tensor) -> torch.Tensor:
+        """What outputs say, as numbers that can be averaged over models: probabilities, or positions."""
+        return outputs.softmax(-1)
+
+    def wanted(self, shape: Sequence[int]) -> str:
+        """In words, the outputs of one sample."""
+        return f"one row of {shape[-1]} logits"
 
     @abstractmethod
     def check(self, name: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
@@ -104,6 +116,10 @@ class Language(Objective):
         x = torch.randint(classes, (3, *shape), generator=draw)
         return x, x, (*shape, classes)
 
+    def wanted(self, shape: Sequence[int]) -> str:
+        """Logits of the next token."""
+        return f"{' × '.join(map(str, shape))} logits, {shape[-1]} at every place,"
+
     def check(self, name: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
         """Tokens are whole numbers in 0 … classes − 1, and every place has a next one."""
         if x.dtype.kind not in "iu" or x.ndim != 2 or x.shape != y.shape:
@@ -123,8 +139,12 @@ class Trajectory(Objective):
     metres: tuple[float, ...] = ()
 
     kind: ClassVar[str] = "trajectory"
-    metric: ClassVar[str] = "error"
-    unit: ClassVar[str] = "m"
+    metric: ClassVar[str] = "position_error"
+
+    @property
+    def unit(self) -> str:
+        """m, or nothing where positions have no known unit."""
+        return "m" if self.metres else ""
 
     def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Mean squared error of the coordinates, in squared units of the area."""
@@ -133,11 +153,21 @@ class Trajectory(Objective):
     def scores(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Euclidean distance from the true position, metres."""
         away = outputs[:, : y.shape[1]] - y
-        return (away * away.new_tensor(self.metres)).norm(dim=1) if self.metres else away.norm(dim=1)
+        scaled = away * away.new_tensor(self.metres) if self.metres else away
+        found: torch.Tensor = torch.linalg.vector_norm(scaled, dim=1)
+        return found
 
     def example(self, shape: Sequence[int], classes: int) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
         """Uniform positions."""
         return _uniform(shape), torch.zeros(3, classes), (classes,)
+
+    def predicted(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The positions."""
+        return outputs
+
+    def wanted(self, shape: Sequence[int]) -> str:
+        """Coordinates."""
+        return f"a position of {shape[-1]} coordinates"
 
     def check(self, name: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
         """Positions are finite, and have as many coordinates as everyone's."""

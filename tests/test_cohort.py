@@ -36,18 +36,18 @@ NETWORKS = ("mlp", "linear", "tanh", "cnn", "stack", "branch")
 @pytest.fixture(autouse=True)
 def more_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two networks that go through torch.func, one with gradients by hand, and one that vmap refuses."""
-    monkeypatch.setitem(networks.NETWORKS, "tanh", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.Tanh(), nn.Linear(7, c)))
+    monkeypatch.setitem(networks.IMAGES, "tanh", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.Tanh(), nn.Linear(7, c)))
     monkeypatch.setitem(
-        networks.NETWORKS,
+        networks.IMAGES,
         "cnn",
         lambda s, c: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, c)),
     )
     monkeypatch.setitem(
-        networks.NETWORKS,
+        networks.IMAGES,
         "stack",
         lambda s, c: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, c)),
     )
-    monkeypatch.setitem(networks.NETWORKS, "branch", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 6), Branch(), nn.Linear(6, c)))
+    monkeypatch.setitem(networks.IMAGES, "branch", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 6), Branch(), nn.Linear(6, c)))
 
 
 class Branch(nn.Module):
@@ -241,7 +241,7 @@ def test_dropout_follows_the_seed_the_client_and_the_step_alone() -> None:
     shard = federation().shards[0]
     x, y = torch.as_tensor(shard.x_test).double(), torch.as_tensor(shard.y_test)
     expected = (module.double().eval()(x).argmax(1) == y).double().mean()
-    assert off.accuracy(Rows(off.start[None].expand(len(SIZES), -1)))[0] == expected
+    assert off.scores(Rows(off.start[None].expand(len(SIZES), -1)))[0] == expected
 
 
 @pytest.mark.parametrize("plan", [PLANS["momentum"], PLANS["adam"]], ids=["momentum", "adam"])
@@ -288,7 +288,7 @@ def test_accuracy_is_the_share_of_a_clients_own_test_samples(model: str, index: 
     batched = cohort(model)
     noise = torch.randn(len(SIZES), batched.model.dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     table = noise if index is None else noise[:3]
-    found = batched.accuracy(Rows(table, index))
+    found = batched.scores(Rows(table, index))
     assert np.isnan(found[2]) and np.isnan(found).sum() == 1
     for k, shard in enumerate(federation().shards):
         if k != 2:

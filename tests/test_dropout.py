@@ -27,6 +27,22 @@ def test_the_share_and_the_scale(p: float) -> None:
     assert stats.binomtest(dropped, 100_000, p).pvalue > 1e-4
 
 
+def splitmix(z: int) -> int:
+    """SplitMix64's output function on Python's whole numbers."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ z >> shift) * factor % 2**64
+    return z ^ z >> 31
+
+
+@pytest.mark.parametrize("p", [0.2, 0.5, 1 / 3])
+def test_the_draws_are_those_of_splitmix(p: float) -> None:
+    key, number, call = 2**62 - 5, 3, 1
+    state = splitmix((key + (number << 20) + call) % 2**64)
+    drawn_numbers = [(splitmix((state + place) * 0x9E3779B97F4A7C15 % 2**64) >> 40) / 2**24 for place in range(600)]
+    expected = torch.tensor([u >= np.float32(p) for u in drawn_numbers]) / (1 - p)
+    assert torch.equal(drawn(SeededDropout(p, number), torch.ones(20, 30), key).flatten(), expected)
+
+
 def test_masks_look_independent_over_keys_samples_and_places() -> None:
     masks = torch.stack([drawn(SeededDropout(0.5, 0), torch.ones(20, 50), key) for key in range(1000)]).flatten(1) > 0
     counts = masks.double().numpy()

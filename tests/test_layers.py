@@ -12,9 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "backend", "randomness", "parties"},
-    {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "networks", "dropout", "devices", "objectives"},
+    {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "dropout", "devices", "objectives"},
     {"wire", "stacks", "data", "distances", "hierarchy", "recurrent", "separation", "training", "spectra", "components", "pretrained"},
-    {"models", "pair_network"},
+    {"lcss", "kernels", "walks", "pair_network"},
+    {"sequence_networks"},
+    {"networks", "flat"},
+    {"models"},
     {"evaluation", "features", "estimator"},
     {"cohort", "transcript"},
     {"transport", "privacy", "settings"},
@@ -22,8 +25,8 @@ LAYERS = [
     {"network"},
     {"displacements"},
     {"averaging", "banks", "tree"},
-    {"looks", "refiner", "hierarchical", "relevance"},
-    {"refinement"},
+    {"looks", "refiner", "hierarchical", "layers", "relevance"},
+    {"refinement", "synthetic"},
     {"protocols"},
     {"app", "benchmarks"},
 ]

@@ -26,7 +26,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(16), nn.BatchNorm1d(16, track_running_stats=False)], ids=["running", "batch only"])
 def test_batch_norm_is_refused_by_name(norm: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(networks.NETWORKS, "normed", lambda shape, classes: nn.Sequential(nn.Flatten(), norm, nn.Linear(16, classes)))
+    monkeypatch.setitem(networks.IMAGES, "normed", lambda shape, classes: nn.Sequential(nn.Flatten(), norm, nn.Linear(16, classes)))
     with pytest.raises(UsageError, match=r"'normed' has BatchNorm1d.*GroupNorm") as caught:
         models.build("normed", (1, 4, 4), 3, Randomness(0))
     assert "\n" not in str(caught.value)
@@ -37,7 +37,7 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         models.build("linaer", (4,), 2, Randomness(0))
 
 
-@pytest.mark.parametrize("name", networks.NETWORKS)
+@pytest.mark.parametrize("name", networks.IMAGES)
 def test_initial_weights_follow_the_seed_alone(name: str) -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -49,7 +49,7 @@ def test_initial_weights_follow_the_seed_alone(name: str) -> None:
     assert one.unique().numel() > len(one) // 3  # float32 has few values near 0, and group norm starts at 1
 
 
-@pytest.mark.parametrize("name", networks.NETWORKS)
+@pytest.mark.parametrize("name", networks.IMAGES)
 def test_views_are_torchs_own_parameters(name: str) -> None:
     flat = models.build(name, IMAGE, 4, Randomness(1))
     assert torch.equal(flat.initial(), nn.utils.parameters_to_vector(flat.module.parameters()).detach())
@@ -392,7 +392,7 @@ class _Attending(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("name", networks.NETWORKS)
+@pytest.mark.parametrize("name", networks.IMAGES)
 def test_weights_drawn_anew_are_spread_as_the_networks_own(name: str) -> None:
     flat, before = models.build(name, IMAGE, 4, Randomness(1)), torch.get_rng_state()
     one, two, other = (flat.redrawn(Randomness(1), "start", 0, j) for j in (1, 1, 2))

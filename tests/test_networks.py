@@ -8,7 +8,7 @@ from torch import nn
 
 from securecluster import models
 from securecluster.errors import UsageError
-from securecluster.networks import NETWORKS
+from securecluster.networks import IMAGES
 from securecluster.randomness import Randomness
 
 GRAY, COLOUR = (1, 28, 28), (3, 32, 32)
@@ -33,7 +33,7 @@ def test_parameter_counts(name: str, shape: tuple[int, ...]) -> None:
     assert flat.module(torch.zeros(2, *shape)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", [n for n in NETWORKS if n.startswith(("cnn", "resnet"))])
+@pytest.mark.parametrize("name", [n for n in IMAGES if n.startswith(("cnn", "resnet"))])
 @pytest.mark.parametrize("shape", [(64,), (1, 3, 3), (28, 28)], ids=str)
 def test_convolutions_want_images(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match=f"{name}.*try mlp") as caught:
@@ -41,17 +41,17 @@ def test_convolutions_want_images(name: str, shape: tuple[int, ...]) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", IMAGES)
 def test_no_network_averages_batch_statistics(name: str) -> None:
-    module = NETWORKS[name](COLOUR, 10)
+    module = IMAGES[name](COLOUR, 10)
     assert not list(module.buffers())
     assert not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
-@pytest.mark.parametrize("name", [n for n in NETWORKS if n.startswith(("mlp", "linear", "cnn"))])
+@pytest.mark.parametrize("name", [n for n in IMAGES if n.startswith(("mlp", "linear", "cnn"))])
 def test_the_papers_networks_have_gradients_by_hand(name: str) -> None:
     assert models.build(name, COLOUR, 10, Randomness(0)).stack is not None
 
 
 def test_every_network_can_train_many_clients_at_once() -> None:
-    assert all(models.build(name, COLOUR, 10, Randomness(0)).together for name in NETWORKS)
+    assert all(models.build(name, COLOUR, 10, Randomness(0)).together for name in IMAGES)

@@ -61,8 +61,8 @@ def measure(cell: Cell) -> dict[str, Any]:
         "exact": fitted.agreement_["exact"],
         "ari": fitted.agreement_["ari"],
         "found": len(set(fitted.labels_.tolist())),
-        "accuracy": mean(fitted.accuracy_),
-        "least": float(np.nanmin(fitted.accuracy_)),
+        "accuracy": mean(fitted.scores_),
+        "least": float(np.nanmin(fitted.scores_)),
         "bytes": fitted.bytes_["up"] + fitted.bytes_["down"],
     }
     return found | (graph(fitted) if cell["method"] == "srfca" else {})

@@ -162,10 +162,10 @@ def _list(argv: list[str]) -> int:
     if argv:
         raise UsageError("list takes no arguments")
     from securecluster.data import SCENARIOS, SOURCES
-    from securecluster.networks import NETWORKS
+    from securecluster.networks import names
     from securecluster.privacy.masks import MASKS
 
-    rows: dict[str, Iterable[str]] = {"protocols": PROTOCOLS, "data": SOURCES, "scenarios": SCENARIOS, "models": NETWORKS, "masks": MASKS}
-    for what, names in rows.items():
-        print(f"{what:<10} {', '.join(names)}")
+    rows: dict[str, Iterable[str]] = {"protocols": PROTOCOLS, "data": SOURCES, "scenarios": SCENARIOS, "models": names(), "masks": MASKS}
+    for what, known in rows.items():
+        print(f"{what:<10} {', '.join(known)}")
     return 0

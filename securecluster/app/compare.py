@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from securecluster.data import Federation
 
 Row = dict[str, Any]
-COLUMNS = ("clusters", "ari", "accuracy_before", "accuracy", "at_target", "up", "down", "servers", "epsilon", "seconds", "error")
-EMPTY: Row = dict.fromkeys(COLUMNS)
+COLUMNS = ("clusters", "ari", "at_target", "up", "down", "servers", "epsilon", "seconds", "error")
 
 
 def start(argv: Sequence[str]) -> int:
@@ -98,7 +97,7 @@ def _rows(folder: Path, plans: Sequence[Plan], federation: Federation, console: 
             raise
         except SecureClusterError as error:
             console.print(f"{name} failed: {error}")
-            yield {"protocol": name, **EMPTY, "error": str(error)}
+            yield {"protocol": name, **_empty(federation.objective.metric), "error": str(error)}
 
 
 def _result(plan: Plan, federation: Federation, folder: Path, console: Any) -> dict[str, Any]:
@@ -114,15 +113,19 @@ def _result(plan: Plan, federation: Federation, folder: Path, console: Any) -> d
     return found
 
 
+def _empty(metric: str) -> Row:
+    return dict.fromkeys((*COLUMNS[:2], f"{metric}_before", metric, *COLUMNS[2:]))
+
+
 def _row(result: dict[str, Any]) -> Row:
-    metrics, sent = result["metrics"], result["bytes"]
+    metrics, sent, metric = result["metrics"], result["bytes"], result["metric"]
     return {
         "protocol": result["protocol"],
-        **EMPTY,
+        **_empty(metric),
         "clusters": result["clusters"],
         "ari": metrics["ari"],
-        "accuracy_before": metrics["accuracy"]["before"] if result["clusters"] > 1 else None,
-        "accuracy": metrics["accuracy"]["after"],
+        f"{metric}_before": metrics[metric]["before"] if result["clusters"] > 1 else None,
+        metric: metrics[metric]["after"],
         "at_target": metrics["at_target"],
         "up": sent["up"],
         "down": sent["down"],
@@ -146,6 +149,8 @@ def _content(plans: Sequence[Plan], federation: Federation, rows: list[Row]) -> 
         "seed": federation.seed,
         "device": plans[0].settings.device,
         "target": plans[0].settings.target,
+        "metric": federation.objective.metric,
+        "unit": federation.objective.unit,
         "protocols": rows,
     }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from securecluster.data import SOURCES, Federation, Scenario
+from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
 from securecluster.data.scenarios import has_options, scenario
 from securecluster.data.sources import default_scenario
 from securecluster.errors import UsageError, unknown
@@ -19,6 +19,7 @@ PROTOCOLS = {  # module and class
     "flhc": "flhc:FLHC",
     "srfca": "srfca:SRFCA",
     "oneshot": "oneshot:OneShot",
+    "nsim": "nsim:NSIM",
     "ifca": "ifca:IFCA",
     "local-kmeans": "local_kmeans:LocalKMeans",
     "random": "random_clusters:RandomClusters",
@@ -44,7 +45,8 @@ class Simulation:
     """The clients and their data."""
 
     data: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, cifar100 or femnist; or your own parquet file, or a folder of them"""
+    """digits, mnist, fashion_mnist, cifar10, cifar100 or femnist, text (ag_news, shakespeare) or trajectories (mobility); or your own
+    parquet file, or a folder of them"""
     client_column: str | None = None
     """your own file: the column that names each row's client"""
     label_column: str | None = None
@@ -53,11 +55,11 @@ class Simulation:
     """your own file: the column with each client's true cluster, where it is known"""
     scenario: str | None = None
     """how clients differ: a name from `securecluster list`, or some (rotation+dirichlet); None is what the protocol is made for
-    (of several: what all of them are made for), else label-swap; for femnist natural"""
+    (of several: what all of them are made for), else label-swap; for femnist, shakespeare and mobility natural, for ag_news topics"""
     clients: int | None = None
     """number of clients; None is 20 (fashion_mnist in tasks: 10), or all clients of your own file"""
     clusters: int | None = None
-    """true clusters; None is the scenario's own default (label-swap: 4)"""
+    """true clusters; None is the scenario's own default (label-swap, topics: 4)"""
     samples: int | None = None
     """training samples per client; None deals as many as the scenario allows"""
     labels_per_client: int | None = None
@@ -94,13 +96,13 @@ class Simulation:
     def made_for(self, scenarios: Iterable[str | None]) -> Simulation:
         """The same with the scenario that all protocols are made for, and its number of clients, where the user leaves them open.
 
-        Data that have clients of their own keep these, and an option that the scenario does not have (--clusters, say) asks for the
-        data set's default.
+        Data that have clients or topics of their own keep these, and an option that the scenario does not have (--clusters, say) asks for
+        the data set's default.
         """
         if self.own:
             return self
         agreed, named = set(scenarios), self.scenario
-        if named is None and len(agreed) == 1 and default_scenario(self.data) != "natural":
+        if named is None and len(agreed) == 1 and default_scenario(self.data) == LabelSwap.name:
             named = next((name for name in agreed if name and has_options(name, self._given())), None)
         clients = CLIENTS.get((self.data, named or "")) if self.clients is None else self.clients
         return replace(self, scenario=named, clients=clients)

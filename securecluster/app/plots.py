@@ -7,6 +7,7 @@ from typing import Any
 
 from securecluster.app.figure import figure, save
 from securecluster.app.matrices import graph, relevance, similarity
+from securecluster.app.pairs import similarity_pairs
 from securecluster.app.tree_picture import tree
 from securecluster.app.trees import dendrogram
 
@@ -15,7 +16,8 @@ RELATED = ("1 − R", "clients by relevance of data")  # what a dendrogram of R 
 
 def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], state: Any) -> list[Path]:
     """Write the pictures that this run, which ended in the server's `state`, has numbers for; returns their paths."""
-    made = [save(folder / "accuracy.png", _accuracy(history, content))] if content["metrics"]["accuracy"]["after"] is not None else []
+    metric = content["metric"]
+    made = [save(folder / f"{metric}.png", _learning(history, content))] if content["metrics"][metric]["after"] is not None else []
     alpha = getattr(state, "alpha", None)
     if alpha is not None and len(alpha):
         made.append(save(folder / "similarity.png", similarity(alpha.numpy(), content["labels"])))
@@ -32,6 +34,8 @@ def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], s
     grown = getattr(state, "tree", None)
     if grown is not None:
         made.append(save(folder / "tree.png", tree(grown.nodes, content)))
+    if getattr(state, "known", None) is not None and (shown := similarity_pairs(state, history)) is not None:
+        made.append(save(folder / "similarity-pairs.png", shown))
     if look is not None:
         made.append(save(folder / "dendrogram.png", dendrogram(look, content["labels"], *words)))
     return made
@@ -45,13 +49,31 @@ def _marks(axes: Any, history: list[dict[str, Any]]) -> None:
             axes.axvline(number, color="grey", linestyle=":", linewidth=1, label=word if k == 0 else None)
 
 
-def _accuracy(history: list[dict[str, Any]], content: dict[str, Any]) -> Any:
+def _learning(history: list[dict[str, Any]], content: dict[str, Any]) -> Any:
+    metric = content["metric"]
     made, axes = figure(6.4, 3.8)
-    axes.plot([line["round"] for line in history], [line["accuracy"] for line in history], marker=".", label="mean over clients")
+    axes.plot([line["round"] for line in history], [line[metric] for line in history], marker=".", label="mean over clients")
     _marks(axes, history)
-    axes.set(title=f"{content['protocol']} on {content['data']}", xlabel="round", ylabel="test accuracy", ylim=(0, 1.02))
-    axes.legend(loc="lower right")
+    axes.set(title=f"{content['protocol']} on {content['data']}", xlabel="round", ylabel=labelled(metric, content["unit"]))
+    bounded(axes, metric)
+    axes.legend(loc="lower right" if metric == "accuracy" else "best")
     return made
+
+
+def labelled(metric: str, unit: str) -> str:
+    """What an axis of a metric says."""
+    return f"test {metric.replace('_', ' ')}" + (f" ({unit})" if unit else "")
+
+
+def bounded(axes: Any, metric: str) -> None:
+    """The range of an axis of a metric: accuracy lies in [0, 1], perplexity spans orders of magnitude."""
+    if metric == "accuracy":
+        axes.set(ylim=(0, 1.02))
+    elif metric == "perplexity":
+        axes.set(yscale="log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.tick_params(axis="y", which="minor", labelsize=7)
 
 
 def _separation(history: list[dict[str, Any]]) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import securecluster
 from securecluster import files
 from securecluster.app.folder import SCHEMA, Plan
+from securecluster.app.shown import METRICS, number, shown
 from securecluster.data import Federation
 from securecluster.metrics import mean, share_at
 from securecluster.privacy.ledger import Event
@@ -21,7 +22,7 @@ NOT_COVERED = [
     "no noise is added: nothing here is differentially private, and epsilon is infinite (null) as soon as anything is released",
     "public keys are not signed: a server that swaps them during the key agreement reads the mask seed",
     "timing, message sizes, who takes part and who drops out are visible to the network",
-    "the observer's accuracy and agreement lie outside the protocol and outside epsilon",
+    "the observer's metrics and agreement lie outside the protocol and outside epsilon",
 ]
 
 
@@ -38,7 +39,7 @@ def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> 
         "protocol": fitted.name,
         "data": federation.data,
         "scenario": federation.scenario,
-        "model": fitted.model,
+        "model": fitted.kept_.learned.config["model"],
         "seed": federation.seed,
         "device": fitted.device_,
         "version": securecluster.__version__,
@@ -51,9 +52,11 @@ def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> 
         "rounds": fitted.rounds,
         "metrics": {
             **(fitted.agreement_ or {"ari": None, "nmi": None, "purity": None, "exact": None}),
-            "accuracy": _accuracy(fitted, labels),
-            "at_target": share_at(fitted.accuracy_, plan.settings.target),
+            fitted.metric_: _judged(fitted, labels),
+            "at_target": share_at(fitted.scores_, plan.settings.target) if federation.objective.higher else None,
         },
+        "metric": fitted.metric_,
+        "unit": federation.objective.unit,
         "target": plan.settings.target,
         **_nodes(state, max(labels) + 1),
         "observer": True,
@@ -69,12 +72,13 @@ def _nodes(state: Any, clusters: int) -> dict[str, Any]:
     return found if handed is None else {**found, "fallback": {"nodes": handed.nodes, "losses": handed.losses}}
 
 
-def _accuracy(fitted: Protocol, labels: list[int]) -> dict[str, Any]:
-    shared = [line["accuracy"] for line in takewhile(lambda line: line["clusters"] == 1, fitted.history_)]
-    first_split = next((line["accuracy"] for line in fitted.history_ if line.get("splits")), None)
+def _judged(fitted: Protocol, labels: list[int]) -> dict[str, Any]:
+    """The metric, before the first clusters and at the end."""
+    shared = [line[fitted.metric_] for line in takewhile(lambda line: line["clusters"] == 1, fitted.history_)]
+    first_split = next((line[fitted.metric_] for line in fitted.history_ if line.get("splits")), None)
     before = first_split if first_split is not None else (shared[-1] if shared else None)
-    per = [mean(fitted.accuracy_[np.asarray(labels) == c]) for c in range(max(labels) + 1)]
-    return {"before": before, "after": mean(fitted.accuracy_), "per_cluster": per}
+    per = [mean(fitted.scores_[np.asarray(labels) == c]) for c in range(max(labels) + 1)]
+    return {"before": before, "after": mean(fitted.scores_), "per_cluster": per}
 
 
 def _privacy(fitted: Protocol) -> dict[str, Any]:
@@ -115,8 +119,9 @@ def write(folder: Path, content: dict[str, Any], fitted: Protocol) -> None:
 def line_text(line: dict[str, Any], total: int) -> str:
     """One round as one printed line."""
     parts = [f"round {line['round']:>3}/{total}", f"clusters {line['clusters']}"]
-    if line["accuracy"] is not None:
-        parts.append(f"accuracy {line['accuracy']:.3f}")
+    for metric in METRICS:
+        if line.get(metric) is not None:
+            parts.append(f"{metric} {shown(line[metric], metric)}")
     if "ari" in line:
         parts.append(f"ARI {line['ari']:.2f}")
     looks = line.get("looks") or []
@@ -157,13 +162,14 @@ def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
 
     console = Console()
     score = content["metrics"]
-    accuracy = score["accuracy"]
+    metric, unit = content["metric"], content["unit"]
+    before, after = (shown(score[metric][when], metric, unit) for when in ("before", "after"))
+    reached = "" if score["at_target"] is None else f"share of clients at {content['target']:g}: {number(score['at_target'])}; "
     _show_clusters(console, content, names)
     exact = "–" if score["exact"] is None else score["exact"]
     console.print(
-        f"accuracy before clusters {_number(accuracy['before'])}, after {_number(accuracy['after'])}; "
-        f"share of clients at {content['target']:g}: {_number(score['at_target'])}; "
-        f"ARI {_number(score['ari'])}, NMI {_number(score['nmi'])}, purity {_number(score['purity'])}, exact {exact}"
+        f"{metric} before clusters {before}, after {after}; {reached}"
+        f"ARI {number(score['ari'])}, NMI {number(score['nmi'])}, purity {number(score['purity'])}, exact {exact}"
     )
     _show_bytes(console, content["bytes"])
     _show_privacy(console, content)
@@ -191,12 +197,13 @@ def _show_clusters(console: Any, content: dict[str, Any], names: tuple[str, ...]
 
     clusters = Table(title=f"{content['protocol']} on {content['data']} ({content['scenario']}), {content['clients']} clients")
     handed = content.get("fallback", {}).get("nodes")
-    for heading in ("cluster", "clients", "true clusters in it", "accuracy", *(["model of"] if handed else [])):
+    for heading in ("cluster", "clients", "true clusters in it", content["metric"], *(["model of"] if handed else [])):
         clusters.add_column(heading, overflow="fold")
     for c in range(content["clusters"])[:12]:
         members = [i for i, label in enumerate(content["labels"]) if label == c]
         true = "–" if content["truth"] is None else _few(list(map(str, sorted({content["truth"][i] for i in members}))))
-        row = [str(c), _few([names[i] for i in members]), true, _number(content["metrics"]["accuracy"]["per_cluster"][c])]
+        own = content["metrics"][content["metric"]]["per_cluster"][c]
+        row = [str(c), _few([names[i] for i in members]), true, shown(own, content["metric"])]
         clusters.add_row(*row, *([f"node {handed[c]}" if handed[c] != content["leaves"][c] else "its own"] if handed else []))
     console.print(clusters)
     if content["clusters"] > 12:
@@ -235,7 +242,3 @@ def _unseen(privacy: dict[str, Any]) -> str:
 
 def _few(names: list[str]) -> str:
     return " ".join(names[:20]) + (f" … ({len(names)})" if len(names) > 20 else "")
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"

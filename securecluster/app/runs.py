@@ -72,7 +72,7 @@ def _check_names(protocols: Sequence[Any], options: Any) -> None:
 def _plan(protocol: Any, options: Any, federation: Federation) -> Plan:
     from securecluster.app.folder import Plan
     from securecluster.devices import choose_device
-    from securecluster.networks import NETWORKS
+    from securecluster.networks import AUTO, names
     from securecluster.settings import check_settings
 
     protocol.check(len(federation))
@@ -82,8 +82,8 @@ def _plan(protocol: Any, options: Any, federation: Federation) -> Plan:
     device = choose_device(options.settings.device).type
     transcript = _transcript_mode(protocol, options.settings, federation)
     settings = replace(options.settings, device=device, threads=threads, transcript=transcript)
-    if protocol.model not in NETWORKS:
-        raise unknown("model", protocol.model, NETWORKS)
+    if protocol.model not in (AUTO, *names()):
+        raise unknown("model", protocol.model, (AUTO, *names()))
     check_settings(settings, federation)
     protocol.config(federation, settings.dtype)  # refuses a mask that cannot work on this model
     return Plan(protocol, options.simulation.located(), settings)
@@ -93,10 +93,7 @@ def _transcript_mode(protocol: Any, settings: Any, federation: Any) -> str:
     """`auto` is full where all frames together stay below AUTO_FULL bytes."""
     if settings.transcript != "auto":
         return str(settings.transcript)
-    from securecluster.models import build
-    from securecluster.randomness import Randomness
-
-    d = build(protocol.model, federation.shape, federation.classes, Randomness(0)).dimension
+    d = protocol.flat_model(federation).dimension
     width = 8 if settings.dtype == "float64" else 4
     return "full" if protocol.rows_a_round * d * width * len(federation) * protocol.total < AUTO_FULL else "sizes"
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app.figure import figure, save
+from securecluster.app.plots import bounded, labelled
 from securecluster.app.report import megabytes
+from securecluster.app.shown import shown
 
 Lines = list[dict[str, Any]]
 NONE = "–"
@@ -23,7 +25,7 @@ def show(content: dict[str, Any]) -> None:
 
     title = f"{content['data']} ({content['scenario']}), {content['clients']} clients, seed {content['seed']}"
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    rows = [_cells(row, content["target"]) for row in content["protocols"]]
+    rows = [_cells(row, content["target"], content["metric"]) for row in content["protocols"]]
     for heading in rows[0]:
         if any(row[heading] != NONE for row in rows):
             table.add_column(heading, justify="left" if heading == "protocol" else "right", no_wrap=True)
@@ -32,15 +34,15 @@ def show(content: dict[str, Any]) -> None:
     Console().print(table)
 
 
-def _cells(row: dict[str, Any], target: float | None) -> dict[str, str]:
+def _cells(row: dict[str, Any], target: float | None, metric: str) -> dict[str, str]:
     """A row of the table by heading."""
     failed = row["error"] is not None
     return {
         "protocol": row["protocol"],
         "clusters": "failed" if failed else str(row["clusters"]),
         "ARI": _number(row["ari"], 2),
-        "before": _number(row["accuracy_before"], 3),
-        "accuracy": _number(row["accuracy"], 3),
+        "before": shown(row[f"{metric}_before"], metric),
+        metric: shown(row[metric], metric),
         f"at {target}": _number(row["at_target"], 3),
         "up+down": NONE if failed else megabytes(row["up"] + row["down"]),
         "servers": megabytes(row["servers"]) if row["servers"] else NONE,
@@ -54,18 +56,19 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def draw(folder: Path, content: dict[str, Any], histories: dict[str, Lines]) -> list[Path]:
-    """Write accuracy.png and cost.png, as far as there are numbers for them; returns their paths."""
+    """Write accuracy.png (or the picture of another metric) and cost.png, as far as there are numbers for them; returns their paths."""
+    metric, unit = content["metric"], content["unit"]
     title = f"{content['data']} ({content['scenario']}), {content['clients']} clients"
-    curves = {name: points for name, lines in histories.items() if (points := _points(lines))}
-    ended = [row for row in content["protocols"] if row["accuracy"] is not None]
-    made = [save(folder / "accuracy.png", _accuracy(title, curves, list(histories)))] if curves else []
-    return [*made, save(folder / "cost.png", _cost(title, ended, list(histories)))] if ended else made
+    curves = {name: points for name, lines in histories.items() if (points := _points(lines, metric))}
+    ended = [row for row in content["protocols"] if row[metric] is not None]
+    made = [save(folder / f"{metric}.png", _learning(title, curves, list(histories), metric, unit))] if curves else []
+    return [*made, save(folder / "cost.png", _cost(title, ended, list(histories), metric, unit))] if ended else made
 
 
-def _points(lines: Lines) -> list[tuple[int, float, bool]]:
-    """(round, accuracy, whether clusters changed in it) of each round that was evaluated."""
+def _points(lines: Lines, metric: str) -> list[tuple[int, float, bool]]:
+    """(round, metric, whether clusters changed in it) of each round that was evaluated."""
     numbered = enumerate(lines, 1)
-    return [(t, line["accuracy"], _changed(line)) for t, line in numbered if line.get("accuracy") is not None]
+    return [(t, line[metric], _changed(line)) for t, line in numbered if line.get(metric) is not None]
 
 
 def _changed(line: dict[str, Any]) -> bool:
@@ -78,26 +81,27 @@ def _style(name: str, names: list[str]) -> dict[str, Any]:
     return {"color": f"C{k % 10}", "marker": MARKERS[k % len(MARKERS)]}
 
 
-def _accuracy(title: str, curves: dict[str, list[tuple[int, float, bool]]], names: list[str]) -> Any:
+def _learning(title: str, curves: dict[str, list[tuple[int, float, bool]]], names: list[str], metric: str, unit: str) -> Any:
     made, axes = figure(6.8, 4.2)
     for name, points in curves.items():
         at = [k for k, (_, _, changed) in enumerate(points) if changed]
         few = {"markevery": at, "markersize": 6} if at or len(points) > 1 else {}
         axes.plot([t for t, _, _ in points], [value for _, value, _ in points], linewidth=1.4, label=name, **_style(name, names), **few)
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axes.set(title=title, xlabel="round (markers: clusters changed)", ylabel="mean test accuracy over clients", ylim=(0, 1.02))
+    axes.set(title=title, xlabel="round (markers: clusters changed)", ylabel=f"{labelled(metric, unit)}, mean over clients")
+    bounded(axes, metric)
     axes.grid(alpha=0.25)
-    axes.legend(loc="lower right", fontsize=8)
+    axes.legend(loc="lower right" if metric == "accuracy" else "best", fontsize=8)
     return made
 
 
-def _cost(title: str, rows: Lines, names: list[str]) -> Any:
+def _cost(title: str, rows: Lines, names: list[str], metric: str, unit: str) -> Any:
     made, axes = figure(6.8, 4.2)
-    spots = [(max(1, row["up"] + row["down"]), row["accuracy"]) for row in rows]  # a logarithm needs a byte
+    spots = [(max(1, row["up"] + row["down"]), row[metric]) for row in rows]  # a logarithm needs a byte
     for row, (x, y) in zip(rows, spots, strict=True):
         axes.plot([x], [y], linestyle="none", markersize=7, **_style(row["protocol"], names))
     low, high = min(x for x, _ in spots), max(x for x, _ in spots)
-    axes.set(title=title, xlabel="bytes on the wire, up and down", ylabel="mean test accuracy over clients", xscale="log")
+    axes.set(title=title, xlabel="bytes on the wire, up and down", ylabel=f"{labelled(metric, unit)}, mean over clients", xscale="log")
     axes.set_xlim(low / 2, high * 2)
     axes.tick_params(axis="x", which="minor", labelsize=6)
     axes.margins(y=0.15)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from securecluster.app.figure import figure
+from securecluster.app.shown import shown
 
 COLUMN, ROW = 1.6, 0.95  # inches between boxes side by side, and between rows
 WIDEST = 24  # characters in a line of a box
@@ -76,8 +77,9 @@ def _text(v: int, node: Node, content: dict[str, Any]) -> str:
     lines = [f"node {v}: {len(names)} client{'s' if len(names) > 1 else ''}", few(names)]
     if node.children:
         return "\n".join([*lines, f"split in round {node.round}"])
-    score = content["metrics"]["accuracy"]["per_cluster"][node.cluster]
-    lines.append(f"cluster {node.cluster}" + ("" if score is None else f": accuracy {score:.3f}"))
+    metric = content["metric"]
+    score = content["metrics"][metric]["per_cluster"][node.cluster]
+    lines.append(f"cluster {node.cluster}" + ("" if score is None else f": {metric} {shown(score, metric, content['unit'])}"))
     handed = content.get("fallback", {}).get("nodes")
     if handed and handed[node.cluster] != v:
         lines.append(f"has node {handed[node.cluster]}'s model")

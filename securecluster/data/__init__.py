@@ -15,6 +15,7 @@ from securecluster.data.scenarios import (
     Rotation,
     Scenario,
     Tasks,
+    Topics,
 )
 from securecluster.data.sources import SOURCES, Source
 
@@ -36,4 +37,5 @@ __all__ = [
     "Shard",
     "Source",
     "Tasks",
+    "Topics",
 ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from securecluster.data.parts import Deal, Dealing
+from securecluster.data.parts import Deal, Dealing, numbered
 from securecluster.data.pools import Labels
 from securecluster.data.sources import Source
 from securecluster.data.stock import Stock, halves
@@ -17,9 +18,13 @@ from securecluster.randomness import Randomness
 
 @dataclass(frozen=True)
 class Iid(Dealing):
-    """Everyone holds a random subset of the same data: one true cluster."""
+    """Everyone holds a random subset of the same data: one true cluster.
+
+    Of trajectories these are random windows, and neighbouring ones, which have positions in common, may be held by different clients.
+    """
 
     name: ClassVar[str] = "iid"
+    classified: ClassVar[bool] = False
     clusters: int = 1
     overlap: bool = False
 
@@ -70,12 +75,15 @@ class Iid(Dealing):
 
 @dataclass(frozen=True)
 class Natural(Dealing):
-    """The data set's own clients, such as FEMNIST's writers; which ones take part is drawn, and true clusters are not known.
+    """The data set's own clients, such as FEMNIST's writers; which ones take part is drawn.
 
-    A fifth of each client's samples is held out. With `samples`, a client trains on at most so many and holds out a quarter as many.
+    True clusters are not known, but where the set has groups of clients (mobility's home and work areas) they stand in their place as a
+    reference. A fifth of each client's samples is held out, at random, or the last fifth where samples are in the order of time, with the
+    set's gap left out before it. With `samples`, a client trains on at most so many, the first ones, and holds out a quarter as many.
     """
 
     name: ClassVar[str] = "natural"
+    classified: ClassVar[bool] = False
 
     def check(self, source: Source, clients: int) -> None:
         """Adds this scenario's own limits."""
@@ -87,18 +95,49 @@ class Natural(Dealing):
 
     def deal(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> Deal:
         """Each chosen client's own samples."""
+        owned = Owned.of(source)
+        chosen = np.sort(randomness.generator("scenario", "clients").permutation(len(owned.names))[:clients])
+        return owned.deal(chosen, samples, randomness)
+
+
+@dataclass(frozen=True)
+class Owned:
+    """A pool's owners: names (o,) and reference groups (o,), and whose each row is (n,), in the order of time where there is a gap."""
+
+    names: NDArray[Any]
+    groups: Labels | None
+    owner: Labels
+    gap: int | None
+
+    @classmethod
+    def of(cls, source: Source) -> Owned:
+        """The owners of a source that has some."""
+        pool = source.train
+        assert pool.owners is not None
+        names, first, owner = np.unique(pool.owners, return_index=True, return_inverse=True)
+        groups = None if pool.groups is None else np.unique(pool.groups[first], return_inverse=True)[1].reshape(-1)
+        return cls(names, groups, owner.reshape(-1), pool.gap)
+
+    def deal(self, chosen: Labels, samples: int | None, randomness: Randomness) -> Deal:
+        """The own samples of the chosen owners.
+
+        Raises:
+            UsageError: no sample is asked for.
+        """
         if samples is not None and samples < 1:
             raise UsageError(f"a client trains on at least one sample, not {samples}")
-        owners = source.train.owners
-        assert owners is not None
-        names, owner = np.unique(owners, return_inverse=True)
-        chosen = np.sort(randomness.generator("scenario", "clients").permutation(len(names))[:clients])
-        halved = [self._halves(np.flatnonzero(owner == k), str(names[k]), samples, randomness) for k in chosen]
-        return Deal([train for train, _ in halved], [test for _, test in halved], None, tuple(str(names[k]) for k in chosen))
+        halved = [self._halves(k, samples, randomness) for k in chosen.tolist()]
+        clusters = None if self.groups is None else numbered([self.groups[chosen]])
+        return Deal([train for train, _ in halved], [test for _, test in halved], clusters, tuple(str(self.names[k]) for k in chosen))
 
-    def _halves(self, rows: Labels, name: str, samples: int | None, randomness: Randomness) -> tuple[Labels, Labels]:
-        rows = randomness.generator("scenario", "natural", name).permutation(rows)
-        test, train = np.split(rows, [len(rows) // 5])
+    def _halves(self, k: int, samples: int | None, randomness: Randomness) -> tuple[Labels, Labels]:
+        rows = np.flatnonzero(self.owner == k)
+        held = len(rows) // 5
+        if self.gap is None:
+            rows = randomness.generator("scenario", "natural", str(self.names[k])).permutation(rows)
+            train, test = rows[held:], rows[:held]
+        else:
+            train, test = rows[: max(0, len(rows) - held - (self.gap if held else 0))], rows[len(rows) - held :]
         if samples is None or samples >= len(train):
             return train, test
         return train[:samples], test[: max(1, round(samples / 4))]

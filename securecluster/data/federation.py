@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.data.own import outputs, own_samples
 from securecluster.data.parquet import read_clients
 from securecluster.data.parts import numbered, spread
-from securecluster.data.pools import Features, Labels, Pool
-from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, arrange
+from securecluster.data.pools import Labels, Pool
+from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.sources import Source, source
 from securecluster.errors import UsageError
-from securecluster.objectives import CLASSIFICATION, Objective
+from securecluster.objectives import CLASSIFICATION, Classification, Objective
 from securecluster.randomness import Randomness
 
 
@@ -72,7 +73,8 @@ class Federation:
 
         Args:
             data: a name in `SOURCES`, or a source of your own.
-            scenario: how clusters differ; label swap in four clusters by default, the set's own clients where it has some (femnist).
+            scenario: how clusters differ; by default label swap in four clusters, the set's own clients where it has some (femnist,
+                shakespeare, mobility), and four topics where its samples lie in groups (ag_news).
             samples: training samples per client, with up to a quarter as many for testing; None deals as many as the scenario allows.
                 Test samples come from the set's test pool where it has one, else from its only pool.
             seed: of every draw, here and in the runs on this federation.
@@ -83,7 +85,7 @@ class Federation:
         given, randomness = source(data) if isinstance(data, str) else data, Randomness(seed)
         if clients < 1:
             raise UsageError(f"{clients} clients cannot hold data: ask for at least two")
-        kind = scenario or (LabelSwap() if given.train.owners is None else Natural())
+        kind = scenario or _default(given)
         dealing, changes = arrange(kind, Iid(), given, clients)
         deal = dealing.deal(given, clients, samples, randomness)
         truths = [np.zeros(clients, np.int64) if deal.clusters is None else numbered([deal.clusters])]
@@ -106,13 +108,19 @@ class Federation:
         *,
         test: Mapping[str, tuple[Any, Any]] | None = None,
         truth: Mapping[str, int] | None = None,
+        objective: Objective = CLASSIFICATION,
+        classes: int | None = None,
         seed: int,
     ) -> Federation:
         """A federation of your own arrays: name -> (X, y), X (n, …) numbers, y (n,) class numbers from 0.
 
         Args:
-            test: held-out samples by the same names; without it a fifth of each client's samples is held out at random.
+            test: held-out samples by the same names; without it a fifth of each client's samples is held out at random, of sequences the
+                last fifth.
             truth: each client's true cluster, where it is known.
+            objective: what is learned. `Language()`: X and y (n, L) tokens, y the next one at each place; `Trajectory(metres)`: X (n, T, k)
+                past positions and y (n, k) the next one.
+            classes: outputs of the network, such as the vocabulary; None is one more than the largest label or token that occurs.
 
         Raises:
             UsageError: no client, a client without samples, mismatched shapes, values that are not finite, or labels below zero.
@@ -122,10 +130,13 @@ class Federation:
         for what, given in (("test", test), ("truth", truth)):
             if given is not None and set(given) != set(clients):
                 raise UsageError(f"{what} must have an entry for every client and no other: check {sorted(set(given) ^ set(clients))[:3]}")
-        shards = [_own(name, pair, None if test is None else test[name], Randomness(seed)) for name, pair in clients.items()]
-        classes = 1 + max(int(y.max(initial=0)) for s in shards for y in (s.y, s.y_test))
+        random = Randomness(seed)
+        parts = [own_samples(name, pair, None if test is None else test[name], objective, random) for name, pair in clients.items()]
+        if classes is None:
+            classes = outputs([pair for both in parts for pair in both], objective)
         known = None if truth is None else tuple(_cluster(name, truth[name]) for name in clients)
-        return cls(tuple(str(n) for n in clients), tuple(shards), classes, seed, known)
+        shards = tuple(Shard(*train, *held) for train, held in parts)
+        return cls(tuple(str(n) for n in clients), shards, classes, seed, known, objective=objective)
 
     @classmethod
     def from_parquet(
@@ -175,7 +186,16 @@ def fingerprint(shard: Shard) -> bytes:
     return total.digest()
 
 
-def _read(pool: Pool, hands: Sequence[Labels]) -> list[tuple[Features, Labels]]:
+def _default(given: Source) -> Scenario:
+    """The scenario of a source where none is named."""
+    if given.train.owners is not None:
+        return Natural()
+    if given.train.groups is not None:
+        return Topics()
+    return LabelSwap() if given.objective.kind == Classification.kind else Iid()
+
+
+def _read(pool: Pool, hands: Sequence[Labels]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """Each client's samples, views into one array that holds all of them."""
     rows = np.concatenate(hands)
     ends = np.cumsum([len(hand) for hand in hands])[:-1]
@@ -187,34 +207,6 @@ def _cluster(name: str, cluster: Any) -> int:
         return operator.index(cluster)
     except TypeError:
         raise UsageError(f"truth of client {name!r} is the number of its cluster, not {cluster!r}") from None
-
-
-def _own(name: str, pair: Any, held: Any, randomness: Randomness) -> Shard:
-    features, labels = _labelled(name, pair)
-    if held is not None:
-        return Shard(features, labels, *_labelled(name, held, features.shape[1:]))
-    order = randomness.generator("split", name).permutation(len(labels))
-    train = len(labels) - len(labels) // 5
-    keep, out = order[:train], order[train:]
-    return Shard(features[keep], labels[keep], features[out], labels[out])
-
-
-def _labelled(name: str, pair: Any, shape: tuple[int, ...] | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """A user's (X, y) as arrays; held-out samples (`shape` given) may be none at all."""
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise UsageError(f"client {name!r}: its samples are a pair (X, y)")
-    try:
-        with np.errstate(over="ignore"):  # what becomes infinite is refused by name below
-            features, labels = np.asarray(pair[0], dtype=np.float32), np.asarray(pair[1])
-    except (ValueError, TypeError):
-        raise UsageError(f"client {name!r}: its samples are not a rectangular array of numbers") from None
-    if shape is not None and not features.size and not labels.size:
-        return np.empty((0, *shape), np.float32), np.empty(0, np.int64)
-    if labels.size and not np.issubdtype(labels.dtype, np.integer):
-        raise UsageError(f"client {name!r}: labels are class numbers (integers from 0), not {labels.dtype}")
-    if features.ndim < 2 or not features.shape[1] or labels.shape != features.shape[:1]:
-        raise UsageError(f"client {name!r}: X {features.shape} and y {labels.shape} must have one label per sample of at least one feature")
-    return features, labels.astype(np.int64)
 
 
 def _check(names: Sequence[str], shards: Sequence[Shard], classes: int, objective: Objective) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from securecluster.data.pools import Features, Labels
 from securecluster.data.sources import Source
 from securecluster.errors import UsageError
+from securecluster.objectives import Classification
 from securecluster.randomness import Randomness
 
 
@@ -35,6 +36,8 @@ class Part(Scenario):
     """A scenario that stands alone, or is combined with others."""
 
     name: ClassVar[str]
+    classified: ClassVar[bool] = True
+    """whether it deals or changes labels or images, which text and trajectories have not"""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -48,6 +51,10 @@ class Part(Scenario):
 
     def check(self, source: Source, clients: int) -> None:
         """Raise UsageError where the combination cannot be made."""
+        if self.classified and source.objective.kind != Classification.kind:
+            raise UsageError(
+                f"scenario {self.name!r} deals with labelled samples, and those of {source.name} have no labels: use {_suited(source)}"
+            )
         clusters = getattr(self, "clusters", None)
         if clusters is not None and clusters < 1:
             raise UsageError(f"{clusters} clusters cannot be made: ask for at least one")
@@ -138,6 +145,12 @@ def arrange(scenario: Scenario, default: Dealing, source: Source, clients: int) 
     clusters = int(np.prod([p.declared for p in parts]))
     _enough(clusters, clients)
     return (dealings[0] if dealings else default), [p for p in parts if isinstance(p, Change)]
+
+
+def _suited(source: Source) -> str:
+    """The scenarios that need no classes."""
+    pool = source.train
+    return " or ".join(["iid"] + ["natural"] * (pool.owners is not None) + ["topics"] * (pool.groups is not None))
 
 
 def _enough(clusters: int, clients: int) -> None:

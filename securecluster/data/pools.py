@@ -1,4 +1,4 @@
-"""Pools of labelled samples: labels are read at once, images are decoded only for the rows that are asked for."""
+"""Pools of samples and their targets: targets are read at once, images are decoded only for the rows that are asked for."""
 
 from __future__ import annotations
 
@@ -26,37 +26,56 @@ _BATCH = 1000  # rows whose bytes or floats are in memory besides the result
 
 
 class Pool(Protocol):
-    """Labelled samples: `y` (n,), natural `owners` (n,) where samples have them, and `read`."""
+    """Samples and their targets `y` (n, …), natural `owners` and `groups` (n,) where samples have them, and `read`."""
 
     @property
-    def y(self) -> Labels:
-        """Labels (n,), in 0 … classes − 1."""
+    def y(self) -> NDArray[Any]:
+        """Labels (n,) in 0 … classes − 1, or the targets of another objective."""
 
     @property
     def owners(self) -> NDArray[Any] | None:
         """The name of the client each sample belongs to by nature (n,), or None."""
 
-    def read(self, rows: Labels) -> Features:
-        """Samples (k, …) float32 of the given rows (k,), in their order: copies, which the caller may change."""
+    @property
+    def groups(self) -> NDArray[Any] | None:
+        """The name of the group each sample belongs to (n,), such as its topic, or None; an owner's samples belong to one group."""
+
+    @property
+    def gap(self) -> int | None:
+        """None where an owner's rows are in no order; where they ascend in time, how many are left out before the held-out ones."""
+
+    def read(self, rows: Labels) -> NDArray[Any]:
+        """Samples (k, …) of the given rows (k,), in their order, float32 or int64 tokens: copies, which the caller may change."""
 
 
 @dataclass(frozen=True)
 class ArrayPool:
-    """Samples x (n, …) float32 and labels y (n,) that lie in memory."""
+    """Samples x (n, …), float32 or int64 tokens, and targets y (n, …) that lie in memory; the rest as in `Pool`."""
 
-    x: Features
-    y: Labels
+    x: NDArray[Any]
+    y: NDArray[Any]
     owners: NDArray[Any] | None = None
+    groups: NDArray[Any] | None = None
+    gap: int | None = None
 
-    def read(self, rows: Labels) -> Features:
+    def read(self, rows: Labels) -> NDArray[Any]:
         """Copies of the rows."""
         return self.x[rows]
 
 
+def lasting(owners: NDArray[Any], gap: int) -> Labels:
+    """Rows of owners who have enough of them to hold out the last fifth, leave a gap out, and keep one to train on."""
+    _, number, counts = np.unique(owners, return_inverse=True, return_counts=True)
+    held = counts // 5
+    return np.flatnonzero(((held > 0) & (counts - held > gap))[number])
+
+
 class _Images(ABC):
-    """What pools of encoded images share."""
+    """What pools of encoded images share; their owners' images are in no order."""
 
     shape: tuple[int, int, int]
+    groups = None
+    gap = None
 
     @abstractmethod
     def blobs(self, rows: Labels) -> Iterator[tuple[str, bytes | None]]:

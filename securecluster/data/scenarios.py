@@ -11,10 +11,12 @@ from securecluster.data.dealing import Iid, Natural
 from securecluster.data.parts import Change, Combined, Deal, Dealing, Part, Scenario, arrange
 from securecluster.data.skew import Dirichlet, LabelSplit, Pathological, Tasks
 from securecluster.data.sources import Source
+from securecluster.data.topics import Topics
 from securecluster.errors import UsageError, unknown
 
 SCENARIOS: dict[str, type[Part]] = {
-    part.name: part for part in (Iid, LabelSwap, LabelPermutation, Rotation, Inversion, Pathological, Dirichlet, LabelSplit, Tasks, Natural)
+    part.name: part
+    for part in (Iid, LabelSwap, LabelPermutation, Rotation, Inversion, Pathological, Dirichlet, LabelSplit, Tasks, Natural, Topics)
 }
 _WORDS = {"alpha": "alpha", "labels": "labels per client", "minority": "minority", "sizes": "task sizes", "overlap": "overlap"}
 
@@ -78,5 +80,5 @@ def _counted(text: str, kinds: list[type[Part]]) -> int:
 
 __all__ = [
     "SCENARIOS", "Change", "Combined", "Deal", "Dealing", "Dirichlet", "Iid", "Inversion", "LabelPermutation", "LabelSplit", "LabelSwap",
-    "Natural", "Part", "Pathological", "Rotation", "Scenario", "Source", "Tasks", "arrange", "has_options", "scenario",
+    "Natural", "Part", "Pathological", "Rotation", "Scenario", "Source", "Tasks", "Topics", "arrange", "has_options", "scenario",
 ]  # fmt: skip

@@ -1,52 +1,19 @@
-"""Where samples come from: scikit-learn's digits, and image sets in parquet files or from the Hugging Face hub."""
+"""The data sets by name: scikit-learn's digits, image sets in parquet files or from the Hugging Face hub, text and trajectories."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 
 import numpy as np
 
+from securecluster.data.base import Source, Task
 from securecluster.data.pools import ArrayPool, HubPool, ParquetPool, Pool, need
+from securecluster.data.stores import FOLDER, folder, hub_rows, parquet_files
+from securecluster.data.text import ag_news, shakespeare
+from securecluster.data.tracks import mobility
 from securecluster.errors import UsageError, unknown
-from securecluster.objectives import CLASSIFICATION, Objective
-
-FOLDER = "SECURECLUSTER_DATA"
-
-
-@dataclass(frozen=True)
-class Task:
-    """A group of labels that clients learn together (Ali & Arafa 2024); relative number of clients, and of samples per client."""
-
-    name: str
-    labels: tuple[int, ...]
-    clients: float = 1
-    samples: float = 1
-
-
-@dataclass(frozen=True)
-class Source:
-    """A data set: a pool to train on and, where the set has an official one, a pool to test on.
-
-    Samples have `shape`, images (channels, height, width) with values in [0, 1]; labels lie in 0 … classes − 1. Other objectives than
-    classification have other samples and targets, and `classes` is the number of outputs: words, or coordinates.
-    """
-
-    name: str
-    classes: int
-    shape: tuple[int, ...]
-    train: Pool
-    test: Pool | None = None
-    tasks: tuple[Task, ...] = ()
-    objective: Objective = CLASSIFICATION
-
-    @property
-    def is_image(self) -> bool:
-        """Whether samples are images (channels, height, width)."""
-        return len(self.shape) == 3
 
 
 @dataclass(frozen=True)
@@ -97,41 +64,30 @@ def image_set(name: str) -> Source:
     Raises:
         UsageError: files, packages or the connection are missing, or the files are not in the hub's layout.
     """
-    spec, folder = IMAGE_SETS[name], os.environ.get(FOLDER)
-    pool = partial(_parquet, name, spec, Path(folder)) if folder else partial(_hub, name, spec)
-    train, test = pool("train"), pool("test") if spec.test else None
+    spec = IMAGE_SETS[name]
+    train, test = _images(name, spec, "train"), _images(name, spec, "test") if spec.test else None
     for part in (train, test):
         if part is not None and len(part.y) and not 0 <= part.y.min() <= part.y.max() < spec.classes:
             raise UsageError(f"{name} has a label outside 0 … {spec.classes - 1}: this is not the data set that the hub calls {spec.hub}")
     return Source(name, spec.classes, spec.shape, train, test, spec.tasks)
 
 
-def _parquet(name: str, spec: ImageSet, folder: Path, split: str) -> Pool:
-    files = sorted(p for pattern in (f"{split}.parquet", f"{split}-*.parquet") for p in (folder / name).rglob(pattern))
-    if not files:
-        raise UsageError(
-            f"{FOLDER} is {folder}, where no {name}/{split}-*.parquet lies: put {spec.hub} there, or unset {FOLDER} to load it from the hub"
-        )
-    return ParquetPool(tuple(files), spec.image, spec.label, spec.shape, spec.owner)
+def _images(name: str, spec: ImageSet, split: str) -> Pool:
+    where = folder()
+    if where is not None:
+        return ParquetPool(parquet_files(where, name, spec.hub, split), spec.image, spec.label, spec.shape, spec.owner)
+    rows = hub_rows(name, spec.hub, split, [c for c in (spec.image, spec.label, spec.owner) if c])
+    return HubPool(rows.cast_column(spec.image, need("datasets").Image(decode=False)), spec.image, spec.label, spec.shape, spec.owner)
 
 
-def _hub(name: str, spec: ImageSet, split: str) -> Pool:
-    datasets = need("datasets")
-    try:
-        rows = datasets.load_dataset(spec.hub, split=split)
-    except Exception as error:  # a registry's, a server's and a file system's errors have no common base
-        raise UsageError(
-            f"{name} could not be loaded from the hub as {spec.hub!r} ({type(error).__name__}): "
-            f"check the connection, or set {FOLDER} to a folder that holds {name}/{split}-*.parquet"
-        ) from error
-    for column in filter(None, (spec.image, spec.label, spec.owner)):
-        if column not in rows.column_names:
-            raise unknown(f"column of {spec.hub}", column, rows.column_names)
-    rows = rows.cast_column(spec.image, datasets.Image(decode=False))
-    return HubPool(rows, spec.image, spec.label, spec.shape, spec.owner)
-
-
-SOURCES: dict[str, Callable[[], Source]] = {"digits": digits, **{name: partial(image_set, name) for name in IMAGE_SETS}}
+SOURCES: dict[str, Callable[[], Source]] = {
+    "digits": digits,
+    **{name: partial(image_set, name) for name in IMAGE_SETS},
+    "ag_news": ag_news,
+    "shakespeare": shakespeare,
+    "mobility": mobility,
+}
+_SCENARIOS = {"ag_news": "topics", "shakespeare": "natural", "mobility": "natural"}
 
 
 def source(name: str) -> Source:
@@ -146,8 +102,11 @@ def source(name: str) -> Source:
 
 
 def default_scenario(name: str) -> str:
-    """The scenario a data set is dealt in unless another is named: natural where it has clients of its own, else label-swap."""
-    return "natural" if name in IMAGE_SETS and IMAGE_SETS[name].owner else "label-swap"
+    """The scenario a data set is dealt in unless another is named.
+
+    natural where it has clients of its own, topics where its samples lie in groups, else label-swap.
+    """
+    return _SCENARIOS.get(name) or ("natural" if name in IMAGE_SETS and IMAGE_SETS[name].owner else "label-swap")
 
 
 __all__ = ["FOLDER", "IMAGE_SETS", "SOURCES", "ImageSet", "Source", "Task", "default_scenario", "digits", "image_set", "source"]

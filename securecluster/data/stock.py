@@ -17,7 +17,7 @@ Shares = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Stock:
-    """Rows (r,) of a pool with their labels y (r,); `part` is "train" or "test"."""
+    """Rows (r,) of a pool with their labels y (r,), or numbers of their groups; `part` is "train" or "test"."""
 
     part: str
     rows: Labels
@@ -85,7 +85,7 @@ def amount(source: Source, wanted: Wanted, stock: Stock, samples: int | None, ra
     """
     if wanted.overlap and samples is None:
         raise UsageError("clients that may share samples need a number of samples: say how many (samples, --samples)")
-    most = wanted.most(stock.counts(source.classes), randomness)
+    most = wanted.most(stock.counts(wanted.shares.shape[1]), randomness)
     if samples is not None and 1 <= samples <= most:
         return samples
     if samples is None and most:
@@ -100,7 +100,7 @@ def amount(source: Source, wanted: Wanted, stock: Stock, samples: int | None, ra
 
 def held_out(source: Source, wanted: Wanted, stock: Stock, train: int, samples: int | None, randomness: Randomness) -> int:
     """Held-out samples per client: a quarter of the training samples where their number was asked for, at most what there is."""
-    most = wanted.most(stock.counts(source.classes), randomness)
+    most = wanted.most(stock.counts(wanted.shares.shape[1]), randomness)
     if not most:
         raise UsageError(
             f"{source.name} has {len(stock.y)} samples to test on, too few for {len(wanted.sizes)} clients in this scenario: use fewer"

@@ -71,7 +71,7 @@ def test_any_size_and_threshold_is_drawn(m: int, at: float) -> None:
 
 
 def test_a_state_brings_the_pictures_it_has(tmp_path: Path) -> None:
-    content: dict[str, Any] = {"labels": LABELS, "metrics": {"accuracy": {"after": None}}}
+    content: dict[str, Any] = {"labels": LABELS, "metric": "accuracy", "metrics": {"accuracy": {"after": None}}}
     empty = SimpleNamespace(relevance=torch.zeros(0, 0), graph=None, look=None)
     assert plots.draw(tmp_path, content, [], empty) == []
     look = SimpleNamespace(ids=[0, 1, 2, 3], merges=torch.from_numpy(linkage(1 - BETWEEN[np.triu_indices(4, 1)], "average")), threshold=0.5)

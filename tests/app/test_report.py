@@ -38,7 +38,17 @@ def _content(**more: Any) -> dict[str, Any]:
     privacy = {"epsilon": 0.0, "sees": [], "masks": [], "placement": "nothing", "neighbouring": "one", "not_covered": []}
     head = {"protocol": "cfl", "data": "digits", "scenario": "iid", "clients": 4, "clusters": 2, "labels": [0, 0, 1, 1]}
     sent = {"up": 1, "down": 1, "by_message": {}}
-    found = {"truth": [0, 0, 1, 1], "metrics": metrics, "bytes": sent, "privacy": privacy, "dropped": {}, "seconds": 1.0, "device": "cpu"}
+    found = {
+        "truth": [0, 0, 1, 1],
+        "metric": "accuracy",
+        "unit": "",
+        "metrics": metrics,
+        "bytes": sent,
+        "privacy": privacy,
+        "dropped": {},
+        "seconds": 1.0,
+        "device": "cpu",
+    }
     return {**head, **found, "target": 0.99, **more}
 
 

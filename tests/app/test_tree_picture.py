@@ -41,7 +41,14 @@ def grown(clients: int, cuts: list[tuple[int, int]]) -> list[Node]:
 def content(clients: int, clusters: int, **more: Any) -> dict[str, Any]:
     per = [0.9 + 0.001 * c for c in range(clusters)]
     names = [str(i) for i in range(clients)]
-    return {"protocol": "cfl", "names": names, "metrics": {"accuracy": {"after": None, "per_cluster": per}}, **more}
+    return {
+        "protocol": "cfl",
+        "names": names,
+        "metric": "accuracy",
+        "unit": "",
+        "metrics": {"accuracy": {"after": None, "per_cluster": per}},
+        **more,
+    }
 
 
 TREES = {

@@ -93,7 +93,7 @@ def test_the_same_seed_makes_the_same_federation() -> None:
     ("asked", "sentence"),
     [
         ({"data": "digit"}, "did you mean 'digits'"),
-        ({"data": "xyz"}, "choose one of cifar10, cifar100, digits, fashion_mnist, femnist, mnist"),
+        ({"data": "xyz"}, "choose one of ag_news, cifar10, cifar100, digits, fashion_mnist, femnist, mnist, mobility, shakespeare"),
         ({"clients": 0}, "0 clients"),
         ({"clients": -3}, "-3 clients"),
         ({"clients": 1000, "samples": 5}, "at most 0 each, not 5"),

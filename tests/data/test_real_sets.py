@@ -1,4 +1,4 @@
-"""The real image sets against what was published with them; skipped where they are not at hand."""
+"""The real sets against what was published with them; skipped where they are not at hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from securecluster.data import Federation, Tasks
-from securecluster.data.sources import IMAGE_SETS, SOURCES, image_set, source
+from securecluster.data.sources import IMAGE_SETS, image_set, source
+from securecluster.data.text import CHARACTERS
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -73,7 +74,7 @@ def test_tasks_of_the_real_sets_are_the_papers(real_data: Path) -> None:
     assert not {names[coarse[k]] for k in rest.labels} & {"vehicles_1", "vehicles_2"}
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", ["digits", *IMAGE_SETS])
 def test_tasks_share_out_all_labels(name: str) -> None:
     classes, tasks = (10, source(name).tasks) if name == "digits" else (IMAGE_SETS[name].classes, IMAGE_SETS[name].tasks)
     assert Counter(label for task in tasks for label in task.labels) == Counter(range(classes))
@@ -95,3 +96,60 @@ def test_femnists_writers_are_its_clients(real_data: Path) -> None:
     assert federation.scenario == "natural" and federation.classes == 62 and federation.shape == (1, 28, 28)
     for name, shard in zip(federation.names, federation.shards, strict=True):
         assert len(shard.y) + len(shard.y_test) == writers[name] and len(shard.y_test) == writers[name] // 5
+
+
+def need(real_data: Path, folder: str) -> Path:
+    """The folder of a set; the test is skipped where it is not at hand."""
+    if not (real_data / folder).is_dir():
+        pytest.skip(f"{folder} is not in {real_data}")
+    return real_data / folder
+
+
+def test_the_traces_are_as_their_readme_says(real_data: Path) -> None:
+    """125,359 samples of 400 users in 1,376 legs, each leg without a gap: so many windows fit."""
+    folder = need(real_data, "most_mobility")
+    found = source("mobility")
+    traces = pq.read_table(folder / "traces.parquet", columns=["user_id", "leg"])
+    legs = Counter(zip(traces["user_id"].to_pylist(), traces["leg"].to_pylist(), strict=True))
+    assert len(legs) == 1376 and sum(legs.values()) == 125_359
+    assert len(found.train.y) == sum(max(0, n - 10) for n in legs.values())
+    x = found.train.read(np.arange(len(found.train.y)))
+    assert -1e-4 < x.min() < 0 < x.max() < 1 and found.train.owners is not None and found.train.groups is not None
+    steps = np.linalg.norm((found.train.y - x[:, -1]) * (10_000, 6_200), axis=1)
+    assert steps.max() < 340  # "no step in the kept traces is faster than 34 m/s"
+    groups = dict(zip(found.train.owners.tolist(), found.train.groups.tolist(), strict=True))
+    assert Counter(groups.values()) == {"3to1": 131, "1to2": 99, "2to1": 98, "1to1": 72}
+
+
+def test_every_user_and_role_can_take_part(real_data: Path) -> None:
+    for folder in ("most_mobility", "shakespeare"):
+        need(real_data, folder)
+    for name, known in (("mobility", 400), ("shakespeare", 609)):
+        federation = Federation.simulate(name, clients=known, seed=0)
+        assert len(federation) == known and min(len(s.y_test) for s in federation.shards) >= 1 and federation.scenario == "natural"
+        sizes = Counter(source(name).train.owners)  # type: ignore[arg-type]
+        gap = source(name).train.gap or 0
+        for owner, shard in zip(federation.names, federation.shards, strict=True):
+            assert (len(shard.y), len(shard.y_test)) == (sizes[owner] - sizes[owner] // 5 - gap, sizes[owner] // 5)
+
+
+def test_the_roles_are_as_their_readme_says(real_data: Path) -> None:
+    table = pq.read_table(need(real_data, "shakespeare") / "shakespeare.parquet")
+    texts, found = dict(zip(*(table[c].to_pylist() for c in ("character_id", "text")), strict=True)), source("shakespeare")
+    assert len(texts) == 609 and sum(map(len, texts.values())) == 3_972_572 and found.train.owners is not None
+    assert set("".join(texts.values()).replace("\n", " ")) == set(CHARACTERS) and found.train.y.min() > 0
+    assert Counter(found.train.owners.tolist()) == {role: (len(text) - 1) // 80 for role, text in texts.items()}
+
+
+def test_the_articles_are_as_their_readme_says(real_data: Path) -> None:
+    need(real_data, "ag_news")
+    found = source("ag_news")
+    assert found.test is not None and found.train.groups is not None and found.test.groups is not None
+    for pool, each in ((found.train, 16_000), (found.test, 1_900)):
+        tokens = pool.read(np.arange(len(pool.y)))
+        for topic in ("World", "Sports", "Business", "Sci/Tech"):
+            ends = int((tokens[pool.groups == topic] == 1).sum())
+            assert each - 1 <= ends <= each, topic  # the last article may end in the rest that makes no window
+    assert (found.train.y == 0).mean() < 0.25 and set(np.unique(found.train.y).tolist()) == set(range(2000))
+    federation = Federation.simulate("ag_news", clients=20, seed=0)
+    assert federation.truth is not None and Counter(Counter(federation.truth).values()) == {5: 4} and federation.scenario == "topics"

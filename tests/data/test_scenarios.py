@@ -300,7 +300,7 @@ def test_scenarios_by_name() -> None:
     assert str(Rotation() + Dirichlet()) == "rotation+dirichlet" and str(Rotation()) == "rotation"
     assert all(kind.name == name for name, kind in SCENARIOS.items())
     assert set(SCENARIOS) == {"iid", "label-swap", "label-permutation", "rotation", "inversion", "pathological", "dirichlet", "label-split",
-                              "tasks", "natural"}  # fmt: skip
+                              "tasks", "natural", "topics"}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -8,32 +8,49 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Local, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
 
-from securecluster import Federation, Iid, LabelSwap, wire
+from securecluster import Federation, Iid, LabelSwap, synthetic, wire
 from securecluster.cohort import Cohort
 from securecluster.displacements import Outbox
 from securecluster.endpoint import config_hash, message_types
 from securecluster.errors import FrameError, PolicyError, RunFolderError, UpdateError, UsageError
+from securecluster.estimator import fit
 from securecluster.messages import Call, reply_header
+from securecluster.pair_network import Plan
 from securecluster.privacy.keys import Hello
 from securecluster.run import Run
 from securecluster.transcript import Transcript, load_entries
 from securecluster.transport import Framed, InProcess, Recorded
+from securecluster.walks import Format
 
 MASKS = ("permutation", "signed-permutation", "rotation", "haar")
-AVERAGING = (CFL, FLHC, FedAvg, IFCA, LocalKMeans, OneShot, RandomClusters, SRFCA)
+AVERAGING = (CFL, FLHC, FedAvg, IFCA, LocalKMeans, NSIM, OneShot, RandomClusters, SRFCA)
 MASKED = [(protocol, mask) for protocol in AVERAGING for mask in ("none", *MASKS)]
 ONE_MODEL = [(p, mask) for p, mask in MASKED if p not in (IFCA, SRFCA)]  # several models, or restarts: see their own tests
 EVERY = [*MASKED, (Local, "none")]
+
+
+def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
+    """Synthetic users of NSIM, for images of digits."""
+    return [(draw.random((20, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
+
+
 OWN: dict[type[Protocol], dict[str, Any]] = {
     IFCA: {"k": 2, "starts": 2, "start_rounds": 1},
     LocalKMeans: {"k": 2, "local_rounds": 1},
+    NSIM: {"synthetic": 8, "walks": digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0},
     OneShot: {"tasks": 2},
     RandomClusters: {"k": 2},
     SRFCA: {"local_rounds": 1, "refine": 1},
 }
 FULL = Settings(transcript="full")
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair network for NSIM that hardly trains: what it tells matters nowhere here."""
+    monkeypatch.setattr(synthetic, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
 
 
 def method(protocol: type[Protocol], mask: str, **params: Any) -> Any:
@@ -77,7 +94,7 @@ def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], mask: str
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("protocol", [CFL, FLHC, LocalKMeans, OneShot, SRFCA])
+@pytest.mark.parametrize("protocol", [CFL, FLHC, LocalKMeans, NSIM, OneShot, SRFCA])
 def test_nodes_with_one_client_each_mask_alike_behind_real_frames(protocol: type[Protocol], mask: str, small: Federation) -> None:
     made, settings = method(protocol, mask, rounds=3), Settings(dtype="float64")
     nodes = [made.build_client(small, settings, [i]) for i in range(6)]
@@ -202,7 +219,7 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_over_cleanly(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Cohort, "accuracy", interrupt)  # the observer, after the first round's messages
+        patch.setattr(Cohort, "scores", interrupt)  # the observer, after the first round's messages
         with pytest.raises(KeyboardInterrupt):
             CFL(rounds=2).fit(small, FULL, folder=tmp_path)
     assert list((tmp_path / "transcript").glob("*.safetensors"))

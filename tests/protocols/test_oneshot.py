@@ -16,6 +16,7 @@ from securecluster import Federation, Iid, Tasks, wire
 from securecluster.errors import FrameError, ReplayError, UpdateError, UsageError
 from securecluster.hierarchical import GPS, Common
 from securecluster.messages import RELAY, Call, Rows, reply_header
+from securecluster.objectives import Language
 from securecluster.parties import SERVER, WIRE, client, lps
 from securecluster.run import Run
 from securecluster.transcript import Transcript
@@ -371,3 +372,10 @@ def test_a_run_stopped_between_two_averages_of_the_common_layers_goes_on_as_if_i
     assert (resumed.bytes_, resumed.history_) == (whole.bytes_, whole.history_)
     assert resumed.transcript_.entries == whole.transcript_.entries
     assert made.replay(resumed.transcript_, made.config(tasks, "float32")) == whole.server_state_
+
+
+def test_text_is_refused() -> None:
+    draw = np.random.default_rng(0)
+    texts = {f"c{k}": (t := draw.integers(0, 9, (20, 7)), np.roll(t, -1, 1)) for k in range(4)}
+    with pytest.raises(UsageError, match="text is not: choose another protocol"):
+        OneShot(rounds=1, tasks=2).fit(Federation.from_arrays(texts, objective=Language(), seed=0))

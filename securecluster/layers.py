@@ -1,0 +1,161 @@
+"""Clients that train alone, hand in one layer of their model in the clear, and then average within clusters (Pacheco et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.averaging import Averaged, Contributor, weighted_means
+from securecluster.backend import torch
+from securecluster.clustering import members, numbered
+from securecluster.cohort import Cohort, LocalTraining
+from securecluster.displacements import Means, TraineeState, Update
+from securecluster.endpoint import GATHER, SUM, Turn, answers
+from securecluster.errors import PolicyError, UsageError, unknown
+from securecluster.messages import Rows
+from securecluster.network import Network
+from securecluster.privacy.keys import Hello, Secrets
+from securecluster.privacy.stages import Pipeline
+
+if TYPE_CHECKING:
+    from securecluster.models import FlatModel
+
+LAYERS = ("hidden", "last")
+STARTS = ("common", "independent")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A dense layer's weights (outputs, inputs) and bias (outputs,) within the flat vector, in this order."""
+
+    name: str
+    first: int
+    outputs: int
+    inputs: int
+    bias: bool
+
+    def rows(self, models: torch.Tensor) -> torch.Tensor:
+        """Of models (m, d): the layer of each, (m, q)."""
+        return models[:, self.first : self.first + self.outputs * (self.inputs + self.bias)]
+
+    def weights(self, rows: torch.Tensor) -> NDArray[np.float64]:
+        """Of layers (m, q): the weights alone as (m, inputs, outputs), what a kernel compares (inputs are its examples: ours)."""
+        flat = rows[:, : self.outputs * self.inputs].double().cpu().numpy()
+        return np.asarray(flat.reshape(-1, self.outputs, self.inputs).swapaxes(1, 2))
+
+
+def find_layer(flat: FlatModel, which: str) -> Layer:
+    """The last dense layer of a model ("last"), or the one before it ("hidden").
+
+    Raises:
+        UsageError: another word, or a model with too few dense layers.
+    """
+    if which not in LAYERS:
+        raise unknown("layer", which, LAYERS)
+    starts = dict(zip(flat.shapes, np.cumsum([0, *(s.numel() for s in flat.shapes.values())]).tolist(), strict=False))
+    dense = [name for name, part in flat.module.named_modules() if isinstance(part, torch.nn.Linear) and f"{name}.weight" in starts]
+    place = 1 if which == "last" else 2
+    if len(dense) < place:
+        raise UsageError(f"the model has {len(dense)} dense layer(s) that train, and layer={which!r} needs {place}: use another model")
+    name = dense[-place]
+    outputs, inputs = flat.shapes[f"{name}.weight"]
+    return Layer(name, starts[f"{name}.weight"], outputs, inputs, f"{name}.bias" in starts)
+
+
+def starts(cohort: Cohort, start: str) -> torch.Tensor:
+    """The weights that each client of a cohort begins with, (m, d)."""
+    if start == "common":
+        return cohort.start.repeat(len(cohort.ids), 1)
+    return torch.stack([cohort.drawn("client", i, "start") for i in cohort.ids])
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """Client to server."""
+
+    layer: Rows  # (b, q) weights and bias of one layer, as they are
+
+
+class LayerDiscloser(Contributor):
+    """Clients that train alone, hand in one layer in the clear, and then contribute to means that count from θ_0.
+
+    Args:
+        layer: which.
+        start: "common", or "independent": then a client begins with weights of its own.
+    """
+
+    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, layer: Layer, start: str) -> None:
+        super().__init__(cohort, training, pipeline, weighted)
+        self._layer = layer
+        self._alone = [True] * len(cohort.ids)  # whether each client still holds a model of its own
+        if start != "common":
+            self.models = Rows(starts(cohort, start), tuple(range(len(cohort.ids))))
+
+    @answers(GATHER)
+    def hand_in(self, turn: Turn, query: Hello) -> Shown:
+        """The layer of θ_i; no mask can hide it, since a trained network is to read it. Asked again, the answer is the same."""
+        self._check_alone(turn, "hand_in")
+        return Shown(Rows(self._layer.rows(self.models.select(turn.at).values).clone()))
+
+    @answers(SUM, through=("delta",), fresh=True)
+    def pool(self, turn: Turn, query: Hello) -> Update:
+        """n_i·P(θ_i − θ_0) and n_i: what a client learned alone, for its cluster's first average."""
+        self._check_alone(turn, "pool")
+        found = self.displaced(turn.at)
+        sizes = self._sizes(turn)
+        found.delta.table.mul_(sizes.table.to(found.delta.table)[:, None])
+        return Update(found.delta, sizes)
+
+    def take(self, at: Sequence[int], query: Means) -> None:
+        """As of every trainee; who has had an average holds no model of its own any more."""
+        super().take(at, query)
+        for k, picks in zip(at, query.means.picks, strict=True):
+            self._alone[k] &= not picks
+
+    def origin(self, at: Sequence[int], query: Means) -> Rows:
+        """The models; θ_0 for those at positions `at` whose first average this is."""
+        anew = {k for k, picks in zip(at, query.means.picks, strict=True) if picks and self._alone[k]}
+        if not anew:
+            return self.models
+        assert self.models.index is not None
+        kept = sorted({row for k, row in enumerate(self.models.index) if k not in anew})
+        place = {row: n for n, row in enumerate(kept)}
+        table = torch.stack([*(self.models.table[row] for row in kept), self._start])
+        return Rows(table, tuple(len(kept) if k in anew else place[row] for k, row in enumerate(self.models.index)))
+
+    def _check_alone(self, turn: Turn, name: str) -> None:
+        if not all(self._alone[k] for k in turn.at):
+            raise PolicyError(f"{name} comes before the first average: it is about what a client learned alone")
+
+    def state(self, secrets: Secrets) -> TraineeState:
+        """For a checkpoint."""
+        found = super().state(secrets)
+        found.extra = torch.tensor(self._alone)
+        return found
+
+    def restore(self, state: TraineeState) -> None:
+        """From a checkpoint."""
+        super().restore(state)
+        self._alone = [bool(own) for own in state.extra]
+
+
+def pool(net: Network, state: Averaged) -> None:
+    """The paper's one average in each cluster, of what its members learned alone; a cluster that does not reply goes apart (ours)."""
+    clusters, heard, step = members(state.labels), dict[int, torch.Tensor](), 0
+    asked = [i for i in net.clients if len(clusters[state.labels[i]]) > 1]
+    if asked:
+        total = net.sum(LayerDiscloser.pool, Hello(), to=asked, by=[state.labels[i] for i in asked], groups=len(clusters))
+        if total.ids:
+            step, means = total.step, weighted_means(total)
+            heard = {c: means[c] for c, count in enumerate(total.counts) if count}
+    old = [c if c in heard else -1 for c in state.labels]
+    state.labels = numbered(old)
+    state.outbox.leave([i for i in net.clients if old[i] < 0])
+    if heard:
+        row = dict(zip(state.labels, old, strict=True))
+        nobody = torch.zeros_like(next(iter(heard.values())))
+        state.outbox.post(step, torch.stack([heard.get(row[c], nobody) for c in sorted(row)]), state.labels)

@@ -1,0 +1,138 @@
+"""The server's part of NSIM before any client is asked: synthetic users, their models, and a network that tells users' similarity from a
+layer of two models (Pacheco et al. 2021, Section 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.backend import torch
+from securecluster.cohort import Cohort, LocalTraining
+from securecluster.data import Federation, Shard
+from securecluster.errors import UpdateError, UsageError, unknown
+from securecluster.estimator import GRID, LEAST_USERS, Fitted, fit
+from securecluster.kernels import cca, cka, svcca
+from securecluster.layers import LAYERS, STARTS, find_layer, starts
+from securecluster.lcss import similarities
+from securecluster.messages import Rows
+from securecluster.metrics import pearson
+from securecluster.randomness import Randomness
+from securecluster.walks import Format, Generator, generated
+
+if TYPE_CHECKING:
+    from securecluster.models import FlatModel
+
+KERNELS = {"cka": cka, "cca": cca, "svcca": svcca}
+ROUNDING = 1e-9
+
+
+@dataclass
+class Known:
+    """The network, and Pearson's correlations with the true similarity of synthetic users that it never saw: its own, and of kernels."""
+
+    fitted: Fitted
+    scores: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Synthesis:
+    """What synthetic users are, and what is learned from them.
+
+    Args:
+        users: how many.
+        walks: what makes their data, in the declared format `form`.
+        radius: up to which two of their positions match.
+        layer: of their models, and `start` of training: see `securecluster.layers`.
+        rounds: in which they train alone.
+        stride: LCSS compares every so many of their positions.
+        grid: how many of the architectures of `GRID`, the first ones, are compared.
+    """
+
+    users: int
+    walks: Generator
+    form: Format
+    radius: float
+    layer: str
+    start: str
+    rounds: int
+    stride: int
+    grid: int
+
+    def __post_init__(self) -> None:
+        for name, word, words in (("layer", self.layer, LAYERS), ("init", self.start, STARTS)):
+            if word not in words:
+                raise unknown(name, word, words)
+        if not callable(self.walks):
+            raise UsageError(f"walks = {self.walks!r} makes no synthetic users: give random, or in Python a callable")
+        for name, value, least in (("local_rounds", self.rounds, 1), ("synthetic", self.users, LEAST_USERS), ("stride", self.stride, 1)):
+            if not (isinstance(value, Integral) and int(value) >= least):
+                raise UsageError(f"{name} = {value!r} is not possible: it is a whole number from {least}")
+        if isinstance(self.grid, bool) or not (isinstance(self.grid, Integral) and 1 <= int(self.grid) <= len(GRID)):
+            raise UsageError(f"grid = {self.grid!r} architectures cannot be compared: it is a whole number from 1 to {len(GRID)}")
+        if not (isinstance(self.radius, Real) and 0 <= float(self.radius) < np.inf):
+            raise UsageError(f"radius = {self.radius!r} is no distance: give a finite number from 0, in units of the area")
+
+    def learned(self, flat: FlatModel, plan: LocalTraining, classes: int, dtype: str, draws: Randomness) -> Known:
+        """Synthetic data, M_synth, their LCSS, and the network, trained to tell it."""
+        users = generated(self.walks, self.form, self.users, draws.generator("walks"))
+        models = self.trained(users, flat, plan, classes, dtype, draws.integer("training"))
+        true = true_similarity([y for _, y in users], self.radius, self.stride)
+        layer = find_layer(flat, self.layer)
+        rows = layer.rows(models)
+        fitted = fit(rows, torch.from_numpy(true), Randomness(draws.integer("estimator")), grid=GRID[: self.grid])
+        told = fitted.predicted.double().numpy()
+        scores = correlations(told, layer.weights(rows[fitted.unseen]), true[np.ix_(fitted.unseen, fitted.unseen)])
+        return Known(fitted, {"pearson_pairs": _number(fitted.pearson_pairs), **scores})
+
+    def trained(
+        self, users: Sequence[tuple[Any, Any]], flat: FlatModel, plan: LocalTraining, classes: int, dtype: str, seed: int
+    ) -> torch.Tensor:
+        """The models of users with samples (x, y), all trained in one batched pass as clients are, (u, d)."""
+        names = tuple(f"synthetic {k}" for k in range(len(users)))
+        shards = tuple(Shard(x, y, x[:0], y[:0]) for x, y in users)
+        federation = Federation(names, shards, classes, seed, data="synthetic", objective=flat.objective)
+        cohort = Cohort(federation, flat, Randomness(seed), torch.device("cpu"), getattr(torch, dtype))
+        models = starts(cohort, self.start)
+        for step in range(1, self.rounds + 1):
+            models = models + cohort.train(Rows(models), range(len(users)), plan, step)
+        if not bool(models.isfinite().all()):
+            raise UpdateError("the models of synthetic users are not finite: lower the learning rate (--lr)")
+        return models
+
+
+def true_similarity(targets: Sequence[Any], radius: float, stride: int = 1) -> NDArray[np.float64]:
+    """LCSS of users' targets (n_i, …) in the order of time, every `stride`-th of them, of all pairs, (m, m)."""
+    return similarities([np.asarray(y).reshape(len(y), -1)[::stride] for y in targets], radius)
+
+
+def correlations(
+    told: NDArray[np.float64], layers: NDArray[np.float64], true: NDArray[np.float64], name: str = ""
+) -> dict[str, float | None]:
+    """Pearson's correlation of the true similarity (m, m) of users, over all pairs, with what the network told, (m, m), and with CKA, mean
+    CCA and SVCCA of the same layers (m, r, c).
+    """
+    pairs = np.triu_indices(len(true), 1)
+    found = {"pearson": told, **{kernel: compare(layers) for kernel, compare in KERNELS.items()}}
+    return {f"{kernel}{name}": _correlation(matrix[pairs], true[pairs]) for kernel, matrix in found.items()}
+
+
+def some_pairs(told: NDArray[np.float64], true: NDArray[np.float64], most: int = 500) -> list[list[float]]:
+    """[true, told] of some of the pairs of users, evenly spread over all, for a picture."""
+    first, second = np.triu_indices(len(true), 1)
+    chosen = np.unique(np.linspace(0, len(first) - 1, min(most, len(first))).astype(int)) if len(first) else first
+    return np.round(np.stack([true, told], axis=-1)[first[chosen], second[chosen]], 4).tolist()  # type: ignore[no-any-return]
+
+
+def _correlation(told: NDArray[np.float64], true: NDArray[np.float64]) -> float | None:
+    """None where nothing is told: CCA of square layers is 1 for every pair, up to rounding."""
+    return _number(pearson(told, true)) if told.size and np.ptp(told) > ROUNDING else None
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else value

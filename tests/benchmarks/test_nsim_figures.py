@@ -1,0 +1,91 @@
+"""The scripts for Pacheco et al. 2021 at the smallest scale: what they measure, draw and leave out."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from securecluster.benchmarks.papers import nsim_fig4, nsim_pearson, nsim_runs, nsim_time
+from securecluster.benchmarks.papers.sheet import numbers
+from securecluster.protocols import Local
+
+from securecluster import Federation, synthetic
+from securecluster.walks import Format, RandomWalk
+
+SMALL = {"scale": "cpu", "synthetic": 12, "clients": 6, "local_rounds": 1, "epochs": 1, "batch_size": 32, "lr": 0.1, "seed": 0}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traces: None, brief_fit: Callable[..., Any]) -> None:
+    """Another folder, a small set of traces, short walks and a pair network that hardly trains."""
+    monkeypatch.chdir(tmp_path)
+    for script in (nsim_runs, nsim_time, synthetic):
+        monkeypatch.setattr(script, "fit", brief_fit)
+    for script in (nsim_runs, nsim_time):
+        monkeypatch.setattr(script, "Format", lambda: Format(samples=(30, 60)))
+    for kept in (nsim_runs.real_users, nsim_runs.synthetic_users):
+        kept.cache_clear()
+    nsim_runs._kept.clear()
+
+
+def run(script: Any, monkeypatch: pytest.MonkeyPatch, cells: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The rows of a script's cells, read back from its sheet; its picture is there."""
+    full = {**cells[0], "scale": "full"}
+    monkeypatch.setattr(script, "cells", lambda scale, seeds: [full] if scale == "full" else cells)
+    picture = script.main(["--seeds", "1"])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.DictReader(picture.with_suffix(".csv").read_text().splitlines()[1:]))
+    assert [row["status"] for row in rows] == ["done"] * len(cells) + ["not run"]
+    return rows[: len(cells)]
+
+
+def test_correlations_of_every_layer_and_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = run(nsim_pearson, monkeypatch, [{**SMALL, "init": i, "layer": k} for i in ("common", "independent") for k in ("hidden", "last")])
+    for row in rows:
+        true, told = numbers(row["points_true_real"]), numbers(row["points_nsim_real"])
+        assert len(true) == 15  # all pairs of six persons
+        assert numbers(row["pearson_real"])[0] == pytest.approx(np.corrcoef(true, told)[0, 1], abs=0.02)
+        assert row["cka_real"] and (row["cca_real"] == "") == (row["layer"] == "hidden")
+    assert len({row["pearson_real"] for row in rows}) == 4
+
+
+def test_models_are_those_of_clients_who_train_alone() -> None:
+    users = Federation.simulate("mobility", clients=6, seed=0)
+    found = nsim_runs.models(SMALL, [(s.x, s.y) for s in users.shards], "common", 0)
+    local = Local(rounds=1, epochs=1, batch_size=32, lr=0.1).fit(users)
+    np.testing.assert_array_equal(found.numpy(), local.client_models_.values.numpy())
+
+
+def test_costs_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = run(nsim_time, monkeypatch, [SMALL])
+    assert row["pairs"] == "15"
+    assert all(float(row[step]) > 0 for step in nsim_time.STEPS)
+    assert float(row["ratio"]) == pytest.approx(float(row["lcss"]) / float(row["predict"]), rel=1e-4)
+
+
+def test_errors_by_cluster_together_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks = RandomWalk()
+    monkeypatch.setattr(
+        "securecluster.protocols.nsim.RandomWalk", lambda: lambda form, users, draw: walks(Format(samples=(30, 60)), users, draw)
+    )
+    fixed = {**SMALL, "rounds": 2, "optimizer": "sgd"}
+    rows = {row["method"]: row for row in run(nsim_fig4, monkeypatch, [{**fixed, "method": name} for name in nsim_fig4.METHODS])}
+    assert all(len(numbers(row["errors_last"])) == 6 for row in rows.values())
+    assert [name for name, row in rows.items() if row["errors_once"]] == ["nsim", "together", "local"]
+    assert (rows["together"]["clusters"], rows["together"]["lone"], rows["together"]["largest"]) == ("1", "0", "6")
+    for row in rows.values():
+        assert float(row["mean_last"]) == pytest.approx(np.mean(numbers(row["errors_last"])), abs=0.1)
+    alone = Local(rounds=1, epochs=1, batch_size=32, lr=0.1, optimizer="sgd").fit(Federation.simulate("mobility", clients=6, seed=0))
+    np.testing.assert_allclose(numbers(rows["local"]["errors_once"]), alone.scores_, atol=0.06)
+
+
+def test_cells_cover_what_the_paper_compares() -> None:
+    assert {(c["init"], c["layer"]) for c in nsim_pearson.cells("cpu", 1)} == {
+        (i, k) for i in ("common", "independent") for k in ("hidden", "last")
+    }
+    assert {c["clients"] for c in nsim_fig4.cells("full", 1)} == {400}
+    assert [c["clients"] for c in nsim_time.cells("cpu", 1)] == [50, 100, 200, 400]
