@@ -56,20 +56,20 @@ def _learning(history: list[dict[str, Any]], content: dict[str, Any]) -> Any:
     _marks(axes, history)
     axes.set(title=f"{content['protocol']} on {content['data']}", xlabel="round", ylabel=labelled(metric, content["unit"]))
     bounded(axes, metric)
-    axes.legend(loc="lower right" if metric == "accuracy" else "upper right")
+    axes.legend(loc="lower right" if metric == "accuracy" else "best")
     return made
 
 
 def labelled(metric: str, unit: str) -> str:
     """What an axis of a metric says."""
-    return f"test {metric}" + (f" ({unit})" if unit else "")
+    return f"test {metric.replace('_', ' ')}" + (f" ({unit})" if unit else "")
 
 
 def bounded(axes: Any, metric: str) -> None:
-    """The range of an axis of a metric: accuracy lies in [0, 1], the others span orders of magnitude."""
+    """The range of an axis of a metric: accuracy lies in [0, 1], perplexity spans orders of magnitude."""
     if metric == "accuracy":
         axes.set(ylim=(0, 1.02))
-    else:
+    elif metric == "perplexity":
         axes.set(yscale="log")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("{x:g}")

@@ -91,7 +91,7 @@ def _learning(title: str, curves: dict[str, list[tuple[int, float, bool]]], name
     axes.set(title=title, xlabel="round (markers: clusters changed)", ylabel=f"{labelled(metric, unit)}, mean over clients")
     bounded(axes, metric)
     axes.grid(alpha=0.25)
-    axes.legend(loc="lower right" if metric == "accuracy" else "upper right", fontsize=8)
+    axes.legend(loc="lower right" if metric == "accuracy" else "best", fontsize=8)
     return made
 
 
