@@ -62,7 +62,7 @@ def _learning(history: list[dict[str, Any]], content: dict[str, Any]) -> Any:
 
 def labelled(metric: str, unit: str) -> str:
     """What an axis of a metric says."""
-    return f"test {metric}" + (f" ({unit})" if unit else "")
+    return f"test {metric.replace('_', ' ')}" + (f" ({unit})" if unit else "")
 
 
 def bounded(axes: Any, metric: str) -> None:
