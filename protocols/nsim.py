@@ -120,7 +120,7 @@ class NSIM(Protocol):
         window, coordinates = shape if len(shape) == 2 else (1, 1)
         form = Format(coordinates, window, self.positions, step=self.step)
         walks = RandomWalk() if self.walks == "random" else self.walks
-        return Synthesis(self.synthetic, walks, form, self.radius, self.layer, self.init, self._local, self.stride, self.grid)
+        return Synthesis(self.synthetic, walks, form, self.radius, self.layer, self.init, self._local, self.stride, self.grid, tuple(shape))
 
     def _cluster(self, net: Network, state: State, known: Known) -> None:
         """Section 3.2: the layers, all pairs' similarities, DBSCAN, and the users' models averaged in each cluster."""
@@ -161,8 +161,8 @@ class NSIM(Protocol):
         """The declared format."""
         if isinstance(self.walks, str) and not isinstance(federation.objective, Trajectory):
             raise UsageError(
-                f"nsim makes synthetic users by random walks, for data that are positions (mobility), not for {federation.objective.kind}:"
-                " give it a generator of your own (walks=…), which makes samples of these data"
+                f"nsim makes synthetic users by random walks, for data that are positions, not for {federation.objective.kind}: take"
+                " such data (--data mobility), or give it a generator of your own (walks=…), which makes samples of these data"
             )
         return {"format": self._synthesis(federation.shape).form.as_json()}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from securecluster.benchmarks.papers.nsim_runs import RADIUS, SCALES, STRIDE, TRAINED, federation, models, network, timed
+from securecluster.benchmarks.papers.nsim_runs import RADIUS, STRIDE, TRAINED, federation, models, network, timed
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, figure, numbers, options, summarise
 
 from securecluster.devices import cpu_threads
@@ -26,34 +26,37 @@ from securecluster.randomness import Randomness
 from securecluster.synthetic import true_similarity
 from securecluster.walks import Format, RandomWalk, generated
 
-STEPS = ("walks", "lcss_synthetic", "train_synthetic", "fit", "train_clients", "predict", "lcss")
-CLIENTS = {"cpu": (50, 100, 200, 400), "full": (400,)}
-SYNTHETIC = {scale: own["synthetic"] for scale, own in SCALES.items()}
+STEPS = ("walks", "lcss_synthetic", "train_synthetic", "fit")
+REAL = ("train_clients", "predict", "lcss")
+CLIENTS = (50, 100, 200, 400)
+SYNTHETIC = {"cpu": 400, "full": 4000}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """By number of clients."""
-    fixed = {"scale": scale, "synthetic": SYNTHETIC[scale], **TRAINED}
-    return [{**fixed, "clients": m, "seed": seed, "paper": "less than LCSS"} for seed in range(seeds) for m in CLIENTS[scale]]
+    """One run a seed."""
+    fixed = {"scale": scale, "synthetic": SYNTHETIC[scale], **TRAINED, "clients": CLIENTS[-1], "paper": "less than LCSS"}
+    return [{**fixed, "seed": seed} for seed in range(seeds)]
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    """Processor seconds by step."""
+    """Processor seconds by step, of real users for some numbers of them."""
     with cpu_threads(1):
-        shards = federation(cell).shards
-        real = [(s.x, s.y) for s in shards]
+        real = [(s.x, s.y) for s in federation(cell).shards]
         draw = Randomness(cell["seed"]).generator("walks")
         users, walks = timed(lambda: generated(RandomWalk(), Format(), cell["synthetic"], draw))
         true, lcss_synthetic = timed(lambda: true_similarity([y for _, y in users], RADIUS, STRIDE))
         made, train_synthetic = timed(lambda: models(cell, users, "common", cell["seed"] + 1))
         layer = find_layer(network(cell), "hidden")
         fitted, fitting = timed(lambda: fit(layer.rows(made), torch.from_numpy(true), Randomness(cell["seed"])))
-        own, train_clients = timed(lambda: models(cell, real, "common", cell["seed"]))
-        rows = layer.rows(own)
-        _, predicting = timed(lambda: predict(fitted.estimator, rows, rows))
-        _, lcss = timed(lambda: true_similarity([y for _, y in real], RADIUS))
-    spent = (walks, lcss_synthetic, train_synthetic, fitting, train_clients, predicting, lcss)
-    return {**dict(zip(STEPS, spent, strict=True)), "ratio": lcss / predicting, "pairs": len(real) * (len(real) - 1) // 2}
+        found: dict[str, Any] = dict(zip(STEPS, (walks, lcss_synthetic, train_synthetic, fitting), strict=True))
+        for m in sorted({min(m, len(real)) for m in CLIENTS}):
+            own, train_clients = timed(lambda m=m: models(cell, real[:m], "common", cell["seed"]))  # type: ignore[misc]
+            rows = layer.rows(own)
+            _, predicting = timed(lambda rows=rows: predict(fitted.estimator, rows, rows))  # type: ignore[misc]
+            _, lcss = timed(lambda m=m: true_similarity([y for _, y in real[:m]], RADIUS))  # type: ignore[misc]
+            found |= {f"{step}_{m}": v for step, v in zip(REAL, (train_clients, predicting, lcss), strict=True)}
+            found[f"ratio_{m}"] = lcss / predicting
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
@@ -61,11 +64,12 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen, sheet = options(__doc__, argv, seeds=1), Sheet("nsim_time")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measured, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise(rows, ("clients",), ("ratio", *STEPS))
+    summarise(rows, ("clients",), (*STEPS, *(f"{step}_{m}" for m in CLIENTS for step in (*REAL, "ratio"))))
     made, axes = figure(5.6, 3.8)
-    done = [row for row in rows if row.get("ratio")]
-    for step in ("lcss", "predict", "train_clients"):
-        axes[0, 0].plot([int(row["clients"]) for row in done], [numbers(row[step])[0] for row in done], marker=".", label=step)
+    for n, step in enumerate(REAL):
+        for row in rows:
+            known = [(m, numbers(row[f"{step}_{m}"])[0]) for m in CLIENTS if row.get(f"{step}_{m}")]
+            axes[0, 0].plot(*zip(*known, strict=True), color=f"C{n}", marker=".", label=step if row is rows[0] else None)
     axes[0, 0].set(title="all pairs of real users", xlabel="users", ylabel="processor seconds", yscale="log")
     axes[0, 0].legend(fontsize=8)
     return sheet.save(made, chosen.scale)

@@ -217,8 +217,11 @@ def test_the_estimator_is_replayed_with_the_threads_of_the_run(corners: Federati
         ({"stride": 0}, "stride = 0"),
         ({"eps": np.nan}, "eps = nan"),
         ({"min_samples": 0}, "min_samples = 0"),
-        ({"positions": (5, 20)}, "samples = "),
-        ({"step": 0.0}, "positive"),
+        ({"positions": (5, 20)}, "positions = "),
+        ({"positions": (600, 150)}, "positions = "),
+        ({"step": 0.0}, "step = 0.0"),
+        ({"step": 1e-9}, "give 1e-05 to 1"),
+        ({"step": 2.0}, "give 1e-05 to 1"),
         ({"model": "linear"}, "needs 2"),
     ],
 )
@@ -228,7 +231,7 @@ def test_what_cannot_work_is_refused_in_a_sentence(wrong: dict[str, Any], told: 
 
 
 def test_other_data_need_a_generator_of_their_own(small: Federation) -> None:
-    with pytest.raises(UsageError, match=r"mobility.*not for classification.*generator of your own"):
+    with pytest.raises(UsageError, match=r"not for classification.*--data mobility.*generator of your own"):
         NSIM().fit(small)
 
     def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
@@ -238,6 +241,22 @@ def test_other_data_need_a_generator_of_their_own(small: Federation) -> None:
     fitted = NSIM(model="mlp", rounds=2, local_rounds=1, synthetic=8, walks=digits, radius=0.0).fit(small)
     assert len(fitted.labels_) == 6
     assert fitted.shown_params()["walks"] == {"own": "walks"}
+
+
+@pytest.mark.parametrize(
+    ("user", "told"),
+    [
+        ("abc", "no array of positions"),
+        ([np.zeros((30, 10, 2)), np.zeros((30, 2))], "no array of positions"),
+        ((np.zeros((30, 10, 2)), np.zeros((29, 2))), "one target per sample"),
+        ((np.zeros((30, 9, 2)), np.zeros((30, 2))), r"shape \(9, 2\), and clients' have \(10, 2\)"),
+        ((np.zeros((30, 10, 2)), np.zeros(30)), "trajectories are"),
+        ((np.full((30, 10, 2), np.nan), np.zeros((30, 2))), "NaN"),
+    ],
+)
+def test_generators_of_something_else_are_refused_in_a_sentence(user: Any, told: str, corners: Federation) -> None:
+    with pytest.raises(UsageError, match=told):
+        NSIM(**SMALL | {"walks": lambda form, users, draw: [user] * users}).fit(corners)
 
 
 def test_divergence_is_noticed_before_any_client_is_asked(corners: Federation) -> None:
