@@ -76,7 +76,7 @@ class NSIM(Protocol):
     stride: int = 2
     """LCSS of synthetic users compares every so many of their positions: its correlation with the exact one stays above 0.999 at 2"""
     layer: str = "hidden"
-    """what clients hand in: hidden, the last hidden layer; or last, the last layer"""
+    """what clients hand in: hidden, the last hidden layer; or last, the last one; of the dense ones, in the order they are declared"""
     init: str = "common"
     """weights that training starts from: common, the same for all synthetic and real users; or independent, each one's own"""
     grid: int = len(GRID)

@@ -49,7 +49,7 @@ class Layer:
 
 
 def find_layer(flat: FlatModel, which: str) -> Layer:
-    """The last dense layer of a model ("last"), or the one before it ("hidden").
+    """The last dense layer of a model ("last"), or the one before it ("hidden"), in the order in which the module declares them.
 
     Raises:
         UsageError: another word, or a model with too few dense layers.
