@@ -257,15 +257,19 @@ class Protocol(Method):
         """The server's side: ids and verbs, from the configuration alone."""
         return Network(config["clients"], transport, config_hash(config), self.pipeline(config), Randomness(config["seed"]), agreed=config)
 
-    def replay(self, transcript: Transcript, config: dict[str, Any]) -> bytes:
+    def replay(self, transcript: Transcript, config: dict[str, Any], threads: int = 0) -> bytes:
         """Run the server alone against a recorded transcript; its final state, packed, must equal the recorded one.
+
+        Args:
+            threads: those of the run's settings, since sums round differently with another number.
 
         Raises:
             ReplayError: a request differs from the recorded one by a bit, so the server used something no verb gave it.
         """
         transport = Replay(transcript)
         net = self.build_network(transport, config)
-        state = self.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+        with torch.inference_mode(False), cpu_threads(threads):
+            state = self.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
         transport.finish()
         return pack(state)
 

@@ -27,7 +27,7 @@ from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver, nothing
 from securecluster.errors import UsageError
 from securecluster.estimator import GRID, predict
-from securecluster.layers import LayerDiscloser, find_layer, pool
+from securecluster.layers import LayerDiscloser, find_layer, pool, seen
 from securecluster.network import Network
 from securecluster.objectives import Trajectory, objective
 from securecluster.privacy.keys import Hello
@@ -76,7 +76,7 @@ class NSIM(Protocol):
     stride: int = 2
     """LCSS of synthetic users compares every so many of their positions: its correlation with the exact one stays above 0.999 at 2"""
     layer: str = "hidden"
-    """what clients hand in: hidden, the last hidden layer; or last, the last layer"""
+    """what clients hand in: hidden, the last hidden layer; or last, the last one; of the dense ones, in the order they are declared"""
     init: str = "common"
     """weights that training starts from: common, the same for all synthetic and real users; or independent, each one's own"""
     grid: int = len(GRID)
@@ -120,7 +120,7 @@ class NSIM(Protocol):
         window, coordinates = shape if len(shape) == 2 else (1, 1)
         form = Format(coordinates, window, self.positions, step=self.step)
         walks = RandomWalk() if self.walks == "random" else self.walks
-        return Synthesis(self.synthetic, walks, form, self.radius, self.layer, self.init, self._local, self.stride, self.grid)
+        return Synthesis(self.synthetic, walks, form, self.radius, self.layer, self.init, self._local, self.stride, self.grid, tuple(shape))
 
     def _cluster(self, net: Network, state: State, known: Known) -> None:
         """Section 3.2: the layers, all pairs' similarities, DBSCAN, and the users' models averaged in each cluster."""
@@ -161,8 +161,8 @@ class NSIM(Protocol):
         """The declared format."""
         if isinstance(self.walks, str) and not isinstance(federation.objective, Trajectory):
             raise UsageError(
-                f"nsim makes synthetic users by random walks, for data that are positions (mobility), not for {federation.objective.kind}:"
-                " give it a generator of your own (walks=…), which makes samples of these data"
+                f"nsim makes synthetic users by random walks, for data that are positions, not for {federation.objective.kind}: take"
+                " such data (--data mobility), or give it a generator of your own (walks=…), which makes samples of these data"
             )
         return {"format": self._synthesis(federation.shape).form.as_json()}
 
@@ -182,11 +182,10 @@ class NSIM(Protocol):
         check_dbscan(self.eps, self.min_samples)
 
     def sees(self) -> list[str]:
-        """What the server sees of the layers."""
+        """What the server sees of the layers, and makes of them."""
         return [
-            f"each client's {'last hidden' if self.layer == 'hidden' else 'last'} layer after training alone, in the clear",
-            "so the predicted similarity of all pairs of clients' data",
-            "the clusters, and each client's cluster",
+            *seen(self.layer, self.init),
+            "the predicted similarity of all pairs of clients' data, the clusters, and each client's cluster",
             "each client's number of samples (the plain sum reads every reply)",
         ]
 

@@ -33,7 +33,7 @@ class Contributor(Trainee):
     def alone(self, turn: Turn, query: Means) -> Done:
         """θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i), which stays here."""
         if any(query.means.picks):
-            self.models = self.advanced(turn.at, query)
+            self.take(turn.at, query)
         self.models = self._apart(turn.at)
         updates = self.cohort.train(self._rows(turn.at), turn.at, self.training, turn.step)
         bad = [i for i, update in zip(turn.ids, updates, strict=True) if not bool(update.isfinite().all())]

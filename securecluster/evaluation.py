@@ -69,10 +69,10 @@ class Samples:
         flat: torch.Tensor,
         places: NDArray[np.int64],
     ) -> NDArray[np.float64]:
-        """Each sample's score under one model, dropout off."""
+        """Each sample's score under one model, dropout off; infinite where a model that has diverged gives none (inf − inf)."""
         views = model.views(flat)
         with torch.no_grad():
             parts = torch.split(torch.as_tensor(places).to(self.x.device), EVALUATED)
             values = torch.cat([score(model.call(views, self.x[part]), self.y[part]) for part in parts])
         found: NDArray[np.float64] = values.double().cpu().numpy()
-        return found
+        return np.where(np.isnan(found), np.inf, found)

@@ -49,7 +49,7 @@ class Layer:
 
 
 def find_layer(flat: FlatModel, which: str) -> Layer:
-    """The last dense layer of a model ("last"), or the one before it ("hidden").
+    """The last dense layer of a model ("last"), or the one before it ("hidden"), in the order in which the module declares them.
 
     Raises:
         UsageError: another word, or a model with too few dense layers.
@@ -71,6 +71,14 @@ def starts(cohort: Cohort, start: str) -> torch.Tensor:
     if start == "common":
         return cohort.start.repeat(len(cohort.ids), 1)
     return torch.stack([cohort.drawn("client", i, "start") for i in cohort.ids])
+
+
+def seen(layer: str, start: str) -> list[str]:
+    """What a server that trains synthetic users reads of a layer in the clear (`benchmarks.papers.nsim_masks` measures it)."""
+    common = "much of the rest of that model, whatever the mask: training starts from what the server knows, and synthetic users' does too"
+    own = "each client's first weights, from the seed: they tell where a permutation of the first sum has put most coordinates"
+    name = "last hidden" if layer == "hidden" else "last"
+    return [f"each client's {name} layer after training alone, in the clear", common if start == "common" else own]
 
 
 @dataclass(frozen=True, eq=False)

@@ -103,7 +103,7 @@ NETWORKS: dict[str, dict[str, Make]] = {  # by kind of objective, the default fi
 }
 AUTO = "auto"
 RATE = {"sgd": 0.2, "adam": 0.001}  # learning rates (ours) of networks that have none of their own
-RATES = {"sgd": {"lstm-words": 1.0, "lstm-chars": 1.0, "lstm-chars-256": 1.0, "lstm-trajectory": 0.1}, "adam": {"lstm-trajectory": 0.003}}
+RATES = {"sgd": {"lstm-words": 3.0, "lstm-chars": 4.0, "lstm-chars-256": 4.0, "lstm-trajectory": 0.1}, "adam": {"lstm-trajectory": 0.003}}
 CHARACTERS = 256  # tokens up to which text is taken for characters
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 
 from securecluster.backend import torch
 from securecluster.errors import UsageError
+
+MOST = 1e300
+"""what the metric of a model that has diverged is at most: files of numbers (JSON) have no infinity"""
 
 
 class Objective(ABC):
@@ -37,8 +41,8 @@ class Objective(ABC):
         """What is averaged over a client's samples, (n,)."""
 
     def judged(self, means: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The metric, from the mean score of each client (m,)."""
-        return means
+        """The metric, from the mean score of each client (m,), finite wherever there is a score."""
+        return np.minimum(means, MOST)
 
     @abstractmethod
     def example(self, shape: Sequence[int], classes: int) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
@@ -107,8 +111,7 @@ class Language(Objective):
 
     def judged(self, means: NDArray[np.float64]) -> NDArray[np.float64]:
         """exp(nats)."""
-        with np.errstate(over="ignore"):  # of a model that has diverged it is infinite
-            return np.exp(means)
+        return super().judged(np.exp(np.minimum(means, np.log(MOST))))
 
     def example(self, shape: Sequence[int], classes: int) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
         """Random tokens."""
@@ -140,6 +143,11 @@ class Trajectory(Objective):
 
     kind: ClassVar[str] = "trajectory"
     metric: ClassVar[str] = "position_error"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.metres, tuple | list) or not all(isinstance(v, Real) and 0 < float(v) < np.inf for v in self.metres):
+            raise UsageError(f"metres = {self.metres!r} are positive numbers, one for each coordinate, as (10_000, 6_200); () is no unit")
+        object.__setattr__(self, "metres", tuple(float(v) for v in self.metres))
 
     @property
     def unit(self) -> str:

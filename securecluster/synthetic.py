@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining
-from securecluster.data import Federation, Shard
+from securecluster.data import Federation
 from securecluster.errors import UpdateError, UsageError, unknown
 from securecluster.estimator import GRID, LEAST_USERS, Fitted, fit
 from securecluster.kernels import cca, cka, svcca
@@ -52,6 +52,7 @@ class Synthesis:
         rounds: in which they train alone.
         stride: LCSS compares every so many of their positions.
         grid: how many of the architectures of `GRID`, the first ones, are compared.
+        shape: of a sample, what a generator of samples has to keep to; () takes any.
     """
 
     users: int
@@ -63,6 +64,7 @@ class Synthesis:
     rounds: int
     stride: int
     grid: int
+    shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, word, words in (("layer", self.layer, LAYERS), ("init", self.start, STARTS)):
@@ -94,9 +96,11 @@ class Synthesis:
         self, users: Sequence[tuple[Any, Any]], flat: FlatModel, plan: LocalTraining, classes: int, dtype: str, seed: int
     ) -> torch.Tensor:
         """The models of users with samples (x, y), all trained in one batched pass as clients are, (u, d)."""
-        names = tuple(f"synthetic {k}" for k in range(len(users)))
-        shards = tuple(Shard(x, y, x[:0], y[:0]) for x, y in users)
-        federation = Federation(names, shards, classes, seed, data="synthetic", objective=flat.objective)
+        own = {f"synthetic {k}": pair for k, pair in enumerate(users)}
+        none = {name: (x[:0], y[:0]) for name, (x, y) in own.items()}
+        federation = Federation.from_arrays(own, test=none, objective=flat.objective, classes=classes, seed=seed)
+        if self.shape and federation.shape != self.shape:
+            raise UsageError(f"the generator of synthetic users gives samples of shape {federation.shape}, and clients' have {self.shape}")
         cohort = Cohort(federation, flat, Randomness(seed), torch.device("cpu"), getattr(torch, dtype))
         models = starts(cohort, self.start)
         for step in range(1, self.rounds + 1):

@@ -15,6 +15,7 @@ from securecluster.errors import UsageError
 
 Array = NDArray[np.float64]
 NEARLY = 1e-12
+SHORTEST = 1e-5  # step: ways of shorter ones, from end to end of the area, would have hundreds of millions of positions
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,12 @@ class Format:
         whole = all(isinstance(n, Integral) for n in (self.coordinates, self.window, least, most))
         if not (whole and self.coordinates >= 1 and 1 <= self.window < least <= most):
             raise UsageError(
-                f"samples = {self.samples!r} of a user: the fewest are more than the {self.window} of a window, the most no less"
+                f"positions = {self.samples!r} of a user: the fewest are more than the {self.window} of a window, the most no less"
             )
-        if not all(isinstance(v, Real) and 0 < v < np.inf for v in (self.seconds, self.step)):
-            raise UsageError(f"seconds = {self.seconds!r} and step = {self.step!r} are positive numbers")
+        if not (isinstance(self.seconds, Real) and 0 < self.seconds < np.inf):
+            raise UsageError(f"seconds = {self.seconds!r} between two positions: it is a positive number")
+        if not (isinstance(self.step, Real) and SHORTEST <= self.step <= 1):
+            raise UsageError(f"step = {self.step!r} is no way between two positions: give {SHORTEST:g} to 1, in units of the area")
 
     def as_json(self) -> dict[str, Any]:
         """For a configuration."""
@@ -159,7 +162,12 @@ def generated(generator: Generator, form: Format, users: int, draw: np.random.Ge
 
 
 def _samples(path: Any, form: Format) -> Samples:
-    positions = np.asarray(path, dtype=np.float64)
+    try:
+        positions = np.asarray(path, dtype=np.float64)
+    except (ValueError, TypeError):
+        raise UsageError(
+            f"the generator gives a {type(path).__name__} that is no array of positions (n, {form.coordinates}); samples are a tuple (x, y)"
+        ) from None
     if positions.ndim != 2 or positions.shape[1] != form.coordinates or len(positions) <= form.window or not np.isfinite(positions).all():
         raise UsageError(
             f"the generator gives a sequence of shape {positions.shape}: it must be finite positions (n, {form.coordinates}), more than the"

@@ -107,7 +107,7 @@ def test_the_unseen_users_are_in_no_part_of_the_fit() -> None:
 
 def test_held_pairs_are_not_trained_on() -> None:
     rows = places(60, 0)[0]
-    memorise = replace(QUICK, width=256, embedding=64, steps=1500)
+    memorise = replace(QUICK, width=256, embedding=64, steps=800)
     draw = np.triu(np.random.default_rng(0).uniform(size=(60, 60)), 1)
     noise = torch.as_tensor(draw + draw.T + np.eye(60), dtype=torch.float32)
     found = fit(rows, noise, Randomness(0), grid=(memorise,), networks=1)

@@ -194,3 +194,12 @@ def test_protocols_run_on_sequences_and_judge_them(protocol: type[Any], kind: Ob
     fitted.replay(fitted.transcript_, fitted.kept_.learned.config)
     with pytest.raises(UsageError, match="give the same kind of data"):
         fitted.predict(Federation.from_arrays({"n": (np.random.default_rng(0).random((20, 4)), np.arange(20) % 2)}, seed=0))
+
+
+@pytest.mark.parametrize("kind", [Language(), Trajectory((10.0, 6.0))], ids=lambda kind: kind.kind)
+def test_a_model_that_has_diverged_is_judged_by_a_finite_number(kind: Objective) -> None:
+    """Files of numbers have no infinity, and a client with test data must not look like one without."""
+    made = cohort(kind, Words() if isinstance(kind, Language) else Track())
+    worst = torch.full_like(made.start, 1e300)  # outputs overflow: inf − inf
+    found = made.scores(Rows(worst[None], (0,) * 3))
+    assert np.allclose(found, 1e300, rtol=1e-9, atol=0)

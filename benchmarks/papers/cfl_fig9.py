@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from securecluster.benchmarks.papers import cfl_fig8
 from securecluster.benchmarks.papers.cfl_runs import training
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
@@ -102,14 +103,15 @@ def draw(rows: Sequence[Row]) -> Any:
             for place, name, label in ((top, f"perplexity_{c}", f"topic {c}"), (bottom, f"gap_{c}", f"found cluster {c}")):
                 curve = numbers(row[name])
                 place.plot(range(1, len(curve) + 1), curve, color=f"C{c}", linewidth=1, label=label)
-        shared = numbers(row["shared"])
-        top.plot(range(1, len(shared) + 1), shared, color="black", linestyle=":", linewidth=1.4, label="shared model, mean")
+        topics = [numbers(row[f"perplexity_{c}"]) for c in range(int(row["clusters"]))]
+        for curve, style, label in ((np.mean(topics, axis=0), "-", "clusters, mean"), (numbers(row["shared"]), ":", "shared model, mean")):
+            top.plot(range(1, len(curve) + 1), curve, color="black", linestyle=style, linewidth=1.6, label=label)
         for place in (top, bottom):
             for number in numbers(row["splits"]):
                 place.axvline(number, color="grey", linestyle=":", linewidth=1)
             place.legend(fontsize=6)
         bottom.axhline(0, color="grey", linewidth=0.8)
-        top.set(title=f"{row['data']}, seed {row['seed']}", ylabel="perplexity on held-out text", yscale="log")
+        top.set(title=f"{row['data']}, seed {row['seed']}", ylabel="perplexity on held-out text")
         bottom.set(xlabel="round", ylabel="separation gap g (found clusters)")
     return made
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from securecluster import files
 from securecluster.app.folder import Plan
-from securecluster.devices import cpu_threads
 from securecluster.errors import ReplayError, RunFolderError
 from securecluster.transcript import Transcript, load_entries
 
@@ -22,8 +21,7 @@ def replay(plan: Plan, config: dict[str, Any], folder: Path) -> int:
         raise RunFolderError(f"{folder} cannot be replayed: that takes a finished run with --transcript full")
     transcript = Transcript("full", folder / "transcript", plan.protocol.message_types)
     transcript.entries = load_entries(folder / "transcript")
-    with cpu_threads(plan.settings.threads):
-        state = plan.protocol.replay(transcript, config["network"])
+    state = plan.protocol.replay(transcript, config["network"], plan.settings.threads)
     if state != files.read(folder / "server.safetensors"):
         raise ReplayError(f"{folder}: the server's final state differs from the recorded one: it used something that no message brought it")
     return len(transcript.entries)

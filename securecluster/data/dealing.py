@@ -20,7 +20,8 @@ from securecluster.randomness import Randomness
 class Iid(Dealing):
     """Everyone holds a random subset of the same data: one true cluster.
 
-    Of trajectories these are random windows, and neighbouring ones, which have positions in common, may be held by different clients.
+    Of trajectories these are random windows, and neighbouring ones, which have positions in common, may be held by different clients, or be
+    trained on and held out.
     """
 
     name: ClassVar[str] = "iid"

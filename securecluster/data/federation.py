@@ -6,6 +6,7 @@ import hashlib
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,8 @@ class Federation:
         Raises:
             UsageError: no client, a client without samples, mismatched shapes, values that are not finite, or labels below zero.
         """
+        if not isinstance(objective, Objective):
+            raise UsageError(f"objective = {objective!r} is none: pass Classification(), Language() or Trajectory(metres)")
         if not clients:
             raise UsageError("a federation needs clients: pass {name: (X, y)}")
         for what, given in (("test", test), ("truth", truth)):
@@ -210,13 +213,16 @@ def _cluster(name: str, cluster: Any) -> int:
 
 
 def _check(names: Sequence[str], shards: Sequence[Shard], classes: int, objective: Objective) -> None:
+    if isinstance(classes, bool) or not isinstance(classes, Integral) or classes < 1:
+        raise UsageError(f"classes = {classes!r}: the number of outputs is a whole number from 1, or left out")
     for name, shard in zip(names, shards, strict=True):
         if not len(shard.y):
             raise UsageError(f"client {name!r} has no training samples: leave it out, or give it some")
-        if shard.x.shape[1:] != shards[0].x.shape[1:] or (len(shard.y_test) and shard.x_test.shape[1:] != shards[0].x.shape[1:]):
-            raise UsageError(
-                f"client {name!r}: its samples have shape {shard.x.shape[1:]}, those of {names[0]!r} have {shards[0].x.shape[1:]}"
-            )
+        for what, own in (("samples", shard.x), ("test samples", shard.x_test if len(shard.y_test) else shard.x)):
+            if own.shape[1:] != shards[0].x.shape[1:]:
+                raise UsageError(
+                    f"client {name!r}: its {what} have shape {own.shape[1:]}, those of {names[0]!r} have {shards[0].x.shape[1:]}"
+                )
         if len(shard.x_test) != len(shard.y_test):
             raise UsageError(f"client {name!r}: {len(shard.x_test)} test samples have {len(shard.y_test)} labels")
         if not (np.isfinite(shard.x).all() and np.isfinite(shard.x_test).all()):

@@ -69,6 +69,8 @@ def _sequences(name: str, pair: Pair, objective: Objective) -> Pair:
 
 
 def _single(name: str, part: NDArray[Any]) -> NDArray[np.float32]:
+    if part.dtype.kind in "cmM":  # a cast would drop imaginary parts, or make numbers of dates
+        raise _no_numbers(name)
     try:
         with np.errstate(over="ignore"):  # what becomes infinite is refused by name later
             return part.astype(np.float32)

@@ -47,7 +47,9 @@ def _mobility(where: Path) -> Source:
     owners, times, legs = np.array(texts(traces, "user_id"), object), numbers(traces, "t"), numbers(traces, "leg")
     positions = np.stack([numbers(traces, "x"), numbers(traces, "y")], axis=1) / np.array(AREA)
     order = np.lexsort((times, owners))
-    x, y, last = windows(positions[order].astype(np.float32), _runs(owners[order], legs[order], times[order]))
+    with np.errstate(over="ignore"):  # what becomes infinite is refused by the client's name later
+        single = positions[order].astype(np.float32)
+    x, y, last = windows(single, _runs(owners[order], legs[order], times[order]))
     keep = lasting(owners[order][last], PAST)
     if not len(keep):
         raise UsageError(f"no user of {traces} has a held-out window of {PAST + 1} positions: download or write the file again")

@@ -96,3 +96,37 @@ def test_tokens_beyond_the_vocabulary_are_refused() -> None:
         Federation.from_arrays({"ann": (X, Y)}, objective=Language(), classes=6, seed=0)
     with pytest.raises(UsageError, match="client 'ann'"):
         Federation.from_arrays({"ann": (X, Y)}, test={"ann": ([[1, 2], [3]], [1])}, objective=Language(), seed=0)
+
+
+@pytest.mark.parametrize("kind", ["trajectory", Trajectory], ids=["name", "class"])
+def test_what_is_no_objective_is_refused(kind: Any) -> None:
+    with pytest.raises(UsageError, match="pass Classification"):
+        Federation.from_arrays({"a": (np.zeros((5, 3, 2)), np.zeros((5, 2)))}, objective=kind, seed=0)
+
+
+@pytest.mark.parametrize("metres", [5, (5.0, np.nan), (5.0, -1.0), (0, 1), ("a", "b")])
+def test_metres_are_positive_numbers(metres: Any) -> None:
+    with pytest.raises(UsageError, match="positive numbers"):
+        Trajectory(metres)
+
+
+@pytest.mark.parametrize("classes", [0, -3, True, 4.0, "4"])
+def test_the_number_of_outputs_is_a_whole_number(classes: Any) -> None:
+    with pytest.raises(UsageError, match="whole number from 1"):
+        Federation.from_arrays({"a": (np.zeros((5, 3), int), np.zeros((5, 3), int))}, objective=Language(), classes=classes, seed=0)
+
+
+@pytest.mark.parametrize("kind", ["complex64", "datetime64[s]", "timedelta64[s]"])
+def test_dates_and_complex_numbers_are_no_positions(kind: str) -> None:
+    with pytest.raises(UsageError, match="not a rectangular array of numbers"):
+        Federation.from_arrays({"a": (np.zeros((5, 3, 2), kind), np.zeros((5, 2)))}, objective=Trajectory(), seed=0)
+
+
+def test_test_samples_of_another_window_are_named() -> None:
+    with pytest.raises(UsageError, match=r"its test samples have shape \(4, 2\)"):
+        Federation.from_arrays(
+            {"a": (np.zeros((5, 3, 2)), np.zeros((5, 2)))},
+            test={"a": (np.zeros((5, 4, 2)), np.zeros((5, 2)))},
+            objective=Trajectory(),
+            seed=0,
+        )

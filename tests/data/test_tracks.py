@@ -116,6 +116,12 @@ def test_a_missing_file_is_named(name: str, folder: Path) -> None:
         source("mobility")
 
 
+def test_positions_beyond_single_precision_are_refused_without_a_warning(folder: Path) -> None:
+    write_mobility(folder, x=[1e300] * ROWS)
+    with pytest.raises(UsageError, match="NaN or infinite"):
+        Federation.simulate("mobility", clients=2, seed=0)
+
+
 def test_mobility_is_on_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER, raising=False)
     with pytest.raises(UsageError, match="mobility is no set of the hub: set SECURECLUSTER_DATA"):

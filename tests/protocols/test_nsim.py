@@ -10,11 +10,12 @@ import torch
 from securecluster.protocols import NSIM, Local, Settings
 
 from securecluster import Federation
-from securecluster.endpoint import config_hash
+from securecluster.displacements import Outbox
+from securecluster.endpoint import Turn, config_hash
 from securecluster.errors import PolicyError, UpdateError, UsageError
 from securecluster.estimator import fit
 from securecluster.layers import LayerDiscloser, find_layer
-from securecluster.messages import Call
+from securecluster.messages import Call, Rows
 from securecluster.models import build
 from securecluster.objectives import Trajectory
 from securecluster.pair_network import Plan
@@ -169,6 +170,39 @@ def test_clients_tell_of_their_own_model_only_before_the_first_average(corners: 
         fresh.answer(Call(config_hash(made.config(corners, "float32")), "pool", "gather", 1, 1, (0,), Hello(), (1,)))
 
 
+def test_whoever_trains_alone_from_an_average_holds_no_model_of_its_own_any_more(corners: Federation) -> None:
+    made = NSIM(**SMALL, mask="none")
+    client: Any = made.build_client(corners, Settings(dtype="float64")).client
+    client.alone(Turn((0, 1), (0, 1), 1, 1), Outbox.start(8, fresh=False).letter([0, 1]))
+    alone = client.models.row(1).clone()
+    outbox = Outbox.start(8, fresh=False)
+    outbox.post(2, torch.ones(1, client.cohort.model.dimension, dtype=torch.float64), [0] * 8)
+    updated = client.cohort.train(Rows(client.cohort.start[None] + 1, (0,)), [0], client.training, 3)
+    client.alone(Turn((0,), (0,), 2, 3), outbox.letter([0]))
+    assert torch.equal(client.models.row(0), client.cohort.start + 1 + updated[0])
+    assert torch.equal(client.models.row(1), alone)
+    with pytest.raises(PolicyError, match="before the first average"):
+        client.hand_in(Turn((0,), (0,), 2, 4), Hello())
+    client.hand_in(Turn((1,), (1,), 2, 4), Hello())
+
+
+def test_the_estimator_is_replayed_with_the_threads_of_the_run(corners: Federation) -> None:
+    threads = []
+
+    def walks(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
+        threads.append(torch.get_num_threads())
+        return RandomWalk()(form, users, draw)
+
+    made = NSIM(**SMALL | {"synthetic": 8}, walks=walks)
+    before = torch.get_num_threads()
+    fitted = made.fit(corners, Settings(transcript="full", threads=before + 1))
+    config = made.config(corners, "float32")
+    with torch.inference_mode():
+        assert made.replay(fitted.transcript_, config, before + 1) == fitted.server_state_
+    assert threads == [before + 1] * 2
+    assert torch.get_num_threads() == before
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
@@ -183,8 +217,11 @@ def test_clients_tell_of_their_own_model_only_before_the_first_average(corners: 
         ({"stride": 0}, "stride = 0"),
         ({"eps": np.nan}, "eps = nan"),
         ({"min_samples": 0}, "min_samples = 0"),
-        ({"positions": (5, 20)}, "samples = "),
-        ({"step": 0.0}, "positive"),
+        ({"positions": (5, 20)}, "positions = "),
+        ({"positions": (600, 150)}, "positions = "),
+        ({"step": 0.0}, "step = 0.0"),
+        ({"step": 1e-9}, "give 1e-05 to 1"),
+        ({"step": 2.0}, "give 1e-05 to 1"),
         ({"model": "linear"}, "needs 2"),
     ],
 )
@@ -194,7 +231,7 @@ def test_what_cannot_work_is_refused_in_a_sentence(wrong: dict[str, Any], told: 
 
 
 def test_other_data_need_a_generator_of_their_own(small: Federation) -> None:
-    with pytest.raises(UsageError, match=r"mobility.*not for classification.*generator of your own"):
+    with pytest.raises(UsageError, match=r"not for classification.*--data mobility.*generator of your own"):
         NSIM().fit(small)
 
     def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
@@ -204,6 +241,22 @@ def test_other_data_need_a_generator_of_their_own(small: Federation) -> None:
     fitted = NSIM(model="mlp", rounds=2, local_rounds=1, synthetic=8, walks=digits, radius=0.0).fit(small)
     assert len(fitted.labels_) == 6
     assert fitted.shown_params()["walks"] == {"own": "walks"}
+
+
+@pytest.mark.parametrize(
+    ("user", "told"),
+    [
+        ("abc", "no array of positions"),
+        ([np.zeros((30, 10, 2)), np.zeros((30, 2))], "no array of positions"),
+        ((np.zeros((30, 10, 2)), np.zeros((29, 2))), "one target per sample"),
+        ((np.zeros((30, 9, 2)), np.zeros((30, 2))), r"shape \(9, 2\), and clients' have \(10, 2\)"),
+        ((np.zeros((30, 10, 2)), np.zeros(30)), "trajectories are"),
+        ((np.full((30, 10, 2), np.nan), np.zeros((30, 2))), "NaN"),
+    ],
+)
+def test_generators_of_something_else_are_refused_in_a_sentence(user: Any, told: str, corners: Federation) -> None:
+    with pytest.raises(UsageError, match=told):
+        NSIM(**SMALL | {"walks": lambda form, users, draw: [user] * users}).fit(corners)
 
 
 def test_divergence_is_noticed_before_any_client_is_asked(corners: Federation) -> None:
@@ -238,4 +291,6 @@ def test_correlations_are_numpys_and_none_where_nothing_is_told() -> None:
 def test_what_the_server_sees_is_said() -> None:
     assert any("last hidden layer" in text and "in the clear" in text for text in NSIM().sees())
     assert any(text.startswith("each client's last layer") for text in NSIM(layer="last").sees())
+    assert "much of the rest of that model, whatever the mask" in " ".join(NSIM().sees())
+    assert "each client's first weights" in " ".join(NSIM(init="independent").sees())
     assert LayerDiscloser.hand_in.__release__.through == ()  # type: ignore[attr-defined]
