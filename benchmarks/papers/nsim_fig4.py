@@ -82,9 +82,7 @@ def pictures(rows: Sequence[Row]) -> Any:
             errors = np.sort([v for row in rows if row["method"] == method for v in numbers(row.get(key, ""))])
             if len(errors) and method in methods:
                 place.plot(errors, np.arange(1, 1 + len(errors)) / len(errors), color=f"C{n}", label=NAMES[method])
-        place.set(
-            title={"once": "averaged once", "last": "in the end"}[stage], xlabel="error of a user, m", ylabel="share of users", xscale="log"
-        )
+        place.set(title={"once": "averaged once", "last": "in the end"}[stage], xlabel="error of a user, m", ylabel="share of users")
         place.legend(fontsize=8)
     return made
 

@@ -48,7 +48,8 @@ def pictures(rows: Sequence[Row]) -> Any:
                 found = numbers(row[f"{score}{name}"])
                 title = f"{label}, {who}: " + (f"Pearson {found[0]:.3f}" if found else "no correlation")
                 place.plot(numbers(row[f"points_true{name}"]), numbers(row[f"points_{kind}{name}"]), ".", markersize=3)
-                place.set(title=title, xlabel="LCSS", ylabel=label, xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+                place.set_title(title, fontsize=10)
+                place.set(xlabel="LCSS", ylabel=label, xlim=(-0.02, 1.02))
     return made
 
 

@@ -104,7 +104,7 @@ def some(matrix: Array) -> Array:
     """Some of the pairs of a matrix (m, m), evenly spread over all."""
     first, second = np.triu_indices(len(matrix), 1)
     chosen = np.unique(np.linspace(0, len(first) - 1, min(POINTS, len(first))).astype(int))
-    return np.asarray(np.round(matrix[first[chosen], second[chosen]], 4), dtype=np.float64)
+    return np.asarray(matrix[first[chosen], second[chosen]], dtype=np.float64)
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
