@@ -6,8 +6,8 @@ The paper: "the error distribution on a validation set of the Monaco mobility tr
 aggregated based on NSIM clustering results or based on traditional FedAvg"; it prints no numbers, rounds or rates. Here an error is the
 mean distance, in metres, of a user's predicted next positions from the true ones on its held-out windows, the last fifth. `once` is the
 paper's experiment: everyone trains alone, and models are averaged once, by clusters or all together. `last` goes on (ours): FedAvg in each
-cluster for the rounds that remain, against FedAvg of everyone for as many rounds, and training alone; beside them what is not learned at all,
-the last position again, ten seconds later. Optimizer, rates and rounds are ours.
+cluster for the rounds that remain, against FedAvg of everyone for as many rounds, and training alone; beside them what is not learned at
+all, the last position again, ten seconds later. Optimizer, rates and rounds are ours.
 Traces are read from SECURECLUSTER_DATA.
 """
 
