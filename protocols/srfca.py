@@ -157,9 +157,10 @@ class SRFCA(Protocol):
 
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
         """A `Refiner`, told what it averages."""
-        alone = self.training(config["lr"])
-        plan = alone if self.variant == "fedavg" else dataclasses.replace(FULL, lr=alone.lr)
-        return Refiner(cohort, alone, pipeline, self.weighted, Refining(plan, self.trim > 0, self.radius))
+        alone, full = self.training(config["lr"]), dataclasses.replace(FULL, lr=config["lr"])
+        return Refiner(
+            cohort, alone, pipeline, self.weighted, Refining(alone if self.variant == "fedavg" else full, self.trim > 0, self.radius)
+        )
 
     def served(self, client: Any, state: Any) -> Rows:
         """As of every method; who has no cluster yet uses the model it trained alone."""
