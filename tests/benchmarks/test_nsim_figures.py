@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from securecluster.benchmarks.papers import nsim_fig4, nsim_pearson, nsim_runs, nsim_time
+from securecluster.benchmarks.papers import nsim_ceiling, nsim_fig4, nsim_pearson, nsim_runs, nsim_time
 from securecluster.benchmarks.papers.sheet import numbers
 from securecluster.protocols import Local
 
@@ -23,7 +23,7 @@ SMALL = {"scale": "cpu", "synthetic": 12, "clients": 6, "local_rounds": 1, "epoc
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traces: None, brief_fit: Callable[..., Any]) -> None:
     """Another folder, a small set of traces, short walks and a pair network that hardly trains."""
     monkeypatch.chdir(tmp_path)
-    for script in (nsim_runs, nsim_time, synthetic):
+    for script in (nsim_ceiling, nsim_runs, nsim_time, synthetic):
         monkeypatch.setattr(script, "fit", brief_fit)
     for script in (nsim_runs, nsim_time):
         monkeypatch.setattr(script, "Format", lambda: Format(samples=(30, 60)))
@@ -91,3 +91,21 @@ def test_cells_cover_what_the_paper_compares() -> None:
     }
     assert {c["clients"] for c in nsim_fig4.cells("full", 1)} == {400}
     assert [c["seed"] for c in nsim_time.cells("cpu", 2)] == [0, 1]
+
+
+def test_what_true_statistics_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = nsim_runs.synthetic_users(14, 5)  # there are six persons in the small set, too few to learn from
+    monkeypatch.setattr(nsim_ceiling, "real_users", lambda clients, seed: real)
+    monkeypatch.setattr(nsim_runs, "real_users", lambda clients, seed: real)
+    cells = [{**SMALL, "init": "common", "reads": r, "learns": k} for r in nsim_ceiling.READS for k in nsim_ceiling.LEARNS]
+    rows = run(nsim_ceiling, monkeypatch, cells)
+    assert all(-1 <= float(row["pearson_real"]) <= 1 for row in rows)
+    assert [bool(row["pearson"]) for row in rows] == [True, False, True, False]
+    assert len({row["pearson_real"] for row in rows}) == 4
+
+
+def test_statistics_are_numpys_own() -> None:
+    y = np.random.default_rng(0).random((50, 2)).astype(np.float32)
+    (row,) = nsim_ceiling.statistics([(y, y)]).double().numpy()
+    spread = np.cov(y[:, 0], y[:, 1])
+    np.testing.assert_allclose(row, [y[:, 0].mean(), y[:, 1].mean(), spread[0, 0], spread[0, 1], spread[1, 1], np.log(50)], rtol=1e-5)
