@@ -37,7 +37,7 @@ from securecluster.run import Line, Run
 from securecluster.synthetic import Known, Synthesis, correlations, some_pairs, true_similarity
 from securecluster.walks import Format, RandomWalk
 
-TRIES = 5  # who does not hand in its layer is asked again (ours)
+TRIES = 5  # who does not reply before the clusters is asked again, since all train as long as synthetic users (ours)
 
 
 @dataclass
@@ -57,7 +57,7 @@ class State(Averaged):
 class NSIM(Protocol):
     """Clusters of users by similarities that a network, trained on synthetic users, predicts from a layer of their models."""
 
-    mask: str = "permutation"
+    mask: str = "rotation"
     """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
     layer_mask: str = "none"
     """of the layers that clients hand in: none, for the network that reads them is trained on weights as they are"""
@@ -98,7 +98,7 @@ class NSIM(Protocol):
             if t > self._local:
                 average(net, state, self.participation, t)
                 continue
-            net.gather(Contributor.alone, state.outbox.letter(net.clients), to=net.clients)
+            net.gather(Contributor.alone, state.outbox.letter(net.clients), to=net.clients, tries=TRIES)
             if t == self._local:
                 self._cluster(net, state, known)
                 run.note(clustered=members(state.labels), eps=state.eps, **known.scores)
@@ -140,7 +140,7 @@ class NSIM(Protocol):
         if not state.ids or state.known is None:
             raise UsageError("no two clients handed in a layer, so there is nothing to compare newcomers with: run it anew")
         for _ in range(self._local):
-            net.gather(Contributor.alone, Outbox.start(0, fresh=False).letter(to), to=to)
+            net.gather(Contributor.alone, Outbox.start(0, fresh=False).letter(to), to=to, tries=TRIES)
         got = net.gather(LayerDiscloser.hand_in, Hello(), to=to, tries=TRIES)
         check_newcomers(to, got.ids)
         near = predict(state.known.fitted.estimator, got.rows.layer.values.cpu(), state.layers)

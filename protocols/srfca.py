@@ -10,10 +10,9 @@ The number of clusters is not given. What the paper leaves open, and is decided 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
@@ -157,9 +156,9 @@ class SRFCA(Protocol):
 
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
         """A `Refiner`, told what it averages."""
-        alone = self.training(config["lr"])
-        plan = alone if self.variant == "fedavg" else dataclasses.replace(FULL, lr=alone.lr)
-        return Refiner(cohort, alone, pipeline, self.weighted, Refining(plan, self.trim > 0, self.radius))
+        alone, full = self.training(config["lr"]), replace(FULL, lr=config["lr"])
+        plan = Refining(full if self.variant == "gradient" else alone, self.trim > 0, self.radius)
+        return Refiner(cohort, alone, pipeline, self.weighted, plan)
 
     def served(self, client: Any, state: Any) -> Rows:
         """As of every method; who has no cluster yet uses the model it trained alone."""

@@ -282,7 +282,7 @@ def test_a_loss_that_is_not_finite_is_a_bad_one(small: Federation) -> None:
     """Weights that overflow to NaN logits: without care their loss would count as 0, and be the best."""
     client = CFL(mask="none", model="linear", fallback=0.3).build_client(small, Settings()).client
     client.models = Rows(3e38 * torch.tensor([1.0, -1.0]).repeat(client.models.table.numel() // 2)[None], (0,) * 6)
-    assert np.isnan(client.cohort.loss_aside(client.models, range(6))).all()
+    assert np.isposinf(client.cohort.loss_aside(client.models, range(6))).all()
     path = ((0,),) * 2
     query = Means(Picks(torch.zeros_like(client.models.table), path), Picks(torch.zeros(1, dtype=torch.int64), path), absolute=True)
     found = client.judge(Turn((0, 1), (0, 1), 1, 1), query).loss.values

@@ -38,6 +38,7 @@ def protocol_class(name: str) -> Any:
 
 DEFAULT_CLIENTS = 20
 CLIENTS = {("fashion_mnist", "tasks"): 10}  # by data and scenario: five, three and two (Ali & Arafa 2024)
+SAMPLES = {"ag_news": 300}  # all 6,220 windows a client would take two CPU cores hours
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Simulation:
     clusters: int | None = None
     """true clusters; None is the scenario's own default (label-swap, topics: 4)"""
     samples: int | None = None
-    """training samples per client; None deals as many as the scenario allows"""
+    """training samples per client; None deals as many as the scenario allows (ag_news: 300)"""
     labels_per_client: int | None = None
     """pathological (2), label-split (0.7 of all): labels that a client holds"""
     alpha: float | None = None
@@ -105,7 +106,8 @@ class Simulation:
         if named is None and len(agreed) == 1 and default_scenario(self.data) == LabelSwap.name:
             named = next((name for name in agreed if name and has_options(name, self._given())), None)
         clients = CLIENTS.get((self.data, named or "")) if self.clients is None else self.clients
-        return replace(self, scenario=named, clients=clients)
+        samples = SAMPLES.get(self.data) if self.samples is None else self.samples
+        return replace(self, scenario=named, clients=clients, samples=samples)
 
     def located(self) -> Simulation:
         """The same with an absolute path, so that a run can be resumed from another folder."""

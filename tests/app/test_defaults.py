@@ -94,3 +94,9 @@ def test_a_protocol_without_a_wish_changes_nothing(tmp_path: Path) -> None:
     assert main(["run", "fedavg", *FAST, "--clients", "6", "--clusters", "2", "--out", str(tmp_path / "r")]) == 0
     kept = json.loads((tmp_path / "r" / "config.json").read_text())["simulation"]
     assert (kept["scenario"], kept["clients"]) == (None, 6)
+
+
+def test_news_are_dealt_in_samples_that_two_cores_can_train_on() -> None:
+    assert Simulation(data="ag_news").made_for([None]).samples == 300
+    assert Simulation(data="ag_news", samples=7).made_for([None]).samples == 7
+    assert Simulation(data="mnist").made_for([None]).samples is None

@@ -33,7 +33,7 @@ EVERY = [*MASKED, (Local, "none")]
 
 def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
     """Synthetic users of NSIM, for images of digits."""
-    return [(draw.random((20, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
+    return [(draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
 
 
 OWN: dict[type[Protocol], dict[str, Any]] = {
