@@ -26,14 +26,16 @@ PAPER = {"hidden": "pearson 0.96 (pairs not said to be unseen); CCA and CKA low"
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Every layer and start, by seed."""
+    """Every layer and start, by seed; the hidden layer and one start with twice as many synthetic users, too."""
     fixed = {"scale": scale, **SCALES[scale], **TRAINED}
-    return [
+    found = [
         {**fixed, "init": init, "layer": layer, "paper": PAPER[layer], "seed": seed}
         for init in STARTS
         for seed in range(seeds)
         for layer in LAYERS
     ]
+    more = {"synthetic": 2 * fixed["synthetic"], "init": "common", "layer": "hidden", "paper": PAPER["hidden"]}
+    return [*found, *({**fixed, **more, "seed": seed} for seed in range(seeds))]
 
 
 def pictures(rows: Sequence[Row]) -> Any:
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen, sheet = options(__doc__, argv), Sheet("nsim_pearson")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), told, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise(rows, ("init", "layer"), VALUES)
+    summarise(rows, ("synthetic", "init", "layer"), VALUES)
     return sheet.save(pictures(rows), chosen.scale)
 
 
