@@ -40,8 +40,8 @@ class TrajectoryLSTM(nn.Module):
     """The next position: x (n, T, k) -> (n, k), in units of the area (Pacheco et al. 2021).
 
     Its last hidden layer is `hidden3`, its last layer `out`: clients of NSIM send one of these. Ours: positions are counted from the
-    middle of the area in standard deviations of a uniform one, and hidden layers start as He et al. 2015 have them, biases at 0. Without
-    both the layers tell half as much of how far a user's positions spread.
+    middle of the area in standard deviations of a uniform one, and hidden layers start as He et al. 2015 have them, biases at 0, so that
+    layers can tell how far a user's positions spread.
 
     Args:
         coordinates: k. cells: of the LSTM, of which the last step's output goes on. width: of the three hidden layers.
