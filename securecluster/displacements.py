@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining
@@ -68,6 +68,8 @@ class TraineeState:
 
 class Trainee:
     """Clients that train from their cluster's model; how an update may leave is for those that inherit from it to say."""
+
+    clear: ClassVar[bool] = False  # whether a part of a model leaves without a mask
 
     def __init__(
         self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, start: torch.Tensor | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +95,8 @@ class LayerDiscloser(Contributor):
         layer: which.
         start: "common", or "independent": then a client begins with weights of its own.
     """
+
+    clear: ClassVar[bool] = True
 
     def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, layer: Layer, start: str) -> None:
         super().__init__(cohort, training, pipeline, weighted)

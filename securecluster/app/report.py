@@ -90,6 +90,7 @@ def _privacy(fitted: Protocol) -> dict[str, Any]:
         "sees": _read(events, "server", info.shows) + fitted.sees(),
         **({"lps_sees": read} if read else {}),
         **({"client_sees": fitted.client_sees()} if fitted.client_sees() else {}),
+        **({"clear": True} if fitted.client.clear else {}),
         "reproducible_keys": True,
         "epsilon": fitted.ledger_.reported(),
         "delta": 0.0 if finite else None,
@@ -237,7 +238,8 @@ def _show_privacy(console: Any, content: dict[str, Any]) -> None:
 def _unseen(privacy: dict[str, Any]) -> str:
     if not privacy["sees"]:
         return "anything that depends on a client's data"
-    return "any client's data" + ("; any model, or which coordinate of an update is which" if privacy["masks"] else "")
+    hidden = privacy["masks"] and not privacy.get("clear")
+    return "any client's data" + ("; any model, or which coordinate of an update is which" if hidden else "")
 
 
 def _few(names: list[str]) -> str:

@@ -15,7 +15,7 @@ from securecluster.app.cli import main
 
 @pytest.mark.usefixtures("traces")
 def test_a_run_reports_correlations_and_draws_the_pairs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief_fit: Callable[..., Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], brief_fit: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(synthetic, "fit", brief_fit)
     out = tmp_path / "run"
@@ -27,6 +27,8 @@ def test_a_run_reports_correlations_and_draws_the_pairs(
     assert (out / "similarity-pairs.png").read_bytes().startswith(b"\x89PNG")
     result = json.loads((out / "result.json").read_text())
     assert "layer after training alone, in the clear" in json.dumps(result["privacy"])
+    told = capsys.readouterr().out
+    assert "did not see" in told and "any model" not in told, "a layer in the clear is part of one, and tells of the rest"
     assert main(["replay", str(out)]) == 0
 
 
