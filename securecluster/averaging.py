@@ -63,6 +63,16 @@ class Contributor(Trainee):
         table = torch.cat([self.models.table, self.models.table[torch.as_tensor(copies)]]) if copies else self.models.table
         return Rows(table, tuple(index))
 
+    def _anew(self, at: set[int]) -> Rows:
+        """All models, with θ_0 for the clients at these positions."""
+        if not at:
+            return self.models
+        assert self.models.index is not None
+        kept = sorted({row for k, row in enumerate(self.models.index) if k not in at})
+        place = {row: n for n, row in enumerate(kept)}
+        table = torch.stack([*(self.models.table[row] for row in kept), self._start])
+        return Rows(table, tuple(len(kept) if k in at else place[row] for k, row in enumerate(self.models.index)))
+
 
 @dataclass
 class Averaged:

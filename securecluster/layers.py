@@ -128,14 +128,7 @@ class LayerDiscloser(Contributor):
 
     def origin(self, at: Sequence[int], query: Means) -> Rows:
         """The models; θ_0 for those at positions `at` whose first average this is."""
-        anew = {k for k, picks in zip(at, query.means.picks, strict=True) if picks and self._alone[k]}
-        if not anew:
-            return self.models
-        assert self.models.index is not None
-        kept = sorted({row for k, row in enumerate(self.models.index) if k not in anew})
-        place = {row: n for n, row in enumerate(kept)}
-        table = torch.stack([*(self.models.table[row] for row in kept), self._start])
-        return Rows(table, tuple(len(kept) if k in anew else place[row] for k, row in enumerate(self.models.index)))
+        return self._anew({k for k, picks in zip(at, query.means.picks, strict=True) if picks and self._alone[k]})
 
     def _check_alone(self, turn: Turn, name: str) -> None:
         if not all(self._alone[k] for k in turn.at):

@@ -165,14 +165,7 @@ class Refiner(Contributor):
 
     def origin(self, at: Sequence[int], query: Means) -> Rows:
         """The models; θ_0 for those at positions `at` that hear of this restart for the first time ("ω_c,0 ← w_0")."""
-        anew = {k for k in at if self._restart[k] < (query.restart or 0)}
-        if not anew:
-            return self.models
-        assert self.models.index is not None
-        kept = sorted({row for k, row in enumerate(self.models.index) if k not in anew})
-        place = {row: n for n, row in enumerate(kept)}
-        table = torch.stack([*(self.models.table[row] for row in kept), self._start])
-        return Rows(table, tuple(len(kept) if k in anew else place[row] for k, row in enumerate(self.models.index)))
+        return self._anew({k for k in at if self._restart[k] < (query.restart or 0)})
 
     def bounded(self, theta: torch.Tensor) -> torch.Tensor:
         """proj_W (Algorithm 3): into the ball of this radius around w_0 (W a ball: ours)."""

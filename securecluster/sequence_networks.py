@@ -19,7 +19,7 @@ class LanguageLSTM(nn.Module):
         tokens: V. embedding: its width. cells: of each layer. dropout: before each layer but the first, and before the last Linear.
     """
 
-    alone_on_cpu = True  # one client's activations fill the cache
+    alone_on_cpu = True  # a client's products fill a core: batching gains nothing (benchmarks.recurrent)
 
     def __init__(self, tokens: int, embedding: int, cells: int, dropout: float = 0.0) -> None:
         super().__init__()

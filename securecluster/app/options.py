@@ -38,7 +38,7 @@ def protocol_class(name: str) -> Any:
 
 DEFAULT_CLIENTS = 20
 CLIENTS = {("fashion_mnist", "tasks"): 10}  # by data and scenario: five, three and two (Ali & Arafa 2024)
-SAMPLES = {"ag_news": 300}  # all 6,220 windows a client would take two CPU cores hours
+SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
 
 
 @dataclass(frozen=True)
