@@ -140,7 +140,7 @@ def _one_by_one(
         own = {name: p.expand(len(i), *p.shape[1:]) if len(p) == 1 else p[i] for name, p in params.items()}
         ones = weight.new_ones(len(i), 1)
         gradients = model.gradients(own, x[i, j][:, None], y[i, j][:, None], ones, None if keys is None else keys[i, j])
-        parts = {name: Each(g.view(1, len(i), -1)) for name, g in gradients.items()}
+        parts = {name: Each(g.reshape(1, len(i), -1)) for name, g in gradients.items()}
         found, factors = clipped(parts, weight[i, j][None], clip)
         for name, each in found.items():
             each.deal_to(total[name], factors, i)
