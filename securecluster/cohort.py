@@ -25,11 +25,11 @@ from securecluster.messages import Rows
 from securecluster.optimizers import Optimizer
 from securecluster.optimizers import build as build_optimizer
 from securecluster.randomness import Part, Randomness
-from securecluster.training import LocalTraining, check_training
+from securecluster.training import LocalTraining, Secret, check_training
 
 if TYPE_CHECKING:
     from securecluster.models import FlatModel
-    from securecluster.per_example import Private, Secrets
+    from securecluster.per_example import Private
 
 __all__ = ["CPU_CHUNK", "GPU_CHUNK", "Cohort", "LocalTraining", "check_training"]
 
@@ -65,7 +65,7 @@ class Cohort:
         clients: which clients of the federation live here (all by default; a deployed node holds one).
         first: the number of the federation's first client.
         aside: share of each client's training samples that is kept out of training, to judge models by, in [0, 1).
-        secrets: where clients' secret draws come from, which DP-SGD needs.
+        secret: what clients draw their noise from; needed where they train with noise.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Cohort:
         clients: Sequence[int] | None = None,
         first: int = 0,
         aside: float = 0.0,
-        secrets: Secrets | None = None,
+        secret: Secret | None = None,
     ) -> None:
         here = tuple(range(len(federation)) if clients is None else clients)
         self.ids = tuple(first + k for k in here)
@@ -86,7 +86,7 @@ class Cohort:
         self.model = model.to(device, self.dtype)
         self._workers: list[_Worker] = []
         self.start = self.model.initial()
-        self._randomness, self._secrets = randomness, secrets
+        self._randomness, self.secret = randomness, secret
         shards = [federation.shards[k] for k in here]
         kept = [self._kept(i, len(s.y), aside) for i, s in zip(self.ids, shards, strict=True)]
         self.sizes, self.aside = [int(k.sum()) for k in kept], [int((~k).sum()) for k in kept]
@@ -114,8 +114,8 @@ class Cohort:
         Raises:
             UsageError: DP-SGD without secret draws.
         """
-        if plan.private and self._secrets is None:
-            raise UsageError("DP-SGD draws its noise and its batches from each client's own key: this cohort was given none (secrets=…)")
+        if plan.private and self.secret is None:
+            raise UsageError("DP-SGD draws its noise and its batches from each client's own key: this cohort was given none (secret=…)")
         order = sorted(range(len(who)), key=lambda k: -plan.number(self.sizes[who[k]]))
         threads = torch.get_num_threads() if self.device.type == "cpu" else 1
         parts = _split(order, self._chunk_size(), threads)
@@ -191,12 +191,12 @@ class Cohort:
 
     def _private(self, who: Sequence[int], task: _Task, weights: torch.Tensor) -> Private | None:
         """What DP-SGD from these weights (b, d) draws and remembers; None for plain training."""
-        if not task.plan.private or self._secrets is None:
+        if not task.plan.private or self.secret is None:
             return None
         from securecluster.per_example import Private
 
         ids, sizes = [self.ids[i] for i in who], [self.sizes[i] for i in who]
-        return Private(self._secrets, ids, sizes, weights, task.plan, task.step, self._chunk_size())
+        return Private(self.secret, ids, sizes, weights, task.plan, task.step, self._chunk_size())
 
     def _chunk_size(self) -> int:
         """Clients trained together: on a CPU as many as keep their weights in cache, and one where it convolves or says so."""

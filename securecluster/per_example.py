@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,17 +24,9 @@ from securecluster.flat import FlatModel, Params
 from securecluster.normals import Normals
 from securecluster.optimizers import Optimizer
 from securecluster.stacks import Stack
-from securecluster.training import LocalTraining
+from securecluster.training import LocalTraining, Secret
 
 CONVOLVED = 64  # examples whose convolutions' gradients are in memory at once (ours)
-
-
-class Secrets(Protocol):
-    """Where a client's secret draws come from."""
-
-    def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
-        """32 bytes for one draw; `about` is what they must not be shared with anything else than."""
-        ...
 
 
 class Private:
@@ -50,7 +41,7 @@ class Private:
 
     def __init__(
         self,
-        secrets: Secrets,
+        secret: Secret,
         ids: Sequence[int],
         sizes: Sequence[int],
         weights: torch.Tensor,
@@ -60,8 +51,8 @@ class Private:
     ) -> None:
         self._plan, self._sizes, self._block = plan, sizes, block
         about = [_digest(row, plan) for row in weights]
-        self._batches = [secrets.seed(i, "dp-sgd batches", step, a) for i, a in zip(ids, about, strict=True)]
-        self._normals = Normals([secrets.seed(i, "dp-sgd noise", step, a) for i, a in zip(ids, about, strict=True)])
+        self._batches = [secret.seed(i, "dp-sgd batches", step, a) for i, a in zip(ids, about, strict=True)]
+        self._normals = Normals([secret.seed(i, "dp-sgd noise", step, a) for i, a in zip(ids, about, strict=True)])
         self._deviations = weights.new_tensor([plan.noise * plan.clip / min(plan.batch_size, n) for n in sizes])
         self._room = torch.empty_like(weights)
 

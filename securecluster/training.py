@@ -5,9 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Protocol
 
 from securecluster.errors import UsageError
 from securecluster.optimizers import OPTIMIZERS
+
+
+class Secret(Protocol):
+    """Where what nobody else may foresee is drawn from: noise, and which examples are in a batch."""
+
+    def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
+        """32 bytes, which follow from a client's key, what they are for, the number of the call, and `about`."""
+        ...
 
 
 @dataclass(frozen=True)

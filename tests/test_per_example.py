@@ -85,7 +85,7 @@ def federation() -> Federation:
 def cohort(model: str | nn.Module = "mlp", clients: list[int] | None = None, seed: int = 0, dtype: torch.dtype = torch.float64) -> Cohort:
     fed = federation()
     flat = models.build(model, fed.shape, 3, Randomness(5))
-    return Cohort(fed, flat, Randomness(5), CPU, dtype, clients, secrets=Keys(seed))
+    return Cohort(fed, flat, Randomness(5), CPU, dtype, clients, secret=Keys(seed))
 
 
 def starts(batched: Cohort) -> torch.Tensor:
@@ -94,8 +94,8 @@ def starts(batched: Cohort) -> torch.Tensor:
 
 def private(batched: Cohort, k: int, start: torch.Tensor, plan: LocalTraining, step: int) -> Private:
     """The client's draws, alone."""
-    assert batched._secrets is not None
-    return Private(batched._secrets, [batched.ids[k]], [batched.sizes[k]], start[None], plan, step, 1)
+    assert batched.secret is not None
+    return Private(batched.secret, [batched.ids[k]], [batched.sizes[k]], start[None], plan, step, 1)
 
 
 def noises(batched: Cohort, k: int, start: torch.Tensor, plan: LocalTraining, step: int, steps: int) -> list[torch.Tensor]:
@@ -325,7 +325,7 @@ def test_clients_with_lstms_train_as_each_alone() -> None:
     arrays = {f"c{k}": (np.tile(x, (k + 1, 1, 1)), np.tile(y, (k + 1, 1))) for k in range(3)}
     fed = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, objective=objective, classes=2, seed=0)
     flat = models.adopt(module, fed.shape, 2, objective=objective)
-    batched = Cohort(fed, flat, Randomness(0), CPU, torch.float64, secrets=Keys())
+    batched = Cohort(fed, flat, Randomness(0), CPU, torch.float64, secret=Keys())
     plan = LocalTraining(0.1, 2, 4, clip=0.01, noise=1.0)
     whole = batched.train(Rows(batched.start[None], (0, 0, 0)), range(3), plan, 1)
     for k in range(3):
@@ -409,7 +409,7 @@ def test_noise_has_the_variance_that_is_priced() -> None:
     arrays = {f"c{k}": (np.zeros((size, 100)), np.zeros(size, dtype=int)) for k in range(clients)}
     fed = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, classes=40, seed=0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(100, 40, bias=False))  # x = 0: no gradient
-    batched = Cohort(fed, models.adopt(module, fed.shape, 40), Randomness(0), CPU, torch.float32, secrets=Keys())
+    batched = Cohort(fed, models.adopt(module, fed.shape, 40), Randomness(0), CPU, torch.float32, secret=Keys())
     start = Rows(torch.zeros(1, 4000), (0,) * clients)
     one, two = (batched.train(start, range(clients), replace(plan, steps=s), 1).double() for s in (1, 2))
     std = 1.5 * 0.25 / batch
@@ -477,7 +477,7 @@ def test_private_plans_pass(plan: LocalTraining) -> None:
 
 def test_without_keys_there_is_no_private_training() -> None:
     batched = cohort()
-    batched._secrets = None
+    batched.secret = None
     with pytest.raises(UsageError, match="key"):
         batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
     assert not torch.equal(batched.train(Rows(starts(batched)), EVERYONE, LocalTraining(0.1, 1, 10), 1)[0], batched.start)
@@ -486,4 +486,4 @@ def test_without_keys_there_is_no_private_training() -> None:
 def test_plain_training_asks_for_no_secret() -> None:
     batched = cohort()
     batched.train(Rows(starts(batched)), EVERYONE, LocalTraining(0.1, 1, 10), 1)
-    assert isinstance(batched._secrets, Keys) and batched._secrets.asked == []
+    assert isinstance(batched.secret, Keys) and batched.secret.asked == []
