@@ -27,6 +27,7 @@ from securecluster.stacks import Stack
 from securecluster.training import LocalTraining, Secret
 
 CONVOLVED = 64  # examples whose convolutions' gradients are in memory at once (ours)
+FEW = 8  # clients whose examples fill a block (ours): that many go one at a time, more go together
 
 
 class Private:
@@ -125,13 +126,22 @@ def _one_by_one(
     block: int,
 ) -> None:
     """Add the clipped and weighted gradients to `total`, by name: `block` examples at a time, each as a client with one sample."""
+    if len(x) > 1 and block < FEW * x.shape[1]:  # their weights need no copies one client at a time
+        for c in range(len(x)):
+            one = slice(c, c + 1)
+            mine = [{name: v[one] for name, v in views.items()} for views in (params, total)]
+            own_keys = None if keys is None else keys[one]
+            _one_by_one(model, mine[0], x[one], y[one], weight[one], own_keys, clip, mine[1], block)
+        return
     owners, places = weight.nonzero(as_tuple=True)
     for first in range(0, len(owners), block):
         i, j = owners[first : first + block], places[first : first + block]
         own = {name: p.expand(len(i), *p.shape[1:]) if len(p) == 1 else p[i] for name, p in params.items()}
         ones = weight.new_ones(len(i), 1)
         gradients = model.gradients(own, x[i, j][:, None], y[i, j][:, None], ones, None if keys is None else keys[i, j])
-        parts = {name: Each(g.reshape(1, len(i), -1)) for name, g in gradients.items()}
-        found, factors = clipped(parts, weight[i, j][None], clip)
+        found, factors = clipped({name: Each.of(g) for name, g in gradients.items()}, weight[i, j][None], clip)
         for name, each in found.items():
-            each.deal_to(total[name], factors, i)
+            if len(x) == 1:
+                each.add_to(total[name], factors)
+            else:
+                each.deal_to(total[name], factors, i)
