@@ -241,7 +241,7 @@ class Network:
         if release.private and ids:
             seen = tuple(name for name in release.through if not (self._sealed and name in release.sealed))
             reader = "lps" if self._asker else "server"
-            self.state.ledger.add(Event(method.__name__, verb, seen, self.round, len(ids), reader=reader))
+            self.state.ledger.add(Event(method.__name__, verb, seen, self.round, tuple(map(int, ids)), reader=reader))
 
     def _agree(self, to: Sequence[int]) -> None:
         """Bring the clients that have no mask seed yet into the key agreement, as far as they reply."""
