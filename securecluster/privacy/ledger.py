@@ -67,7 +67,8 @@ class Price:
     accountant: str
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """Releases of one kind, `count` of them at the client with the most."""
 
     method: str
