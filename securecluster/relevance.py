@@ -13,6 +13,7 @@ from securecluster.endpoint import GATHER, PAIRS, Turn, answers
 from securecluster.features import Features
 from securecluster.hierarchy import between, cut, into, merges, tasks_of
 from securecluster.messages import Picks, Rows
+from securecluster.noisy_gram import GramNoise, told_by_all
 from securecluster.privacy.keys import Hello
 from securecluster.privacy.stages import Pipeline
 from securecluster.spectra import projected, relevance, top
@@ -56,19 +57,28 @@ class Relative(Contributor):
         features: Φ.
         count: p, the eigenvectors that are shared.
         floor: own eigenvalues below this share of the largest are left out.
+        noise: what hides Gram matrices; None leaves them exact.
     """
 
     def __init__(
-        self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, features: Features, count: int, floor: float
+        self,
+        cohort: Cohort,
+        training: LocalTraining,
+        pipeline: Pipeline,
+        weighted: bool,
+        features: Features,
+        count: int,
+        floor: float,
+        noise: GramNoise | None = None,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
-        self._phi, self._count, self._floor = features, count, floor
+        self._phi, self._count, self._floor, self._noise = features, count, floor, noise
         self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by position: eigenvalues and eigenvectors
 
     @answers(GATHER, through=("vectors",), sealed=("vectors",), fresh=True)
     def eigen(self, turn: Turn, query: Hello) -> Vectors:
-        """The first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2–5); the eigenvalues stay here."""
-        return Vectors(Rows(torch.stack([self._spectrum(k)[1] for k in turn.at]).to(self.cohort.start)))
+        """The first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2–5), or of what noise makes of it; the eigenvalues stay here."""
+        return Vectors(Rows(torch.stack([self._told(k) for k in turn.at]).to(self.cohort.start)))
 
     @answers(PAIRS)
     def relevance(self, turn: Turn, query: Others) -> Relevance:
@@ -98,8 +108,14 @@ class Relative(Contributor):
         ]
 
     def _relevant(self, k: int, vectors: torch.Tensor) -> torch.Tensor:
-        image = projected(self._phi(self.cohort.inputs(k)), vectors.flatten(0, 1)).view(vectors.shape[:2])
-        return relevance(self._spectrum(k)[0], image, self._floor, vectors.any(-1))
+        """r(i, ·) from G_i, or, where that has noise, from the very matrix that the client's eigenvectors are of."""
+        features, flat = self._phi(self.cohort.inputs(k)), vectors.flatten(0, 1)
+        if self._noise is None or self._noise.naive:
+            image = projected(features, flat)
+            return relevance(self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, vectors.any(-1))
+        noisy = self._noise.matrix(features, self.cohort.ids[k])
+        image = (flat.to(noisy) @ noisy).norm(dim=1)
+        return relevance(self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, told_by_all(vectors))
 
     def _opened(self, query: Others) -> torch.Tensor:
         """(r, p, D) of the query's table."""
@@ -109,10 +125,19 @@ class Relative(Contributor):
             return self._pipeline.seal.open(table, query.ids.table.tolist(), query.step, like)
         return self._pipeline.of("vectors").inverse(table.to(start), query.step)
 
+    def _told(self, k: int) -> torch.Tensor:
+        """The eigenvectors (p, D) that leave the client at position k."""
+        vectors = self._spectrum(k)[1]
+        return self._noise.blurred(vectors, self.cohort.ids[k]) if self._noise and self._noise.naive else vectors
+
     def _spectrum(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Eigenvalues (p,) and eigenvectors (p, D) of the client at position k."""
         if k not in self._own:
-            self._own[k] = top(self._phi(self.cohort.inputs(k)), self._count)
+            features = self._phi(self.cohort.inputs(k))
+            if self._noise is None or self._noise.naive:
+                self._own[k] = top(features, self._count)
+            else:
+                self._own[k] = self._noise.spectrum(self._noise.matrix(features, self.cohort.ids[k]), self._count)
         return self._own[k]
 
 

@@ -21,7 +21,7 @@ LAYERS = [
     {"evaluation", "features", "estimator"},
     {"cohort", "transcript"},
     {"transport", "privacy", "settings"},
-    {"endpoint", "run"},
+    {"endpoint", "run", "noisy_gram"},
     {"network"},
     {"displacements"},
     {"averaging", "banks", "tree"},
