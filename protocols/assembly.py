@@ -22,6 +22,7 @@ from securecluster.messages import Answer, Call
 from securecluster.metrics import agreement, share_at
 from securecluster.network import NetworkState
 from securecluster.objectives import objective
+from securecluster.privacy.draws import Draws
 from securecluster.privacy.keys import KeyRing, Secrets
 from securecluster.privacy.ledger import Ledger
 from securecluster.privacy.stages import Pipeline
@@ -82,8 +83,10 @@ def build_client(
     pipeline = protocol.pipeline(config)
     dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
     first = 0 if joins is None else int(config["clients"])
-    cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, first, protocol.aside)
     keys = KeyRing(config_hash(config), randomness if simulated else None, pipeline.unlock)
+    draws = Draws(keys.noise)
+    pipeline.arm(draws)
+    cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, first, protocol.aside, draws)
     return Endpoint(protocol.make_client(cohort, pipeline, config), cohort.ids, config_hash(config), pipeline, keys)
 
 
