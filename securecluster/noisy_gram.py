@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from securecluster.backend import torch
+from securecluster.checks import check_choice, check_number
+from securecluster.errors import UsageError
 from securecluster.similarity import BLOCK
 from securecluster.spectra import leading
 
@@ -123,3 +125,39 @@ def told_by_all(vectors: torch.Tensor) -> torch.Tensor:
     everywhere = there.all(0)
     everywhere[:1] = True
     return there & everywhere
+
+
+def multipliers(z: float, mechanism: str) -> dict[str, float]:
+    """Noise multipliers of one-shot clustering's replies, by field: rows of relevance follow from the matrix whose eigenvectors are told.
+
+    A newcomer tells the cluster it chooses, and nothing else, so that is its one release. Naive noise is in none but the eigenvectors.
+    """
+    if not z:
+        return {}
+    return {"vectors": z} if mechanism == "naive" else {"vectors": z, "row": math.inf, "cluster": z}
+
+
+def check(given: Any) -> None:
+    """Raise UsageError for noise of Gram matrices that cannot be, or is said twice; `given` has the options of one-shot clustering."""
+    check_choice(given, gram_mechanism=("gram", "naive"))
+    check_number(given, "gram_noise", 0)
+    naive = given.gram_mechanism == "naive"
+    if naive and given.target_epsilon is not None:
+        raise UsageError("naive noise leaves relevance exact, so no noise reaches a target_epsilon: use the gram mechanism")
+    if naive and not given.gram_noise:
+        raise UsageError("the naive mechanism is noise on eigenvectors: say how much (gram_noise), or leave it out")
+    if given.gram_noise and given.target_epsilon is not None:
+        raise UsageError("gram_noise and target_epsilon both say how much noise there is: give one of them")
+
+
+def said(z: float, mechanism: str, p: int, delta: float) -> list[str]:
+    """What a server is told of the naive mechanism's price, which does not stand for the run's."""
+    if not (z and mechanism == "naive"):
+        return []
+    from securecluster.privacy.accounting import epsilon
+
+    alone = epsilon([(z, 1.0, 1)], delta).epsilon
+    return [
+        f"each client's eigenvectors with naive noise of std {z * 2 * math.sqrt(p):.3g}: by their trivial sensitivity 2√p, whatever is"
+        f" protected, ε = {alone:.3g} for them alone; relevance is exact, so for all together ε is infinite"
+    ]

@@ -5,12 +5,18 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from securecluster import noisy_gram
 from securecluster.averaging import Contributor
 from securecluster.backend import torch
+from securecluster.checks import check_number, check_whole
+from securecluster.clustering import check_number as check_count
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.endpoint import GATHER, PAIRS, Turn, answers
+from securecluster.errors import UsageError
 from securecluster.features import Features
+from securecluster.hierarchical import Layered
 from securecluster.hierarchy import between, cut, into, merges, tasks_of
 from securecluster.messages import Picks, Rows
 from securecluster.noisy_gram import GramNoise, told_by_all
@@ -168,6 +174,23 @@ class Found:
     look: Look
 
 
+@dataclass
+class State(Layered):
+    """What the servers' loop changes."""
+
+    found: Found | None = None
+
+    @property
+    def relevance(self) -> torch.Tensor | None:
+        """R, for its picture."""
+        return None if self.found is None else self.found.relevance
+
+    @property
+    def look(self) -> Look | None:
+        """The merges, for theirs."""
+        return None if self.found is None else self.found.look
+
+
 @dataclass(frozen=True)
 class Grouping:
     """What is computed from R: under a key authority, where R is in the clear, this alone leaves it, `relevance` empty."""
@@ -189,3 +212,16 @@ def agglomerate(tasks: int | None, height: float | None) -> Callable[[torch.Tens
         return Grouping(labels, torch.from_numpy(tree), float(at), r.cpu())
 
     return of
+
+
+def check_options(given: Any, clients: int) -> None:
+    """Raise UsageError for options of the clustering, and of the servers, that cannot be; `given` has them."""
+    if given.tasks is not None and given.height is not None:
+        raise UsageError("tasks and height both say where merging stops: give one of them")
+    if given.tasks is not None:
+        check_count(given.tasks, clients, "tasks")
+    if given.height is not None:
+        check_number(given, "height", 0, 1, high_in=True)
+    check_whole(given, vectors=1, gps_every=1)
+    check_number(given, "floor", 0, 1)
+    noisy_gram.check(given)

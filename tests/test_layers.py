@@ -27,8 +27,8 @@ LAYERS = [
     {"network"},
     {"displacements"},
     {"averaging", "banks", "tree"},
-    {"looks", "refiner", "hierarchical", "layers", "relevance"},
-    {"refinement", "synthetic"},
+    {"looks", "refiner", "hierarchical", "layers"},
+    {"refinement", "synthetic", "relevance"},
     {"protocols"},
     {"app", "benchmarks"},
 ]

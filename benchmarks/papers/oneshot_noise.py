@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
+from securecluster.privacy.accounting import epsilon, find_noise
 
 from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 from securecluster.features import build
 from securecluster.metrics import agreement
 from securecluster.noisy_gram import GramNoise, told_by_all
-from securecluster.privacy.accounting import epsilon, find_noise
 from securecluster.privacy.draws import Draws
 from securecluster.randomness import Randomness
 from securecluster.relevance import agglomerate
@@ -59,9 +59,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     """ARI for each ε, or, of the naive mechanism, for each s, with the ε that its eigenvectors alone would have."""
     shared = cell["data"] == "digits" and cell["samples"] > OVERLAP
     scenario = Tasks(minority=0.1, overlap=shared)
-    federation = Federation.simulate(
-        cell["data"], scenario=scenario, clients=cell["clients"], samples=cell["samples"], seed=cell["seed"]
-    )
+    federation = Federation.simulate(cell["data"], scenario=scenario, clients=cell["clients"], samples=cell["samples"], seed=cell["seed"])
     small = {"public": PUBLIC if cell["features"] == "pca" else None, "dimension": None if cell["features"] == "identity" else COMPONENTS}
     phi = build(cell["features"], federation.shape, Randomness(cell["seed"]), **small)
     features, truth = [phi(torch.from_numpy(shard.x)) for shard in federation.shards], federation.truth
@@ -113,9 +111,7 @@ def exact(features: Sequence[torch.Tensor]) -> Array:
     spectra = [top(x, VECTORS) for x in features]
     vectors = torch.stack([own for _, own in spectra])
     images = [projected(x, vectors.flatten(0, 1)).view(len(features), -1) for x in features]
-    rows = [
-        relevance(values, image, shared=vectors.any(-1)).numpy() for (values, _), image in zip(spectra, images, strict=True)
-    ]
+    rows = [relevance(values, image, shared=vectors.any(-1)).numpy() for (values, _), image in zip(spectra, images, strict=True)]
     return symmetric(np.stack(rows))
 
 
