@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from securecluster.protocols.assembly import Joined, build_client, carry_out, join, numbers, opened
 from securecluster.protocols.method import Method
-from securecluster.protocols.private import Private, sizes_of
+from securecluster.protocols.private import Private
 from securecluster.protocols.saving import Kept, load, save
 
 from securecluster.backend import torch
 from securecluster.checks import check_number, check_whole
-from securecluster.cohort import Cohort, LocalTraining, check_training
+from securecluster.cohort import Cohort, check_training
 from securecluster.data import Federation
 from securecluster.devices import cpu_threads
 from securecluster.displacements import Trainee
@@ -223,8 +223,7 @@ class Protocol(Private, Method):
         given, kind, classes = self.model, federation.objective, federation.classes
         name = {"model": chosen(given, kind, classes)} if isinstance(given, str) else {}
         lr = float(rate(given, kind, classes, self.optimizer) if self.lr is None else self.lr)
-        plan = LocalTraining(lr, self.epochs, self.batch_size)
-        return {**name, "lr": lr, "noise": self.found_noise(sizes_of(federation, self.aside), plan)}
+        return {**name, "lr": lr, **self.resolved_noise(federation, lr, self.aside)}
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """The stages between a client's update and the wire, as the configuration that both sides share has them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -20,6 +20,7 @@ from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.privacy.draws import Draws
 from securecluster.privacy.gaussian import Clip, Curator, Noise
+from securecluster.privacy.guard import Guard
 from securecluster.privacy.stages import Pipeline, Stage
 from securecluster.randomness import Randomness
 from securecluster.tree import FULL
@@ -59,8 +60,8 @@ class Private(ABC):
     """who adds the noise of updates: local (each client) or central (a trusted server, before its protocol sees anything)"""
     dp_unit: str = "client"
     """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in local training)"""
-    loss_clip: float = 5.0
-    """bound B of a sample's loss in nats where losses are released with noise"""
+    loss_clip: float | None = None
+    """bound B of a sample's loss where losses are released with noise; None is 1.5·ln(classes) nats, of positions 0.25"""
     target_epsilon: float | None = None
     """find the least noise with which the whole run costs at most this ε, for its dp_unit, before it starts"""
     delta: float = 1e-5
@@ -69,11 +70,10 @@ class Private(ABC):
     def check_private(self) -> None:
         """Raise UsageError for options of differential privacy that do not go together."""
         check_choice(self, placement=("local", "central"), dp_unit=("client", "example"))
-        for name in ("clip", "target_epsilon"):
+        for name in ("clip", "loss_clip", "target_epsilon"):
             if getattr(self, name) is not None:
                 check_number(self, name, 0, low_in=False)
         check_number(self, "noise", 0)
-        check_number(self, "loss_clip", 0, low_in=False)
         check_number(self, "delta", 0, 1, low_in=False)
         if self.noise and self.target_epsilon is not None:
             raise UsageError("noise and target_epsilon both say how much noise there is: give one of them")
@@ -117,6 +117,12 @@ class Private(ABC):
         own = (Noise(config["clip"], config["noise"]),) if config["noise"] and config["placement"] == "local" else ()
         return (Clip(config["clip"]), *own)
 
+    def guard(self, config: Mapping[str, Any], draws: Draws) -> Guard | None:
+        """What clients need for noise of their methods' own."""
+        if not (config["clip"] and config["noise"]):
+            return None
+        return Guard(config["dp_unit"], float(config["clip"]), float(config["noise"]), float(config["loss_clip"]), draws)
+
     def private_training(self, plan: LocalTraining, config: Mapping[str, Any]) -> LocalTraining:
         """The same, with DP-SGD where the run has it."""
         return replace(plan, clip=float(config["clip"]), noise=float(config["noise"])) if self.per_example else plan
@@ -145,15 +151,18 @@ class Private(ABC):
         own = [(z, usual.rate(samples), n.trainings * usual.number(samples)), (z, 1.0, n.full), (z, 1.0, n.losses), (z, 1.0, n.gram)]
         return [entry for entry in own if entry[2]]
 
-    def found_noise(self, sizes: Sequence[int], usual: LocalTraining) -> float:
-        """The noise multiplier: as given, or as `target_epsilon` needs it for the client that releases most."""
-        if self.target_epsilon is None:
-            return float(self.noise)
-        worst = (
-            sorted(set(sizes), key=lambda n: -(usual.rate(n) ** 2) * usual.number(n))[:3] if self.dp_unit == "example" else list(sizes)[:1]
-        )
-        found = [_least(tuple(self.history(1.0, n, usual)), float(self.target_epsilon), float(self.delta)) for n in worst]
-        return max(found)
+    def resolved_noise(self, federation: Federation, lr: float, aside: float) -> dict[str, Any]:
+        """The bound of a loss, and the noise multiplier as given, or as `target_epsilon` needs it for the client that releases most."""
+        kind, found = federation.objective, {"noise": float(self.noise)}
+        if self.target_epsilon is not None:
+            plan = LocalTraining(lr, self.epochs, self.batch_size)
+            sizes = [len(shard.y) - math.floor(aside * len(shard.y)) for shard in federation.shards]
+            worst = sizes[:1]
+            if self.dp_unit == "example":
+                worst = sorted(set(sizes), key=lambda n: -(plan.rate(n) ** 2) * plan.number(n))[:3]
+            priced = [_least(tuple(self.history(1.0, n, plan)), float(self.target_epsilon), float(self.delta)) for n in worst]
+            found = {"noise": max(priced)}
+        return {"loss_clip": kind.loss_bound(federation.classes) if self.loss_clip is None else float(self.loss_clip), **found}
 
 
 @lru_cache(maxsize=64)
@@ -164,8 +173,3 @@ def _least(unit: tuple[tuple[float, float, int], ...], target: float, delta: flo
     if not unit:
         return 0.0
     return float(find_noise(lambda z: [(z * k, q, steps) for k, q, steps in unit], target, delta))
-
-
-def sizes_of(federation: Federation, aside: float) -> list[int]:
-    """How many samples each client trains on."""
-    return [len(shard.y) - math.floor(aside * len(shard.y)) for shard in federation.shards]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from securecluster.endpoint import Release
 from securecluster.messages import Rows, Shared
 from securecluster.privacy.gaussian import REPLACE, Curator
-from securecluster.privacy.ledger import Event
+from securecluster.privacy.ledger import Event, Mechanism
 from securecluster.privacy.stages import Pipeline
 from securecluster.training import LocalTraining
 
@@ -65,11 +65,11 @@ class Costs:
         plan = self.training.get(release.trains)
         if plan is not None:
             kept, batch = not release.private, plan.batch_size
-            yield Event(method, verb, (), number, tuple(ids), "dp-sgd", plan.noise, 0.0, batch, plan.epochs, kept, False, reader)
+            yield Event(method, verb, (), number, tuple(ids), "dp-sgd", plan.noise, REPLACE, batch, plan.epochs, kept, False, reader)
         for name, value in vars(reply).items() if release.private else ():
             if isinstance(value, Rows | Shared):
                 z, replace = self._cost(release, name)
-                kind = "exact" if z is None else "free" if math.isinf(z) else "gaussian"
+                kind: Mechanism = "exact" if z is None else "free" if math.isinf(z) else "gaussian"
                 seen = name in release.through and not self._closed(release, name)
                 known = z if kind == "gaussian" else None
                 yield Event(method, verb, (name,), number, tuple(ids), kind, known, replace, seen=seen, reader=reader)

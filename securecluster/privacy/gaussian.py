@@ -52,7 +52,8 @@ class Clip:
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
         if not bool(norms.isfinite().all()):
             raise UpdateError("an update is not finite, so it cannot be clipped: lower the learning rate (--lr)")
-        return (self.norm / norms.clamp_min(self.norm)).to(rows.dtype)
+        factors: torch.Tensor = self.norm / norms.clamp_min(self.norm)
+        return factors.to(rows.dtype)
 
 
 class Noise:

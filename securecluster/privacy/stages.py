@@ -12,6 +12,7 @@ from securecluster.errors import UsageError
 
 if TYPE_CHECKING:
     from securecluster.privacy.draws import Draws
+    from securecluster.privacy.guard import Guard
     from securecluster.privacy.seals import Seal
 
 
@@ -145,6 +146,7 @@ class Pipeline:
             raise UsageError("noise without a clip bounds nothing: add a clip norm")
         self.stages = tuple(stages)
         self.seal, self.fields, self.common = seal, dict(fields or {}), common
+        self.guard: Guard | None = None  # at clients, where the run has noise
 
     def arm(self, draws: Draws) -> None:
         """Hand in what the clients' noise is drawn from."""
