@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from securecluster.privacy.guard import Guard
 from securecluster.protocols.base import Kept, Protocol, Releases
 
 from securecluster import features as feature_maps
@@ -33,6 +32,7 @@ from securecluster.network import Network
 from securecluster.noisy_gram import GramNoise
 from securecluster.privacy.blocks import Blocks
 from securecluster.privacy.draws import Draws
+from securecluster.privacy.guard import Guard
 from securecluster.privacy.keys import Hello
 from securecluster.privacy.masks import build, width
 from securecluster.privacy.seals import Seal

@@ -1,13 +1,13 @@
-"""One-shot clusters from noisy Gram matrices over ε (a question that Ali & Arafa 2024 leave open): digits and Fashion-MNIST, two and three tasks.
+"""One-shot clusters from noisy Gram matrices over ε, which Ali & Arafa 2024 leave open: digits (two tasks) and Fashion-MNIST (three).
 
 python -m securecluster.benchmarks.papers.oneshot_noise [--seeds 5] [--full] [--minutes 30]
 
-Ten clients of 100, 300 and 1000 samples, 10 % of them of other tasks; of the digits 700, and clients share samples from 300 on, since
-there are but 1,797. p = 5; unit of privacy one sample, added or removed; δ = 1e-5; one release of each client's Gram matrix, which is all
-that a client releases before training. Features: pixels; "dct", 16 lowest frequencies, which need no data; "pca", 16 components of public
-MNIST. Mechanisms: "gram"; "all", the same with every eigenvector counted, whether or not it stands out of the noise; "naive", Gaussian noise
-of std s on the eigenvectors alone, with T given, where ε is of these alone by their trivial sensitivity 2√p: relevance stays exact, so a
-run's is infinite. ARI with T given, and (found) without. The seeds, from 20 on, are none that a constant was chosen on.
+Ten clients (`--full` 100) of 100, 300 and 1000 samples, 10 % of them of other tasks; of the digits 700, which is about what their tasks
+have, and clients share samples from 300 on. p = 5; the unit of privacy is one sample, added or removed; δ = 1e-5; one release of each
+client's Gram matrix, which is all that it releases before training. Features: pixels; "dct", the 16 lowest frequencies, which need no
+data; "pca", 16 components of public MNIST. Mechanisms: "gram"; "all", the same with every eigenvector counted, whether or not it stands out
+of the noise; "naive", noise of std s on the eigenvectors alone, whose ε (`alone`) is by their trivial sensitivity 2√p, while a run's is
+infinite, since relevance stays exact. ARI with T given, and (`found`) without. Seeds are from 20 on: no constant was chosen on them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
-from securecluster.privacy.accounting import epsilon, find_noise
 
 from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 from securecluster.features import build
 from securecluster.metrics import agreement
 from securecluster.noisy_gram import GramNoise, told_by_all
+from securecluster.privacy.accounting import epsilon, find_noise
 from securecluster.privacy.draws import Draws
 from securecluster.randomness import Randomness
 from securecluster.relevance import agglomerate
