@@ -40,9 +40,8 @@ class Sketch:
     _CACHED = 4
 
     def __init__(self, q: int, randomness: Randomness) -> None:
-        if not isinstance(q, Integral) or isinstance(q, bool) or q < 1:
-            raise UsageError(f"sketch = {q!r} is no number of numbers: give a whole number from 1, 64 to 256 is usual")
-        self.q, self._randomness = int(q), randomness
+        check_size(q)
+        self.q, self._randomness = q, randomness
         self._drawn: OrderedDict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
 
     def width(self, d: int) -> int:
@@ -81,6 +80,12 @@ class Sketch:
             while len(self._drawn) > self._CACHED:
                 self._drawn.popitem(last=False)
         return self._drawn[d, step]
+
+
+def check_size(q: object) -> None:
+    """Raise UsageError for what is no length of a sketch."""
+    if not isinstance(q, Integral) or isinstance(q, bool) or q < 1:
+        raise UsageError(f"sketch = {q!r} is no number of numbers: give a whole number from 1, as 64 or 256")
 
 
 def _alike(short: torch.Tensor, d: int) -> tuple[torch.Tensor, ...]:
