@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from securecluster.protocols.base import Protocol
 
+from securecluster.averaging import weights
 from securecluster.banks import Choice, Chooser, Offers, Start, offers
 from securecluster.clustering import check_number
 from securecluster.data import Federation
@@ -25,9 +26,10 @@ from securecluster.displacements import Trainee, check_newcomers, invite
 from securecluster.endpoint import MINIMUM
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
-from securecluster.network import Network, Replies
+from securecluster.network import Network
 from securecluster.privacy.keys import Hello
 from securecluster.randomness import Randomness
+from securecluster.replies import Replies
 from securecluster.run import Run
 
 
@@ -77,8 +79,7 @@ class IFCA(Protocol):
                 by = [state.running.choice[i] for i in chosen.ids]
                 sums = net.sum(Chooser.contribute, Hello(), to=chosen.ids, by=by, groups=self.k)  # lines 8–9
                 if sums.ids:
-                    assert sums.rows.size is not None
-                    state.running.post(sums.step, sums.rows.delta.table, sums.rows.size.table)  # line 11
+                    state.running.post(sums.step, sums.rows.delta.table, weights(sums))  # line 11
             judged = t <= self._short and t % self._each == 0
             run.note(start=state.running.number, loss=self._judge(net, state) if judged else None)
         self._turn(net, state, self.total + 1)

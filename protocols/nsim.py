@@ -113,7 +113,7 @@ class NSIM(Protocol):
         """Section 3.1, from what everyone knows."""
         agreed, draws = net.agreed, Randomness(net.randomness.integer("server", "synthetic"))
         flat = self._network(agreed["shape"], agreed["classes"], agreed["seed"], objective(agreed["objective"]))
-        return self._synthesis(agreed["shape"]).learned(flat, self.training(agreed["lr"]), agreed["classes"], agreed["dtype"], draws)
+        return self._synthesis(agreed["shape"]).learned(flat, self.training(agreed), agreed["classes"], agreed["dtype"], draws)
 
     def _synthesis(self, shape: Sequence[int]) -> Synthesis:
         """The declared format is (past positions, coordinates) of a sample; of other data a generator gives samples themselves."""
@@ -155,7 +155,7 @@ class NSIM(Protocol):
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> LayerDiscloser:
         """Adds the layer, and where training starts."""
         layer = find_layer(cohort.model, self.layer)
-        return LayerDiscloser(cohort, self.training(config["lr"]), pipeline, self.weighted, layer, self.init)
+        return LayerDiscloser(cohort, self.training(config), pipeline, self.weighted, layer, self.init)
 
     def facts(self, federation: Federation) -> dict[str, Any]:
         """The declared format."""

@@ -21,7 +21,7 @@ from securecluster.protocols.base import Protocol
 from securecluster import refinement
 from securecluster.averaging import Contributor
 from securecluster.backend import torch
-from securecluster.cohort import Cohort
+from securecluster.cohort import Cohort, LocalTraining
 from securecluster.components import OUTSIDE, check_clustering, choose_reach, components, groups, tree_edges
 from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver, nothing
 from securecluster.distances import euclidean
@@ -35,7 +35,6 @@ from securecluster.privacy.stages import Pipeline
 from securecluster.refinement import TRIES, Clusters, Graph, State, nearness
 from securecluster.refiner import Refiner, Refining
 from securecluster.run import Run
-from securecluster.tree import FULL
 
 
 @dataclass
@@ -152,13 +151,18 @@ class SRFCA(Protocol):
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """The mask, and what seals the models that are relayed."""
-        return Pipeline(build(self.mask, config["dimension"]), Seal() if self.sealed else None)
+        return Pipeline([*self.stages(config), *build(self.mask, config["dimension"])], Seal() if self.sealed else None)
 
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
         """A `Refiner`, told what it averages."""
-        alone, full = self.training(config["lr"]), replace(FULL, lr=config["lr"])
-        plan = Refining(full if self.variant == "gradient" else alone, self.trim > 0, self.radius)
-        return Refiner(cohort, alone, pipeline, self.weighted, plan)
+        kinds = self.trainings(self.training(config), config)
+        plan = Refining(kinds["refine"], self.trim > 0, self.radius)
+        return Refiner(cohort, kinds["usual"], pipeline, self.weighted, plan)
+
+    def trainings(self, usual: LocalTraining, config: Mapping[str, Any]) -> dict[str, LocalTraining]:
+        """What is averaged."""
+        found = super().trainings(usual, config)
+        return found | {"refine": replace(found["full"], lr=config["lr"]) if self.variant == "gradient" else usual}
 
     def served(self, client: Any, state: Any) -> Rows:
         """As of every method; who has no cluster yet uses the model it trained alone."""

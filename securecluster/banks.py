@@ -83,12 +83,14 @@ class Chooser(Trainee):
         losses[[j for j in range(query.k) if j not in offered]] = math.inf
         return self._take(turn, query.start, losses)
 
-    @answers(GATHER, SUM, through=("delta",), fresh=True)
+    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual")
     def contribute(self, turn: Turn, query: Hello) -> Update:
-        """n_i·Δ_i and n_i, from the model just chosen; a cluster of one is allowed, as printed."""
+        """n_i·Δ_i and n_i, from the model just chosen; a cluster of one is allowed, as printed. Clipped, updates count the same."""
         start = _gathered([(self.banks[start][j].models, k) for k, (start, j) in ((k, self._chosen[k]) for k in turn.at)])
-        room, sizes = self._pipeline.room(self.cohort.model.dimension), [self.cohort.sizes[k] for k in turn.at]
-        return Update(Rows(self.cohort.train(start, turn.at, self.training, turn.step, room, sizes)), self._sizes(turn))
+        room = self._pipeline.room(self.cohort.model.dimension)
+        sizes = None if self._pipeline.clips else [self.cohort.sizes[k] for k in turn.at]
+        delta = self.cohort.train(start, turn.at, self.training, turn.step, room, sizes)
+        return Update(Rows(delta), None if sizes is None else self._sizes(turn))
 
     @answers(SUM)
     def least(self, turn: Turn, query: Moves) -> Least:
@@ -96,7 +98,7 @@ class Chooser(Trainee):
         losses = torch.as_tensor(self._losses(turn, query).min(0) * np.array([self.cohort.sizes[k] for k in turn.at]))
         return Least(Rows(losses), self._sizes(turn))
 
-    @answers(GATHER, through=("delta",), fresh=True)
+    @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def show(self, turn: Turn, query: Which) -> Update:
         """How far a model has moved since its start began, masked on the way out: so it reaches newcomers (ours)."""
         wanted = zip(query.model.values.tolist(), turn.ids, turn.at, strict=True)

@@ -113,9 +113,11 @@ class LayerDiscloser(Contributor):
 
     @answers(SUM, through=("delta",), fresh=True)
     def pool(self, turn: Turn, query: Hello) -> Update:
-        """n_i·P(θ_i − θ_0) and n_i: what a client learned alone, for its cluster's first average."""
+        """n_i·P(θ_i − θ_0) and n_i: what a client learned alone, for its cluster's first average. Clipped, they count the same."""
         self._check_alone(turn, "pool")
         found = self.displaced(turn.at)
+        if self._pipeline.clips:
+            return found
         sizes = self._sizes(turn)
         found.delta.table.mul_(sizes.table.to(found.delta.table)[:, None])
         return Update(found.delta, sizes)

@@ -22,9 +22,10 @@ from securecluster.displacements import Outbox, invite, nothing
 from securecluster.distances import euclidean, to_others
 from securecluster.endpoint import MINIMUM
 from securecluster.messages import Picks, Rows, Shared
-from securecluster.network import Network, Pairs
+from securecluster.network import Network
 from securecluster.privacy.keys import Hello
 from securecluster.refiner import Choose, Refiner, Relay
+from securecluster.replies import Pairs
 
 TRIES = 5
 Array = NDArray[np.float64]
