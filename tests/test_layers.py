@@ -15,7 +15,7 @@ LAYERS = [
     {"checks"},
     {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "dropout", "devices", "objectives"},
     {"wire", "stacks", "data", "distances", "hierarchy", "recurrent", "separation", "training", "spectra", "components", "pretrained"},
-    {"lcss", "kernels", "walks", "pair_network"},
+    {"lcss", "kernels", "walks", "pair_network", "partitions"},
     {"sequence_networks"},
     {"networks", "flat"},
     {"models"},
