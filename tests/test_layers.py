@@ -22,7 +22,7 @@ LAYERS = [
     {"cohort", "transcript"},
     {"transport", "privacy", "settings"},
     {"endpoint", "run"},
-    {"network"},
+    {"network", "noisy_losses"},
     {"displacements"},
     {"averaging", "banks", "tree"},
     {"looks", "refiner", "hierarchical", "layers", "relevance"},
