@@ -24,15 +24,15 @@ from securecluster.backend import torch
 from securecluster.cohort import Cohort
 from securecluster.components import OUTSIDE, check_clustering, choose_reach, components, groups, tree_edges
 from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver, nothing
-from securecluster.distances import euclidean
 from securecluster.errors import UsageError, unknown
 from securecluster.messages import Rows
+from securecluster.nearness import TRIES, Clusters, apart
 from securecluster.network import Network
 from securecluster.privacy.keys import Hello
 from securecluster.privacy.masks import ENTRYWISE, build
 from securecluster.privacy.seals import Seal
 from securecluster.privacy.stages import Pipeline
-from securecluster.refinement import TRIES, Clusters, Graph, State, nearness
+from securecluster.refinement import Graph, State, nearness
 from securecluster.refiner import Refiner, Refining
 from securecluster.run import Run
 from securecluster.tree import FULL
@@ -98,7 +98,7 @@ class SRFCA(Protocol):
         state.ids, state.step = got.ids, got.step
         rows = got.rows.delta.values if got.ids else torch.zeros(0, 0)
         if self.distance == "l2":
-            state.judges, distance, state.rows = got.ids, euclidean(rows).cpu().numpy(), rows.cpu()
+            state.judges, distance, state.rows = got.ids, apart(rows, net.noise("delta")), rows.cpu()
         else:
             state.judges, distance = refinement.cross_losses(net, got.ids, rows, got.step)
         edges = tree_edges(distance)

@@ -19,6 +19,7 @@ from securecluster.displacements import Discloser, Means, Outbox, Trainee, Train
 from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
+from securecluster.noisy_losses import EXACT, LossNoise
 from securecluster.privacy.keys import Hello, Secrets
 from securecluster.privacy.stages import Pipeline
 
@@ -40,7 +41,7 @@ class Moves:
 class Choice:
     """Client to server."""
 
-    model: Rows  # (b,) int64, the one with the lowest training loss
+    model: Rows  # (b,) int64, the one with the lowest training loss, or noisy loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,46 +56,58 @@ class Which:
 class Least:
     """Client to server: how well the best of the models fits."""
 
-    loss: Rows  # (b,) |D_i| times the least mean loss, float64, nats
-    size: Rows  # (b,) |D_i|
+    loss: Rows  # (b,) |D_i| times the least mean loss, float64, nats; without sizes the least mean loss
+    size: Rows | None  # (b,) |D_i|, only where means are over samples
 
 
 Bank = list[Discloser]  # k models, each as all clients of a cohort have it
 
 
 class Chooser(Trainee):
-    """Clients that take the best of k models (Ghosh et al. 2020, Algorithm 1, lines 5–8)."""
+    """Clients that take the best of k models (Ghosh et al. 2020, Algorithm 1, lines 5–8).
 
-    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool) -> None:
+    Args:
+        noise: on what a client tells of its losses.
+    """
+
+    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, noise: LossNoise = EXACT) -> None:
         super().__init__(cohort, training, pipeline, weighted)
+        self._noise = noise
         self.banks: dict[int, Bank] = {}  # by start
         self._chosen: dict[int, tuple[int, int]] = {}  # by position: the start and the model it took last
 
     @answers(GATHER)
     def choose(self, turn: Turn, query: Moves) -> Choice:
-        """The model with the lowest loss on all training samples; of equal ones the first."""
-        return self._take(turn, query.start, self._losses(turn, query))
+        """The model with the lowest loss on all training samples, where the run adds noise to losses the lowest noisy one; of equal
+        ones the first.
+        """
+        return self._take(turn, query.start, self._told("choose", turn, self._losses(turn, query)))
 
     @answers(GATHER)
     def join(self, turn: Turn, query: Moves) -> Choice:
         """A newcomer's choice, among the models that the query moves (ours)."""
-        losses = self._losses(turn, query)
-        offered = set(query.models.table.tolist())
-        losses[[j for j in range(query.k) if j not in offered]] = math.inf
+        offered = sorted(set(query.models.table.tolist()))
+        losses = np.full((len(turn.at), query.k), math.inf)
+        losses[:, offered] = self._told("join", turn, self._losses(turn, query)[:, offered])
         return self._take(turn, query.start, losses)
 
     @answers(GATHER, SUM, through=("delta",), fresh=True)
     def contribute(self, turn: Turn, query: Hello) -> Update:
-        """n_i·Δ_i and n_i, from the model just chosen; a cluster of one is allowed, as printed."""
+        """n_i·Δ_i and n_i, or Δ_i alone, from the model just chosen; a cluster of one is allowed, as printed."""
         start = _gathered([(self.banks[start][j].models, k) for k, (start, j) in ((k, self._chosen[k]) for k in turn.at)])
         room, sizes = self._pipeline.room(self.cohort.model.dimension), [self.cohort.sizes[k] for k in turn.at]
-        return Update(Rows(self.cohort.train(start, turn.at, self.training, turn.step, room, sizes)), self._sizes(turn))
+        delta = self.cohort.train(start, turn.at, self.training, turn.step, room, sizes if self._weighted else None)
+        return Update(Rows(delta), self._sizes(turn) if self._weighted else None)
 
     @answers(SUM)
     def least(self, turn: Turn, query: Moves) -> Least:
-        """n_i times the lowest loss, and n_i: what a start is judged by."""
-        losses = torch.as_tensor(self._losses(turn, query).min(0) * np.array([self.cohort.sizes[k] for k in turn.at]))
-        return Least(Rows(losses), self._sizes(turn))
+        """n_i times the lowest loss, and n_i, or the lowest loss alone: what a start is judged by.
+
+        The least of k means moves by no more than each of them does, so its noise is that of a single one (ours).
+        """
+        found = self._told("least", turn, self._losses(turn, query).min(1, keepdims=True))[:, 0]
+        sizes = np.array([self.cohort.sizes[k] for k in turn.at])
+        return Least(Rows(torch.as_tensor(found * sizes if self._weighted else found)), self._sizes(turn) if self._weighted else None)
 
     @answers(GATHER, through=("delta",), fresh=True)
     def show(self, turn: Turn, query: Which) -> Update:
@@ -111,18 +124,22 @@ class Chooser(Trainee):
         return _gathered([(moved[j], k) for k, j in enumerate(choice)])
 
     def _take(self, turn: Turn, start: int, losses: NDArray[np.float64]) -> Choice:
-        found = losses.argmin(0)
+        found = losses.argmin(1)
         self._chosen |= {k: (start, j) for k, j in zip(turn.at, found.tolist(), strict=True)}
         return Choice(Rows(torch.as_tensor(found)))
 
     def _losses(self, turn: Turn, query: Moves) -> NDArray[np.float64]:
-        """F_i(θ_j) of each model for each client that is asked, (k, b), after it has what the query brings; inf where it is none."""
+        """F_i(θ_j) of each model for each client that is asked, (b, k), after it has what the query brings; inf where it is none."""
         kept = {start: bank for start, bank in self.banks.items() if start in (query.start, query.best)}
         self.banks = kept if query.start in kept else {query.start: self._first(query.start, query.k), **kept}
         for model, means in zip(self.banks[query.start], _split(query), strict=True):
             model.models = model.advanced(turn.at, means)
-        found = [self.cohort.loss(model.models.select(turn.at), turn.at) for model in self.banks[query.start]]
-        return np.nan_to_num(np.stack(found), nan=math.inf, posinf=math.inf)
+        found = [self.cohort.loss(model.models.select(turn.at), turn.at, self._noise.clip) for model in self.banks[query.start]]
+        return np.nan_to_num(np.stack(found, 1), nan=math.inf, posinf=math.inf)
+
+    def _told(self, purpose: str, turn: Turn, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Losses (b, k) as they may leave."""
+        return self._noise.added(purpose, turn, losses, [self.cohort.sizes[k] for k in turn.at])
 
     def _first(self, start: int, k: int) -> Bank:
         """The models a start begins with: θ_0 is the first of all, the others are drawn as it was."""

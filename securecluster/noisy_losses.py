@@ -45,6 +45,11 @@ class LossNoise:
         """B, where there is noise: what each sample's loss is clipped to."""
         return self.bound if self.multiplier > 0 else None
 
+    @property
+    def counted(self) -> bool:
+        """Whether a client may tell how many samples its losses are of: for the unit client that is a release, too."""
+        return not (self.clients and self.multiplier > 0)
+
     def sensitivity(self, k: int, n: int) -> float:
         """Of a row of k means over n samples, L2."""
         return self.bound * math.sqrt(k) / (1 if self.clients else max(n, 1))
@@ -70,3 +75,7 @@ class LossNoise:
             scale = self.multiplier * self.sensitivity(len(own), sizes[n])
             own += scale * self.draws.normal(i, purpose, turn.step, row).numpy()
         return found
+
+
+EXACT = LossNoise()
+"""losses as they are"""

@@ -26,6 +26,7 @@ LAYERS = [
     {"displacements"},
     {"averaging", "banks", "tree"},
     {"looks", "refiner", "hierarchical", "layers", "relevance"},
+    {"nearness"},
     {"refinement", "synthetic"},
     {"protocols"},
     {"app", "benchmarks"},
