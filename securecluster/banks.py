@@ -19,7 +19,7 @@ from securecluster.displacements import Discloser, Means, Outbox, Trainee, Train
 from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
-from securecluster.noisy_losses import EXACT, LossNoise
+from securecluster.noisy_losses import loss_clip, noised
 from securecluster.privacy.keys import Hello, Secrets
 from securecluster.privacy.stages import Pipeline
 
@@ -64,15 +64,10 @@ Bank = list[Discloser]  # k models, each as all clients of a cohort have it
 
 
 class Chooser(Trainee):
-    """Clients that take the best of k models (Ghosh et al. 2020, Algorithm 1, lines 5–8).
+    """Clients that take the best of k models (Ghosh et al. 2020, Algorithm 1, lines 5–8)."""
 
-    Args:
-        noise: on what a client tells of its losses.
-    """
-
-    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, noise: LossNoise = EXACT) -> None:
+    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool) -> None:
         super().__init__(cohort, training, pipeline, weighted)
-        self._noise = noise
         self.banks: dict[int, Bank] = {}  # by start
         self._chosen: dict[int, tuple[int, int]] = {}  # by position: the start and the model it took last
 
@@ -93,21 +88,23 @@ class Chooser(Trainee):
 
     @answers(GATHER, SUM, through=("delta",), fresh=True)
     def contribute(self, turn: Turn, query: Hello) -> Update:
-        """n_i·Δ_i and n_i, or Δ_i alone, from the model just chosen; a cluster of one is allowed, as printed."""
+        """n_i·Δ_i and n_i, from the model just chosen; a cluster of one is allowed, as printed. Clipped, updates count the same."""
         start = _gathered([(self.banks[start][j].models, k) for k, (start, j) in ((k, self._chosen[k]) for k in turn.at)])
-        room, sizes = self._pipeline.room(self.cohort.model.dimension), [self.cohort.sizes[k] for k in turn.at]
-        delta = self.cohort.train(start, turn.at, self.training, turn.step, room, sizes if self._weighted else None)
-        return Update(Rows(delta), self._sizes(turn) if self._weighted else None)
+        room = self._pipeline.room(self.cohort.model.dimension)
+        sizes = None if self._pipeline.clips else [self.cohort.sizes[k] for k in turn.at]
+        delta = self.cohort.train(start, turn.at, self.training, turn.step, room, sizes)
+        return Update(Rows(delta), None if sizes is None else self._sizes(turn))
 
     @answers(SUM)
     def least(self, turn: Turn, query: Moves) -> Least:
-        """n_i times the lowest loss, and n_i, or the lowest loss alone: what a start is judged by.
+        """n_i times the lowest loss, and n_i: what a start is judged by. Where updates are clipped, losses count the same, too.
 
         The least of k means moves by no more than each of them does, so its noise is that of a single one (ours).
         """
         found = self._told("least", turn, self._losses(turn, query).min(1, keepdims=True))[:, 0]
-        sizes = np.array([self.cohort.sizes[k] for k in turn.at])
-        return Least(Rows(torch.as_tensor(found * sizes if self._weighted else found)), self._sizes(turn) if self._weighted else None)
+        if self._pipeline.clips:
+            return Least(Rows(torch.as_tensor(found)), None)
+        return Least(Rows(torch.as_tensor(found * np.array([self.cohort.sizes[k] for k in turn.at]))), self._sizes(turn))
 
     @answers(GATHER, through=("delta",), fresh=True)
     def show(self, turn: Turn, query: Which) -> Update:
@@ -134,12 +131,14 @@ class Chooser(Trainee):
         self.banks = kept if query.start in kept else {query.start: self._first(query.start, query.k), **kept}
         for model, means in zip(self.banks[query.start], _split(query), strict=True):
             model.models = model.advanced(turn.at, means)
-        found = [self.cohort.loss(model.models.select(turn.at), turn.at, self._noise.clip) for model in self.banks[query.start]]
+        found = [
+            self.cohort.loss(model.models.select(turn.at), turn.at, loss_clip(self._pipeline.guard)) for model in self.banks[query.start]
+        ]
         return np.nan_to_num(np.stack(found, 1), nan=math.inf, posinf=math.inf)
 
     def _told(self, purpose: str, turn: Turn, losses: NDArray[np.float64]) -> NDArray[np.float64]:
         """Losses (b, k) as they may leave."""
-        return self._noise.added(purpose, turn, losses, [self.cohort.sizes[k] for k in turn.at])
+        return noised(self._pipeline.guard, purpose, turn, losses, [self.cohort.sizes[k] for k in turn.at])
 
     def _first(self, start: int, k: int) -> Bank:
         """The models a start begins with: θ_0 is the first of all, the others are drawn as it was."""

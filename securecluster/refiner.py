@@ -20,7 +20,7 @@ from securecluster.distances import to_others
 from securecluster.endpoint import GATHER, PAIRS, SUM, Turn, answers
 from securecluster.errors import PolicyError
 from securecluster.messages import Picks, Rows, Shared
-from securecluster.noisy_losses import EXACT, LossNoise
+from securecluster.noisy_losses import loss_clip, noised
 from securecluster.privacy.keys import Done, Hello, Secrets
 from securecluster.privacy.stages import Pipeline
 from securecluster.tree import WORST
@@ -62,7 +62,6 @@ class Refining:
     plan: LocalTraining
     trims: bool  # whether its updates may be read one by one
     radius: float  # of the ball W around θ_0; 0: no bound
-    noise: LossNoise = EXACT  # on what a client tells of its losses
 
 
 class Refiner(Contributor):
@@ -96,7 +95,7 @@ class Refiner(Contributor):
         order = query.order.value.tolist()
         place = {i: n for n, i in enumerate(order)}
         found = np.zeros((len(turn.at), len(order)))
-        clip = self.refining.noise.clip
+        clip = loss_clip(self._pipeline.guard)
         own = self.cohort.loss(self._rows(turn.at), turn.at, clip)
         found[range(len(own)), [place[i] for i in turn.ids]] = own
         readers: dict[int, list[int]] = {}
@@ -200,7 +199,7 @@ class Refiner(Contributor):
         found = np.full((len(turn.at), len(query.models.table)), math.inf)
         for row in rows:
             theta = self.model_at(query.models.table[row], query.step)
-            found[:, row] = self.cohort.losses(theta[None], turn.at, self.refining.noise.clip)[:, 0]
+            found[:, row] = self.cohort.losses(theta[None], turn.at, loss_clip(self._pipeline.guard))[:, 0]
         own = np.stack([found[n, list(picks)] for n, picks in enumerate(query.models.picks)])
         self._fits |= dict(zip(turn.at, self._told("choose", turn, own), strict=True))
 
@@ -213,7 +212,7 @@ class Refiner(Contributor):
     def _told(self, purpose: str, turn: Turn, losses: Array) -> Array:
         """Losses (b, k) as they may leave."""
         sizes = [self.cohort.sizes[k] for k in turn.at]
-        return np.nan_to_num(self.refining.noise.added(purpose, turn, losses, sizes), nan=WORST, posinf=WORST)
+        return np.nan_to_num(noised(self._pipeline.guard, purpose, turn, losses, sizes), nan=WORST, posinf=WORST)
 
     def state(self, secrets: Secrets) -> TraineeState:
         """For a checkpoint."""

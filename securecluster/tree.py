@@ -21,7 +21,7 @@ from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
 from securecluster.errors import UpdateError
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
-from securecluster.noisy_losses import EXACT, LossNoise
+from securecluster.noisy_losses import loss_clip, noised
 from securecluster.privacy.keys import Hello
 from securecluster.similarity import cross_cosine
 
@@ -41,9 +41,6 @@ class Losses:
 class Branching(Discloser):
     """Clients that also reply with gradients, and judge the models on their path."""
 
-    judging: LossNoise = EXACT
-    """the noise on what a client tells of its losses"""
-
     @answers(GATHER, through=("delta",), fresh=True)
     def gradient(self, turn: Turn, query: Means) -> Update:
         """−∇r_i(θ_i) over all of D_i (Sattler et al. 2019, eq. 50; cosines do not mind the sign)."""
@@ -57,7 +54,7 @@ class Branching(Discloser):
         adds some.
         """
         widths = [1 + len(p) for p in query.means.picks]
-        depth, clip = max(widths) - 1, self.judging.clip
+        depth, clip = max(widths) - 1, loss_clip(self._pipeline.guard)
         found = np.zeros((len(turn.at), 1 + depth))
         sizes = [self.cohort.aside[k] for k in turn.at]
         found[:, 0] = self.cohort.loss_aside(self.models.select(turn.at), turn.at, clip)  # NaN for a client that keeps nothing aside
@@ -67,8 +64,8 @@ class Branching(Discloser):
             rows = Rows(table, tuple(index[query.means.picks[k][n]] for k in far))
             found[far, 1 + n] = self.cohort.loss_aside(rows, [turn.at[k] for k in far], clip)
         kind = self.models.table.dtype
-        found = np.nan_to_num(self.judging.added("judge", turn, found, sizes, widths), nan=WORST, posinf=WORST)
-        if not self.judging.counted:
+        found = np.nan_to_num(noised(self._pipeline.guard, "judge", turn, found, sizes, widths), nan=WORST, posinf=WORST)
+        if self._pipeline.clips:  # n_i stays here
             return Losses(Rows(torch.as_tensor(found, dtype=kind)), None)
         size = np.array(sizes, dtype=np.float64)
         return Losses(Rows(torch.as_tensor(found * size[:, None], dtype=kind)), Rows(torch.as_tensor(size, dtype=kind)))
