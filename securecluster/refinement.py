@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from securecluster.backend import torch
 from securecluster.clustering import largest
-from securecluster.components import OUTSIDE, components, groups, renumbered, trimmed_mean
-from securecluster.displacements import Outbox, invite, nothing
+from securecluster.components import OUTSIDE, choose_reach, components, groups, renumbered, tree_edges, trimmed_mean
+from securecluster.displacements import Outbox, Update, invite, nothing
 from securecluster.endpoint import MINIMUM
 from securecluster.messages import Picks, Rows, Shared
-from securecluster.nearness import TRIES, ByDistance, ByLoss, Clusters, Nearness
-from securecluster.network import Network, Pairs
-from securecluster.refiner import Choose, Refiner, Relay
+from securecluster.nearness import TRIES, ByDistance, ByLoss, Clusters, Nearness, apart
+from securecluster.network import Network
+from securecluster.refiner import Refiner, Relay
+from securecluster.replies import Pairs, Replies
 
 Array = NDArray[np.float64]
 
@@ -65,6 +66,31 @@ class State:
         if len(self.models.table):
             self.restart(fresh)
             self.outbox.post(self.models.step, self.models.table, self.clusters)
+
+
+def compared(net: Network, state: State, got: Replies[Update], distance: str) -> Array:
+    """Distances of the one-shot models that came, (r, r), of those of the `judges`."""
+    rows = got.rows.delta.values if got.ids else torch.zeros(0, 0)
+    state.ids, state.step = got.ids, got.step
+    if distance == "l2":
+        state.judges, state.rows = got.ids, rows.cpu()
+        return apart(rows, net.noise("delta"))
+    state.judges, found = cross_losses(net, got.ids, rows, got.step)
+    return found
+
+
+def first_clusters(state: State, distance: Array, size: int, threshold: float | None, quantile: float | None) -> Array:
+    """Clusters of the `judges`, from their distances (r, r), and the edges of their spanning tree, (r − 1,); the rest has none yet.
+
+    Ours: without a component of `size` clients everyone is one cluster.
+    """
+    edges: Array = tree_edges(distance)
+    state.reach = choose_reach(distance, edges, size, threshold, quantile)
+    found = dict(zip(state.judges, components(distance, state.reach, size), strict=True))
+    none = max(found.values(), default=OUTSIDE) == OUTSIDE
+    state.clusters = [0 if none else found.get(i, OUTSIDE) for i in range(len(state.clusters))]
+    state.graph = Graph(list(state.judges), torch.from_numpy(edges), state.reach, torch.from_numpy(distance))
+    return edges
 
 
 def trimmed(net: Network, state: State, share: float, trim: float, t: int) -> None:

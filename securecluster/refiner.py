@@ -20,7 +20,7 @@ from securecluster.distances import to_others
 from securecluster.endpoint import GATHER, PAIRS, SUM, Turn, answers
 from securecluster.errors import PolicyError
 from securecluster.messages import Picks, Rows, Shared
-from securecluster.noisy_losses import loss_clip, noised
+from securecluster.noisy_losses import loss_clip, noised, noised_rows
 from securecluster.privacy.keys import Done, Hello, Secrets
 from securecluster.privacy.stages import Pipeline
 from securecluster.tree import WORST
@@ -53,6 +53,13 @@ class Choose:
     models: Picks  # (K, d) displacements since θ_0; none for a client that has judged them already
     step: int  # the call whose mask they carry
     others: Rows  # (b, K) float64, mean over the cluster's members of the loss of the client's model; NaN: not known; inf: no choice
+
+
+@dataclass(frozen=True, eq=False)
+class Near:
+    """Newcomer to server."""
+
+    near: Rows  # (b,) int64, the cluster whose model is nearest to its own
 
 
 @dataclass(frozen=True)
@@ -147,10 +154,13 @@ class Refiner(Contributor):
         return Choice(Rows(torch.as_tensor(np.where(np.isnan(others), own, (own + others) / 2).argmin(1))))
 
     @answers(GATHER)
-    def join(self, turn: Turn, query: Choose) -> Choice:
-        """argmin_c ‖w_i − ω_c‖, of a newcomer's own one-shot model (ours)."""
+    def join(self, turn: Turn, query: Choose) -> Near:
+        """argmin_c ‖w_i − ω_c‖, of a newcomer's own one-shot model (ours): where models leave with noise, of that with such noise."""
         models = torch.stack([self.model_at(row, query.step) for row in query.models.table])
-        return Choice(Rows(to_others(self._rows(turn.at).values, models).argmin(1)))
+        own, guard = self._rows(turn.at).values, self._pipeline.guard
+        if guard is not None and guard.unit == "client":
+            own = self._start + noised_rows(guard, "join", turn, own - self._start)
+        return Near(Rows(to_others(own, models).argmin(1)))
 
     @answers(SUM, derived=True)
     def fits(self, turn: Turn, query: Hello) -> Losses:
@@ -224,3 +234,20 @@ class Refiner(Contributor):
         """From a checkpoint."""
         super().restore(state)
         self._restart, self._known = state.extra[:, 0].int().tolist(), state.extra[:, 1:].clone()
+
+
+def seen(distance: str, sealed: bool, trims: bool, noisy: bool) -> list[str]:
+    """What the server sees of clients under every mask."""
+    own = "with noise, " if noisy else ""
+    one_shot = f"{own}norms and inner products of the models that clients trained alone"
+    losses = f"{own}each client's losses under everyone's model and the clusters' (the plain sum reads all replies), and its choices"
+    compared = f"{one_shot}, their distances, and those to and between the clusters' models, all under one mask"
+    relayed = [*[f"{one_shot}, each of which goes to every client"] * (not sealed), losses]
+    updates = f"{own}each client's update" + (", one by one" if trims else " (the plain sum reads all replies)")
+    return [*([compared] if distance == "l2" else relayed), updates, "λ, the clusters, and how far their models have moved"]
+
+
+def seen_by_clients(distance: str) -> list[str]:
+    """What clients see of each other's models."""
+    models = ["all other clients' models that were trained alone", "all clusters' models, and how well its own does in each on average"]
+    return models if distance == "loss" else ["newcomers only: all clusters' models"]

@@ -55,7 +55,7 @@ class Synthesis:
         stride: LCSS compares every so many of their positions.
         grid: how many of the architectures of `GRID`, the first ones, are compared.
         shape: of a sample, what a generator of samples has to keep to; () takes any.
-        clip, noise: S and z of the layers that real users hand in: those of synthetic users are made alike; noise 0 leaves them as they are.
+        clip, noise: S and z of the layers that real users hand in: synthetic users' are made alike; noise 0 leaves them as they are.
     """
 
     users: int
