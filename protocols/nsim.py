@@ -11,13 +11,14 @@ calls noise are clusters of one, since everyone must be served, and FedAvg goes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.protocols.base import Protocol
+from securecluster.protocols.base import Protocol, Releases
 
 from securecluster.averaging import Averaged, Contributor, average
 from securecluster.backend import torch
@@ -113,14 +114,20 @@ class NSIM(Protocol):
         """Section 3.1, from what everyone knows."""
         agreed, draws = net.agreed, Randomness(net.randomness.integer("server", "synthetic"))
         flat = self._network(agreed["shape"], agreed["classes"], agreed["seed"], objective(agreed["objective"]))
-        return self._synthesis(agreed["shape"]).learned(flat, self.training(agreed["lr"]), agreed["classes"], agreed["dtype"], draws)
+        return self._synthesis(agreed["shape"], agreed["noise"]).learned(
+            flat, self.training(agreed), agreed["classes"], agreed["dtype"], draws
+        )
 
-    def _synthesis(self, shape: Sequence[int]) -> Synthesis:
-        """The declared format is (past positions, coordinates) of a sample; of other data a generator gives samples themselves."""
+    def _synthesis(self, shape: Sequence[int], noise: float = 0.0) -> Synthesis:
+        """The declared format is (past positions, coordinates) of a sample; of other data a generator gives samples themselves.
+
+        Synthetic users train, and their layers get noise, as real users' do (ours), so that the network learns from what it will read.
+        """
         window, coordinates = shape if len(shape) == 2 else (1, 1)
         form = Format(coordinates, window, self.positions, step=self.step)
         walks = RandomWalk() if self.walks == "random" else self.walks
-        return Synthesis(self.synthetic, walks, form, self.radius, self.layer, self.init, self._local, self.stride, self.grid, tuple(shape))
+        own = (self.stride, self.grid, tuple(shape), float(self.clip or 0), float(noise) if self.per_client else 0.0)
+        return Synthesis(self.synthetic, walks, form, self.radius, self.layer, self.init, self._local, *own)
 
     def _cluster(self, net: Network, state: State, known: Known) -> None:
         """Section 3.2: the layers, all pairs' similarities, DBSCAN, and the users' models averaged in each cluster."""
@@ -155,7 +162,7 @@ class NSIM(Protocol):
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> LayerDiscloser:
         """Adds the layer, and where training starts."""
         layer = find_layer(cohort.model, self.layer)
-        return LayerDiscloser(cohort, self.training(config["lr"]), pipeline, self.weighted, layer, self.init)
+        return LayerDiscloser(cohort, self.training(config), pipeline, self.weighted, layer, self.init)
 
     def facts(self, federation: Federation) -> dict[str, Any]:
         """The declared format."""
@@ -181,12 +188,21 @@ class NSIM(Protocol):
         self._synthesis((1, 1))
         check_dbscan(self.eps, self.min_samples)
 
+    def releases(self) -> Releases:
+        """Its layer, what it learned alone, and an update a round after that."""
+        return Releases(updates=2 + self.rounds - self._local, trainings=self.rounds)
+
+    def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Of the layer: clipped and noised by its client, or of training with noise."""
+        z = float(config["noise"])
+        return super().multipliers(config) | ({"layer": math.inf if self.per_example else z} if z else {})
+
     def sees(self) -> list[str]:
         """What the server sees of the layers, and makes of them."""
         return [
-            *seen(self.layer, self.init),
+            *seen(self.layer, self.init, self.dp_unit if self.noisy else ""),
             "the predicted similarity of all pairs of clients' data, the clusters, and each client's cluster",
-            "each client's number of samples (the plain sum reads every reply)",
+            *["each client's number of samples (the plain sum reads every reply)"] * (not self.per_client),
         ]
 
     def observe(self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]) -> Line:

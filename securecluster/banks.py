@@ -86,7 +86,7 @@ class Chooser(Trainee):
         losses[:, offered] = self._told("join", turn, self._losses(turn, query)[:, offered])
         return self._take(turn, query.start, losses)
 
-    @answers(GATHER, SUM, through=("delta",), fresh=True)
+    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual")
     def contribute(self, turn: Turn, query: Hello) -> Update:
         """n_i·Δ_i and n_i, from the model just chosen; a cluster of one is allowed, as printed. Clipped, updates count the same."""
         start = _gathered([(self.banks[start][j].models, k) for k, (start, j) in ((k, self._chosen[k]) for k in turn.at)])
@@ -106,7 +106,7 @@ class Chooser(Trainee):
             return Least(Rows(torch.as_tensor(found)), None)
         return Least(Rows(torch.as_tensor(found * np.array([self.cohort.sizes[k] for k in turn.at]))), self._sizes(turn))
 
-    @answers(GATHER, through=("delta",), fresh=True)
+    @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def show(self, turn: Turn, query: Which) -> Update:
         """How far a model has moved since its start began, masked on the way out: so it reaches newcomers (ours)."""
         wanted = zip(query.model.values.tolist(), turn.ids, turn.at, strict=True)
@@ -236,6 +236,19 @@ def offers(net: Network, start: Start, masked: bool, tries: int = 5) -> Offers:
     models = sorted(found)
     table = torch.stack([found[j][1] for j in models]) if found else torch.zeros(0, 0)
     return Offers(models, [found[j][0] for j in models], table)
+
+
+def seen(noisy: bool, clipped: bool) -> list[str]:
+    """What the server sees of clients."""
+    own = "with noise, " if noisy else ""
+    chosen = "the model each client takes, in every round" + (", which is the best by losses with noise" if noisy else "")
+    update = "update (the plain sum reads all replies; a cluster of one shows one)"
+    return [
+        chosen,
+        f"{own}each client's clipped {update}" if clipped else f"{own}each client's number of samples and weighted {update}",
+        f"{own}each client's lowest training loss in each start (the plain sum reads all replies)",
+        "at the end how far each model has moved (masked where updates are)",
+    ]
 
 
 def _split(query: Moves) -> list[Means]:

@@ -18,7 +18,7 @@ from securecluster.endpoint import MINIMUM
 from securecluster.messages import Picks, Rows, Shared
 from securecluster.nearness import TRIES, ByDistance, ByLoss, Clusters, Nearness, apart
 from securecluster.network import Network
-from securecluster.refiner import Refiner, Relay
+from securecluster.refiner import Choose, Refiner, Relay
 from securecluster.replies import Pairs, Replies
 
 Array = NDArray[np.float64]

@@ -86,7 +86,7 @@ class Refiner(Contributor):
         """w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked or sealed on the way out. Asked again, the answer is the same."""
         return self.displaced(turn.at)
 
-    @answers(GATHER, private=False)
+    @answers(GATHER, private=False, trains="usual")
     def alone(self, turn: Turn, query: Means) -> Done:
         """As of every contributor, but before the first restart only: what is trained alone is not to be posted as a cluster's model."""
         if any(self._restart[k] for k in turn.at):
@@ -167,19 +167,19 @@ class Refiner(Contributor):
         """f_i of the clusters' models, as judged last: what MERGE needs."""
         return Losses(Rows(torch.as_tensor(self._judged(turn))))
 
-    @answers(SUM, through=("delta",), fresh=True)
+    @answers(SUM, through=("delta",), fresh=True, trains="refine")
     def contribute(self, turn: Turn, query: Means) -> Update:
         """θ_i ← θ_i + P⁻¹Δ_c(i); reply its update, which counts as much as everyone's (Algorithm 3 with β = 0)."""
         return self.trained(turn, query, plan=self.refining.plan)
 
-    @answers(GATHER, through=("delta",), fresh=True)
+    @answers(GATHER, through=("delta",), fresh=True, trains="refine")
     def train(self, turn: Turn, query: Means) -> Update:
         """The same, to be read one by one: only where a trimmed mean needs it."""
         if not self.refining.trims:
             raise PolicyError("train may leave its client only where β > 0: without trimming a sum is all the server needs")
         return self.trained(turn, query, plan=self.refining.plan)
 
-    @answers(GATHER, through=("delta",), fresh=True)
+    @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def post(self, turn: Turn, query: Means) -> Update:
         """ω_c − w_0 of its cluster, after what it lacks of it."""
         if query.restart is None or query.restart < 1:
