@@ -15,12 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from securecluster.checks import check_whole
 from securecluster.protocols.base import Protocol, Releases
-from securecluster.replies import Replies
 
 from securecluster.averaging import weights
 from securecluster.banks import Choice, Chooser, Offers, Start, offers, seen
+from securecluster.checks import check_whole
 from securecluster.clustering import check_number
 from securecluster.data import Federation
 from securecluster.displacements import Trainee, check_newcomers, invite
@@ -30,6 +29,7 @@ from securecluster.messages import Rows
 from securecluster.network import Network
 from securecluster.privacy.keys import Hello
 from securecluster.randomness import Randomness
+from securecluster.replies import Replies
 from securecluster.run import Run
 
 

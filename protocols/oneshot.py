@@ -152,16 +152,15 @@ class OneShot(Protocol):
         """A map of the common layers, and another of the others; eigenvectors are sealed, or mapped as features would be."""
         d, shared = config["dimension"], config["shared"]
         apart = self.mask != "none" and 0 < shared < d
-        stages = (Blocks(self.mask, shared, d - shared),) if apart else build(self.mask, d)
-        fields = {"vectors": Pipeline(build(self.mask, config["width"]))} if not self.sealed else {}
-        return Pipeline(stages, Seal() if self.sealed else None, fields, width(self.mask, shared) if shared else 0)
+        masks = (Blocks(self.mask, shared, d - shared),) if apart else build(self.mask, d)
+        fields = {"vectors": Pipeline(() if self.sealed else build(self.mask, config["width"]))}
+        seal = Seal() if self.sealed else None
+        return Pipeline([*self.stages(config), *masks], seal, fields, width(self.mask, shared) if shared else 0)
 
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Relative:
         """Adds Φ."""
         phi = self._phi(config["shape"], config["seed"]).agreed(config["phi"])
-        return Relative(
-            cohort, self.training(config["lr"]), pipeline, self.weighted, phi, min(int(self.vectors), phi.dimension), self.floor
-        )
+        return Relative(cohort, self.training(config), pipeline, self.weighted, phi, min(int(self.vectors), phi.dimension), self.floor)
 
     def _phi(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
         return feature_maps.build(self.features, tuple(shape), Randomness(seed), self.public, self.components)

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from securecluster.checks import check_choice, check_number, check_whole
 from securecluster.protocols.base import Protocol, Releases
 
 from securecluster import refinement
 from securecluster.averaging import Contributor
+from securecluster.checks import check_choice, check_number, check_whole
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.components import OUTSIDE, check_clustering, groups
 from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver, nothing

@@ -23,7 +23,7 @@ from securecluster.messages import Rows
 from securecluster.optimizers import Optimizer
 from securecluster.optimizers import build as build_optimizer
 from securecluster.randomness import Part, Randomness
-from securecluster.training import LocalTraining, check_training
+from securecluster.training import LocalTraining, Secret, check_training
 
 if TYPE_CHECKING:
     from securecluster.models import FlatModel
@@ -72,6 +72,7 @@ class Cohort:
         clients: which clients of the federation live here (all by default; a deployed node holds one).
         first: the number of the federation's first client.
         aside: share of each client's training samples that is kept out of training, to judge models by, in [0, 1).
+        secret: what clients draw their noise from; needed where they train with noise.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Cohort:
         clients: Sequence[int] | None = None,
         first: int = 0,
         aside: float = 0.0,
+        secret: Secret | None = None,
     ) -> None:
         here = tuple(range(len(federation)) if clients is None else clients)
         self.ids = tuple(first + k for k in here)
@@ -91,7 +93,7 @@ class Cohort:
         self.model = model.to(device, self.dtype)
         self._workers: list[_Worker] = []
         self.start = self.model.initial()
-        self._randomness = randomness
+        self._randomness, self.secret = randomness, secret
         shards = [federation.shards[k] for k in here]
         kept = [self._kept(i, len(s.y), aside) for i, s in zip(self.ids, shards, strict=True)]
         self.sizes, self.aside = [int(k.sum()) for k in kept], [int((~k).sum()) for k in kept]

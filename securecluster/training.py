@@ -5,14 +5,28 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Protocol
 
 from securecluster.errors import UsageError
 from securecluster.optimizers import OPTIMIZERS
 
 
+class Secret(Protocol):
+    """Where what nobody else may foresee is drawn from: noise, and which examples are in a batch."""
+
+    def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
+        """32 bytes, which follow from a client's key, what they are for, the number of the call, and `about`."""
+        ...
+
+
 @dataclass(frozen=True)
 class LocalTraining:
-    """What SGD_n(θ, D_i) means: `steps` mini-batches where given, else `epochs` passes over the client's own data, dropout on or off."""
+    """What SGD_n(θ, D_i) means: `steps` mini-batches where given, else `epochs` passes over the client's own data, dropout on or off.
+
+    With `clip` it is DP-SGD (Abadi et al. 2016, Algorithm 1): each example is in a mini-batch with probability `rate`, on its own, each
+    example's gradient is clipped to the L2 norm `clip`, and their sum gets Gaussian noise of standard deviation `noise`·`clip` in each
+    coordinate before it is divided by the number of examples expected.
+    """
 
     lr: float
     epochs: int
@@ -21,6 +35,21 @@ class LocalTraining:
     momentum: float = 0.0
     steps: int | None = None
     dropout: bool = True
+    clip: float = 0.0
+    noise: float = 0.0
+
+    @property
+    def private(self) -> bool:
+        """Whether it is DP-SGD."""
+        return self.clip > 0
+
+    def rate(self, size: int) -> float:
+        """q = min(1, B/n): how likely each of n examples is to be in a mini-batch of DP-SGD."""
+        return min(1.0, self.batch_size / size)
+
+    def number(self, size: int) -> int:
+        """Steps of a client with n examples: `steps`, or epochs·⌈n/B⌉."""
+        return self.steps if self.steps is not None else self.epochs * -(-size // self.batch_size)
 
 
 def check_training(plan: LocalTraining) -> None:
@@ -39,6 +68,18 @@ def check_training(plan: LocalTraining) -> None:
             )
     if plan.optimizer == "adam" and plan.momentum:
         raise UsageError("Adam has its own momentum: leave momentum at 0, or use the optimizer sgd")
+    _check_private(plan)
+
+
+def _check_private(plan: LocalTraining) -> None:
+    for name in ("clip", "noise"):
+        value = getattr(plan, name)
+        if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) < math.inf:
+            raise UsageError(f"{name} = {value!r} is no bound or noise of a gradient: give a finite number from 0")
+    if plan.noise and not plan.clip:
+        raise UsageError(
+            f"noise = {plan.noise!r} protects nothing without a bound: give a clip too, the largest norm of an example's gradient"
+        )
 
 
 def _whole(value: object) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,12 +41,19 @@ class Losses:
 class Branching(Discloser):
     """Clients that also reply with gradients, and judge the models on their path."""
 
-    @answers(GATHER, through=("delta",), fresh=True)
+    @answers(GATHER, through=("delta",), fresh=True, trains="full")
     def gradient(self, turn: Turn, query: Means) -> Update:
         """−∇r_i(θ_i) over all of D_i (Sattler et al. 2019, eq. 50; cosines do not mind the sign)."""
         self.models = self.advanced(turn.at, query)
         room = self._pipeline.room(self.cohort.model.dimension)
-        return Update(Rows(self.cohort.train(self.models.select(turn.at), turn.at, FULL, turn.step, room)), None)
+        return Update(
+            Rows(
+                self.cohort.train(
+                    self.models.select(turn.at), turn.at, replace(FULL, clip=self.training.clip, noise=self.training.noise), turn.step, room
+                )
+            ),
+            None,
+        )
 
     @answers(SUM)
     def judge(self, turn: Turn, query: Means) -> Losses:

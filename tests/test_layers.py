@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "backend", "randomness", "parties"},
+    {"checks"},
     {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "dropout", "devices", "objectives"},
     {"wire", "stacks", "data", "distances", "hierarchy", "recurrent", "separation", "training", "spectra", "components", "pretrained"},
     {"lcss", "kernels", "walks", "pair_network"},
@@ -21,7 +22,8 @@ LAYERS = [
     {"evaluation", "features", "estimator"},
     {"cohort", "transcript"},
     {"transport", "privacy", "settings"},
-    {"endpoint", "run"},
+    {"endpoint", "run", "replies"},
+    {"costs"},
     {"network", "noisy_losses"},
     {"displacements"},
     {"averaging", "banks", "tree"},
@@ -31,7 +33,7 @@ LAYERS = [
     {"protocols"},
     {"app", "benchmarks"},
 ]
-SHARED = ("base", "method", "assembly", "saving")  # of protocols: what every method stands on
+SHARED = ("base", "method", "private", "assembly", "saving")  # of protocols: what every method stands on
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 FILES = [p for folder in ("securecluster", "protocols", "benchmarks") for p in sorted((ROOT / folder).rglob("*.py"))]
 

@@ -102,7 +102,7 @@ def _privacy(fitted: Protocol) -> dict[str, Any]:
 
 def _read(events: list[Event], reader: str, shows: str) -> list[str]:
     """What one kind of server reads of single replies."""
-    released = sorted({(event.method, name) for event in events if event.reader == reader for name in event.fields})
+    released = sorted({(event.method, name) for event in events if event.reader == reader and event.seen for name in event.fields})
     return [f"{name} of every client in every {method} call: {shows}" for method, name in released]
 
 

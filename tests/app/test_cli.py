@@ -77,7 +77,7 @@ def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path
         (["run", "cfl", "--scenario", "iid", "--clusters", "3"], "one cluster"),
         (["run", "cfl", "--samples", "500"], "at most 71"),
         (["run", "cfl", "--samples", "0"], "at most"),
-        (["run", "cfl", "--rounds", "0"], "at least 1"),
+        (["run", "cfl", "--rounds", "0"], "a whole number from 1"),
         (["run", "cfl", "--dropout", "1"], "dropout"),
         (["resume", "nowhere"], "not a run folder"),
         (["replay", "nowhere"], "not a run folder"),

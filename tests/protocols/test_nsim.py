@@ -108,7 +108,7 @@ def test_synthetic_users_train_as_clients_do(corners: Federation) -> None:
     flat = local.flat_model(federation)
     for start in ("common", "independent"):
         made = Synthesis(8, RandomWalk(), Format(), 0.2, "last", start, 3, 1, 1)
-        found = made.trained(users, flat, local.training(0.1), federation.classes, "float32", federation.seed)
+        found = made.trained(users, flat, local.training({"lr": 0.1}), federation.classes, "float32", federation.seed)
         if start == "common":
             torch.testing.assert_close(found, local.fit(federation).client_models_.values, rtol=0, atol=0)
         else:
