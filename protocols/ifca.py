@@ -133,21 +133,13 @@ class IFCA(Protocol):
     def _choose(self, net: Network, state: State, to: Sequence[int]) -> Replies[Choice]:
         """Each client takes what it lacks of the models and names the one it takes."""
         got = net.gather(Chooser.choose, state.running.letter(to, state.best), to=to)
-        state.running.delivered(got.ids)
-        if got.ids:
-            for i, j in zip(got.ids, got.rows.model.values.tolist(), strict=True):
-                state.running.choice[i] = j
+        state.running.taken(got)
         return got
 
     def _judge(self, net: Network, state: State) -> float | None:
         """The training loss of a start, each client with its best model; the same clients judge every start."""
         judges = invite(net, net.clients, self.participation, 0, least=MINIMUM)
-        got = net.sum(Chooser.least, state.running.letter(judges, state.best), to=judges)
-        state.running.delivered(got.ids)
-        if not got.ids:
-            return None
-        state.running.loss = float(got.rows.loss.table / (got.counts[0] if got.rows.size is None else got.rows.size.table))
-        return state.running.loss
+        return state.running.judged(net.sum(Chooser.least, state.running.letter(judges, state.best), to=judges))
 
     def _settle(self, net: Network, state: State, tries: int = 5) -> Start:
         """The last averages reach everyone, who chooses once more (ours); who does not reply stays with its last choice."""

@@ -118,7 +118,7 @@ class SRFCA(Protocol):
             raise UsageError("no member of any cluster posted its model, so newcomers have none to choose from: run it anew")
         for _ in range(self.local_rounds if self.distance == "l2" else 0):
             net.gather(Contributor.alone, Outbox.start(0, fresh=False).letter(to), to=to)
-        method = Refiner.join if self.distance == "l2" else Refiner.choose
+        method: Any = Refiner.join if self.distance == "l2" else Refiner.choose
         got = net.gather(method, refinement.offered(state.models, len(to)), to=to, tries=TRIES)
         check_newcomers(to, got.ids)
         return [state.models.kept[c] for c in (got.rows.near if self.distance == "l2" else got.rows.model).values.tolist()]

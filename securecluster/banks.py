@@ -22,6 +22,7 @@ from securecluster.network import Network
 from securecluster.noisy_losses import loss_clip, noised
 from securecluster.privacy.keys import Hello, Secrets
 from securecluster.privacy.stages import Pipeline
+from securecluster.replies import Replies, Sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +195,21 @@ class Start:
         """These clients replied, so they have all of it."""
         for box in self.boxes:
             box.delivered(ids)
+
+    def taken(self, got: Replies[Choice]) -> None:
+        """These clients have all of it, and took these models."""
+        self.delivered(got.ids)
+        if got.ids:
+            for i, j in zip(got.ids, got.rows.model.values.tolist(), strict=True):
+                self.choice[i] = j
+
+    def judged(self, got: Sums[Least]) -> float | None:
+        """The mean of the least losses, over samples where clients tell how many; None where nobody replied."""
+        self.delivered(got.ids)
+        if not got.ids:
+            return None
+        self.loss = float(got.rows.loss.table / (got.counts[0] if got.rows.size is None else got.rows.size.table))
+        return self.loss
 
     def post(self, step: int, sums: torch.Tensor, sizes: torch.Tensor) -> None:
         """Add a round's averages (K, d), given as sums and weights; a model nobody took stays where it is."""

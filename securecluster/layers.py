@@ -75,19 +75,36 @@ def starts(cohort: Cohort, start: str, ids: Sequence[int] | None = None) -> torc
     return torch.stack([cohort.drawn("client", i, "start") for i in who])
 
 
-def seen(layer: str, start: str, noisy: str = "") -> list[str]:
-    """What a server that trains synthetic users reads of a layer in the clear (`benchmarks.papers.nsim_masks` measures it).
+def check_layer_mask(mask: str) -> None:
+    """Raise UsageError for any mask of the layers."""
+    if mask != "none":
+        raise UsageError(
+            f"layer_mask = {mask!r}: the network that predicts similarity reads the weights themselves, so under a mask it"
+            " would be fed noise; leave it at none (mask hides the averages)"
+        )
+
+
+def seen(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
+    """What a server that trains synthetic users sees of layers, and makes of them (`benchmarks.papers.nsim_masks` measures layers in the
+    clear).
 
     Args:
-        noisy: the unit that noise protects, where there is some.
+        noisy: the unit that noise protects; "" without any.
+        sizes: whether clients tell how many samples they hold.
     """
-    common = "much of the rest of that model, whatever the mask: training starts from what the server knows, and synthetic users' does too"
-    own = "each client's first weights, from the seed: they tell where a permutation of the first sum has put most coordinates"
     name = "last hidden" if layer == "hidden" else "last"
-    if noisy:
-        how = "clipped and with noise" if noisy == "client" else "as trained with noise"
-        return [f"each client's {name} layer after training alone, {how}, without a mask", *([own] if start != "common" else [])]
-    return [f"each client's {name} layer after training alone, in the clear", common if start == "common" else own]
+    how = {"": "in the clear", "client": "clipped and with noise, unmasked", "example": "unmasked, as training with noise left it"}[noisy]
+    much = "something" if noisy else "much"
+    common = (
+        f"{much} of the rest of that model, whatever the mask: training starts from what the server knows, and synthetic users' does too"
+    )
+    own = "each client's first weights, from the seed: they tell where a permutation of the first sum has put most coordinates"
+    return [
+        f"each client's {name} layer after training alone, {how}",
+        common if start == "common" else own,
+        "the predicted similarity of all pairs of clients' data, the clusters, and each client's cluster",
+        *["each client's number of samples (the plain sum reads every reply)"] * sizes,
+    ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ layer of two models (Pacheco et al. 2021, Section 3.1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from securecluster.layers import LAYERS, STARTS, find_layer, starts
 from securecluster.lcss import similarities
 from securecluster.messages import Rows
 from securecluster.metrics import pearson
+from securecluster.objectives import Objective, Trajectory
 from securecluster.privacy.draws import Draws
 from securecluster.privacy.gaussian import Clip
 from securecluster.randomness import Randomness
@@ -85,10 +86,10 @@ class Synthesis:
         if not (isinstance(self.radius, Real) and 0 <= float(self.radius) < np.inf):
             raise UsageError(f"radius = {self.radius!r} is no distance: give a finite number from 0, in units of the area")
 
-    def learned(self, flat: FlatModel, plan: LocalTraining, classes: int, dtype: str, draws: Randomness) -> Known:
-        """Synthetic data, M_synth, their LCSS, and the network, trained to tell it."""
+    def learned(self, flat: FlatModel, plan: LocalTraining, agreed: Mapping[str, Any], draws: Randomness) -> Known:
+        """Synthetic data, M_synth, their LCSS, and the network, trained to tell it; `agreed` is what everyone knows of the data."""
         users = generated(self.walks, self.form, self.users, draws.generator("walks"))
-        models = self.trained(users, flat, plan, classes, dtype, draws.integer("training"))
+        models = self.trained(users, flat, plan, agreed["classes"], agreed["dtype"], draws.integer("training"))
         true = true_similarity([y for _, y in users], self.radius, self.stride)
         layer = find_layer(flat, self.layer)
         rows = self._shown(layer.rows(models), layer.rows(self._begun(flat, draws.integer("training"))), draws)
@@ -127,6 +128,15 @@ class Synthesis:
             return rows
         drawn = torch.from_numpy(draws.generator("layer noise").normal(size=rows.shape)).to(rows)
         return begun.to(rows) + Clip(self.clip).forward(rows - begun.to(rows), 0) + self.noise * self.clip * drawn
+
+
+def check_walks(walks: Any, objective: Objective) -> None:
+    """Raise UsageError where synthetic users are to be made by random walks, and clients' data are no positions."""
+    if isinstance(walks, str) and not isinstance(objective, Trajectory):
+        raise UsageError(
+            f"nsim makes synthetic users by random walks, for data that are positions, not for {objective.kind}: take such data (--data"
+            " mobility), or give it a generator of your own (walks=…), which makes samples of these data"
+        )
 
 
 def true_similarity(targets: Sequence[Any], radius: float, stride: int = 1) -> NDArray[np.float64]:

@@ -72,7 +72,7 @@ def test_cross_losses_are_those_of_every_model_on_everyones_samples(mask: str, s
         d = client.cohort.model.dimension
         assert got.rows.delta.values.dtype == torch.uint8
         assert got.rows.delta.values.shape == (4, 8 * made.pipeline({"dimension": d}).width(d) + 16)
-        assert [e.fields for e in net.state.ledger.events if e.method == "hand_in"] == [()]
+        assert [(e.fields, e.seen) for e in net.state.ledger.events if e.method == "hand_in"] == [(("delta",), False)]
 
 
 def letter(restart: int | None, rows: Sequence[torch.Tensor] = (), clients: int = 1) -> Means:
