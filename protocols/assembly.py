@@ -22,6 +22,7 @@ from securecluster.messages import Answer, Call
 from securecluster.metrics import agreement, share_at
 from securecluster.network import NetworkState
 from securecluster.objectives import objective
+from securecluster.privacy.draws import Draws
 from securecluster.privacy.keys import KeyRing, Secrets
 from securecluster.privacy.ledger import Ledger
 from securecluster.privacy.stages import Pipeline
@@ -82,8 +83,11 @@ def build_client(
     pipeline = protocol.pipeline(config)
     dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
     first = 0 if joins is None else int(config["clients"])
-    cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, first, protocol.aside)
     keys = KeyRing(config_hash(config), randomness if simulated else None, pipeline.unlock)
+    draws = Draws(keys.noise)
+    pipeline.arm(draws)
+    pipeline.guard = protocol.guard(config, draws)
+    cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, first, protocol.aside, draws)
     return Endpoint(protocol.make_client(cohort, pipeline, config), cohort.ids, config_hash(config), pipeline, keys)
 
 
@@ -99,6 +103,7 @@ def carry_out(
     lost = random_dropouts(settings.dropout, Randomness(federation.seed))
     config = protocol.config(federation, settings.dtype)
     net = protocol.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), config)
+    net.state.ledger.samples = _samples(client)
 
     def restore_clients(state: TraineeState) -> None:
         client.restore(state)
@@ -157,11 +162,16 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
 
     transcript = Transcript(settings.transcript, None, protocol.message_types)
     net = protocol.build_network(Recorded(InProcess(answer), transcript), config)
-    net.state = replace(unpack(pack(learned.network), NetworkState), ledger=Ledger())
+    net.state = replace(unpack(pack(learned.network), NetworkState), ledger=Ledger(samples=_samples(guests.client)))
     net.round = 1 + max((line["round"] for line in learned.history), default=0)
     with torch.inference_mode(False), cpu_threads(settings.threads):
         labels = protocol.place(net, unpack(protocol.kept_.server, protocol.state_class()), guests.ids)
     return Joined(tuple(map(int, labels)), net.state.ledger, transcript, transcript.totals())
+
+
+def _samples(client: Trainee) -> dict[int, int]:
+    """How many samples each client trains on: what DP-SGD costs depends on it, and it is taken as public there."""
+    return dict(zip(client.cohort.ids, client.cohort.sizes, strict=True))
 
 
 def _hosts(config: Mapping[str, Any], secrets: Secrets) -> Endpoint[Any]:

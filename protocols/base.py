@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from securecluster.protocols.assembly import Joined, build_client, carry_out, join, numbers, opened
 from securecluster.protocols.method import Method
+from securecluster.protocols.private import Private, Releases
 from securecluster.protocols.saving import Kept, load, save
 
 from securecluster.backend import torch
-from securecluster.cohort import Cohort, LocalTraining, check_training
+from securecluster.checks import check_number, check_whole
+from securecluster.cohort import Cohort, check_training
 from securecluster.data import Federation
 from securecluster.devices import cpu_threads
 from securecluster.displacements import Trainee
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Protocol(Method):
+class Protocol(Private, Method):
     """Base of the methods: the constructor only stores, `fit` returns self, and what was learned ends in an underscore.
 
     Attributes after `fit`:
@@ -75,11 +77,11 @@ class Protocol(Method):
 
     def check(self, clients: int) -> None:
         """Raise UsageError for hyper-parameters or a federation this method cannot work with."""
-        check_training(self.training(1.0 if self.lr is None else self.lr))
+        self.check_private()
+        check_training(self.training({"lr": 1.0 if self.lr is None else self.lr, "clip": self.clip or 1.0, "noise": self.noise}))
         build(self.mask)
-        whole, share = isinstance(self.rounds, Integral), isinstance(self.participation, Real)
-        if not (whole and self.rounds >= 1 and share and 0 < self.participation <= 1):
-            raise UsageError("rounds is a whole number, at least 1, and participation lies in (0, 1]")
+        check_whole(self, rounds=1)
+        check_number(self, "participation", 0, 1, low_in=False, high_in=True)
         for field in dataclasses.fields(self):
             if isinstance(field.default, bool) and not isinstance(getattr(self, field.name), bool | np.bool_):
                 raise UsageError(f"{field.name} = {getattr(self, field.name)!r} is a choice: give True or False")
@@ -220,11 +222,12 @@ class Protocol(Method):
 
         given, kind, classes = self.model, federation.objective, federation.classes
         name = {"model": chosen(given, kind, classes)} if isinstance(given, str) else {}
-        return {**name, "lr": rate(given, kind, classes, self.optimizer) if self.lr is None else self.lr}
+        lr = float(rate(given, kind, classes, self.optimizer) if self.lr is None else self.lr)
+        return {**name, "lr": lr, **self.resolved_noise(federation, lr, self.aside)}
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """The stages between a client's update and the wire, as the configuration that both sides share has them."""
-        return Pipeline(build(self.mask, config["dimension"]))
+        return Pipeline([*self.stages(config), *build(self.mask, config["dimension"])])
 
     def message_types(self, method: str) -> tuple[type, type]:
         """(query class, reply class) of a call, or of what a local parameter server sends and is answered."""
@@ -251,11 +254,13 @@ class Protocol(Method):
 
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
         """The client's side of this method, over a cohort."""
-        return self.client(cohort, self.training(config["lr"]), pipeline, self.weighted)
+        return self.client(cohort, self.training(config), pipeline, self.weighted)
 
     def build_network(self, transport: Transport, config: Mapping[str, Any]) -> Network:
         """The server's side: ids and verbs, from the configuration alone."""
-        return Network(config["clients"], transport, config_hash(config), self.pipeline(config), Randomness(config["seed"]), agreed=config)
+        pipeline, draws = self.pipeline(config), Randomness(config["seed"])
+        costs = self.costs(pipeline, self.training(config), config)
+        return Network(config["clients"], transport, config_hash(config), pipeline, draws, agreed=config, costs=costs)
 
     def replay(self, transcript: Transcript, config: dict[str, Any], threads: int = 0) -> bytes:
         """Run the server alone against a recorded transcript; its final state, packed, must equal the recorded one.
@@ -272,10 +277,6 @@ class Protocol(Method):
             state = self.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
         transport.finish()
         return pack(state)
-
-    def training(self, lr: float) -> LocalTraining:
-        """What a client does in a round, at the learning rate that the run goes by."""
-        return LocalTraining(lr, self.epochs, self.batch_size, self.optimizer, self.momentum)
 
     def mask_info(self) -> MaskInfo:
         """What the result says of this run's mask."""
@@ -295,4 +296,4 @@ def _check_kind(given: Any) -> None:
         raise UsageError(f"clients and their data are a Federation, not {type(given).__name__}: make one with Federation.from_arrays")
 
 
-__all__ = ["Joined", "Kept", "Protocol", "opened"]
+__all__ = ["Joined", "Kept", "Protocol", "Releases", "opened"]

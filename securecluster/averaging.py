@@ -16,20 +16,26 @@ from securecluster.displacements import Means, Outbox, Trainee, Update, invite
 from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
 from securecluster.errors import UpdateError
 from securecluster.messages import Rows
-from securecluster.network import Network, Sums
+from securecluster.network import Network
 from securecluster.privacy.keys import Done
+from securecluster.replies import Sums
 
 
 class Contributor(Trainee):
     """Clients that contribute to a weighted mean, or train alone."""
 
-    @answers(SUM, through=("delta",), fresh=True)
+    @answers(SUM, through=("delta",), fresh=True, trains="usual")
     def contribute(self, turn: Turn, query: Means) -> Update:
-        """θ_i ← θ_i + P⁻¹Δ_c(i); reply n_i·P(SGD_n(θ_i, D_i) − θ_i) and n_i (McMahan et al. 2017, Algorithm 1)."""
+        """θ_i ← θ_i + P⁻¹Δ_c(i); reply n_i·P(SGD_n(θ_i, D_i) − θ_i) and n_i (McMahan et al. 2017, Algorithm 1).
+
+        Where updates are clipped they count the same, and n_i stays here.
+        """
+        if self._pipeline.clips:
+            return Update(self.trained(turn, query).delta, None)
         found = self.trained(turn, query, [self.cohort.sizes[k] for k in turn.at])
         return Update(found.delta, self._sizes(turn))
 
-    @answers(GATHER, private=False)
+    @answers(GATHER, private=False, trains="usual")
     def alone(self, turn: Turn, query: Means) -> Done:
         """θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i), which stays here."""
         if any(query.means.picks):
@@ -106,7 +112,13 @@ def contributions(net: Network, state: Averaged, share: float, t: int) -> Sums[U
 
 def weighted_means(total: Sums[Update]) -> torch.Tensor:
     """Σ n_i·Δ_i / Σ n_i per group, (K, d); zero for a group nobody replied from."""
-    assert total.rows.size is not None
     delta = total.rows.delta.table
-    size = total.rows.size.table.to(delta.device)
+    size = weights(total).to(delta)
     return delta / torch.where(size > 0, size, torch.ones_like(size))[:, None]
+
+
+def weights(total: Sums[Update]) -> torch.Tensor:
+    """What each group's sum is to be divided by, (K,): its clients' samples; where these are not told, its clients."""
+    if total.rows.size is None:
+        return torch.as_tensor(total.counts, dtype=total.rows.delta.table.dtype)
+    return total.rows.size.table

@@ -249,21 +249,25 @@ class Cohort:
         order = self._randomness.generator("client", client, "aside").permutation(size)
         return order >= math.floor(aside * size)  # of one sample none is kept aside
 
-    def loss_aside(self, models: Rows, who: Sequence[int]) -> NDArray[np.float64]:
+    def loss_aside(self, models: Rows, who: Sequence[int], bound: float | None = None) -> NDArray[np.float64]:
         """As `loss`, of the samples kept aside; NaN where there are none."""
-        return self._aside_on.mean(self.model.objective.losses, self.model, models, who)
+        return self._aside_on.mean(self.model.objective.losses, self.model, models, who, bound)
 
-    def loss(self, models: Rows, who: Sequence[int]) -> NDArray[np.float64]:
-        """The mean loss (of labels and tokens in nats) on each of `who`'s training samples under its own row of `models`, (len(who),)."""
-        return self._train_on.mean(self.model.objective.losses, self.model, models, who)
+    def loss(self, models: Rows, who: Sequence[int], bound: float | None = None) -> NDArray[np.float64]:
+        """The mean loss (of labels and tokens in nats) on each of `who`'s training samples under its own row of `models`, (len(who),).
 
-    def losses(self, models: torch.Tensor, who: Sequence[int]) -> NDArray[np.float64]:
+        Args:
+            bound: B, where each sample's loss is clipped to [0, B]; one that is no number counts as B.
+        """
+        return self._train_on.mean(self.model.objective.losses, self.model, models, who, bound)
+
+    def losses(self, models: torch.Tensor, who: Sequence[int], bound: float | None = None) -> NDArray[np.float64]:
         """As `loss`, of several models (r, d) on the samples of each of `who`: (len(who), r).
 
         Each model sees the samples of all of `who` in one go: products of many samples with one model's weights are what a processor
         does best, and memory does not grow with r.
         """
-        columns = [self.loss(Rows(model[None], (0,) * len(who)), who) for model in models]
+        columns = [self.loss(Rows(model[None], (0,) * len(who)), who, bound) for model in models]
         return np.stack(columns, 1) if columns else np.zeros((len(who), 0))
 
 

@@ -170,12 +170,12 @@ class Trainee:
 class Discloser(Trainee):
     """Clients whose updates may be read one by one (Sattler et al. 2019, Algorithm 5, "Client i does"), and that post their model."""
 
-    @answers(GATHER, SUM, through=("delta",), fresh=True)
+    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual")
     def train(self, turn: Turn, query: Means) -> Update:
         """θ_i ← θ_i + P⁻¹Δ_c(i); reply P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the way out."""
         return self.trained(turn, query)
 
-    @answers(GATHER, through=("delta",), fresh=True)
+    @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def post(self, turn: Turn, query: Hello) -> Update:
         """θ_i − θ_0, masked on the way out: how a model reaches those who were not there (Sattler et al. 2019, V-C; ours)."""
         return self.displaced(turn.at)

@@ -37,6 +37,9 @@ class Release:
         sealed: the fields that only other clients may read: sealed, where the run seals, instead of going through the pipeline.
         private: whether the answer depends on the client's data (then the ledger hears of it).
         fresh: whether the client keeps none of the tensors in `through`, so that they are masked where they lie.
+        derived: whether the answer depends on data only through what was released before, such as the averages a client was sent: it is
+            masked like any other, and neither clipped nor noised again.
+        trains: whether the client trains to answer: "usual" as it always does, "full" by one step over all its samples.
     """
 
     via: tuple[str, ...]
@@ -44,15 +47,15 @@ class Release:
     private: bool = True
     fresh: bool = False
     sealed: tuple[str, ...] = ()
+    derived: bool = False
+    trains: str = ""
 
 
-def answers(
-    *via: str, through: tuple[str, ...] = (), private: bool = True, fresh: bool = False, sealed: tuple[str, ...] = ()
-) -> Callable[[F], F]:
-    """Declare a client method callable by the server, and how its answer may leave."""
+def answers(*via: str, **declared: Any) -> Callable[[F], F]:
+    """Declare a client method callable by the server, and how its answer may leave: the fields of `Release`."""
 
     def mark(method: F) -> F:
-        method.__release__ = Release(via, through, private, fresh, sealed)  # type: ignore[attr-defined]
+        method.__release__ = Release(via, **declared)  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -143,11 +146,15 @@ class Endpoint(Generic[C]):
         reply = method(turn, call.query)
         changes: dict[str, Rows] = {}
         for name in release.through:
-            rows = getattr(reply, name).values
-            if name in release.sealed and self._pipeline.seal:
-                changes[name] = Rows(self._pipeline.seal.close(rows, call.to, call.step))
-            else:
-                changes[name] = Rows(self._pipeline.of(name).forward(rows, call.step, release.fresh))
+            rows, pipeline = getattr(reply, name).values, self._pipeline.of(name)
+            closes = name in release.sealed and self._pipeline.seal
+            if pipeline.shares > min(call.members) and not release.derived:
+                raise PolicyError(
+                    f"{call.method} leaves with noise in {pipeline.shares} shares, and a sum over {min(call.members)} would lack some of it"
+                )
+            pipeline = pipeline.veil if release.derived else pipeline.shield if closes else pipeline
+            rows = pipeline.forward(rows, call.step, release.fresh, call.to, name)
+            changes[name] = Rows(self._pipeline.seal.close(rows, call.to, call.step) if closes and self._pipeline.seal else rows)
         return dataclasses.replace(reply, **changes)
 
     def answer_frame(self, data: bytes) -> bytes:

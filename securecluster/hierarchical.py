@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from securecluster.averaging import Averaged, contributions, weighted_means
+from securecluster.averaging import Averaged, contributions, weighted_means, weights
 from securecluster.backend import torch
 from securecluster.clustering import members as clusters_of
 from securecluster.endpoint import MINIMUM, answers
@@ -69,8 +69,7 @@ def average_in_layers(net: Network, state: Layered, gps: GPS, share: float, t: i
     total = contributions(net, state, share, t)
     means = None if total is None else weighted_means(total)
     if total is not None and means is not None:
-        assert total.rows.size is not None
-        size = total.rows.size.table.cpu() * (torch.as_tensor(total.counts) >= MINIMUM)
+        size = weights(total).cpu() * (torch.as_tensor(total.counts) >= MINIMUM)
         state.pending.append(Move(total.step, means[:, : net.common].cpu(), size, means.shape[1]))
     if mix:
         _mix(net, state, gps, None if total is None else total.step, means)

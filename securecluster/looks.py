@@ -8,7 +8,8 @@ from typing import Any
 
 from securecluster.backend import torch
 from securecluster.displacements import Outbox, Posted, nothing
-from securecluster.network import Network, Replies
+from securecluster.network import Network
+from securecluster.replies import Replies
 from securecluster.run import Line
 from securecluster.similarity import gram, gram_norms, mean_norm, mean_row
 from securecluster.tree import Branching, Tree, ask_for_model
@@ -50,7 +51,7 @@ def look_at(net: Network, got: Replies[Any], cluster: int, members: list[int], l
     look = Look(cluster, members, [got.ids[k] for k in places])
     if places:
         delta, size = got.rows.delta.values, None if got.rows.size is None else got.rows.size.values[places]
-        noise = net.noise(delta.shape[1])
+        noise = net.noise("delta")
         share = torch.ones(len(places)) / len(places) if size is None else size / size.sum()
         look.inner, look.mean = gram(delta, places, noise), mean_row(delta, places, size)
         norms = gram_norms(look.inner)
@@ -66,7 +67,7 @@ def compare_gradients(net: Network, outbox: Outbox, look: Look) -> None:
     look.came, look.places, look.step = list(got.ids), list(range(len(got.ids))), got.step
     if got.ids:
         look.updates = got.rows.delta.values
-        look.inner = gram(look.updates, None, net.noise(look.updates.shape[1]))
+        look.inner = gram(look.updates, None, net.noise("delta"))
 
 
 def model_for(net: Network, outbox: Outbox, look: Look) -> bool:

@@ -9,56 +9,25 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from securecluster.backend import torch
+from securecluster.costs import Costs
 from securecluster.endpoint import GATHER, MINIMUM, PAIRS, SUM, Turn, release_of
-from securecluster.errors import FrameError, UpdateError, UsageError
+from securecluster.errors import FrameError, UsageError
 from securecluster.messages import RELAY, Answer, Call, Rows, Shared, frames, select, stack
 from securecluster.privacy.aggregators import Aggregator, Plain
 from securecluster.privacy.keys import Box, Hello, Peers
-from securecluster.privacy.ledger import Event, Ledger
+from securecluster.privacy.ledger import Ledger
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
+from securecluster.replies import Pairs, Replies, Sums, check_finite
 from securecluster.transport import Transport
 
 C = TypeVar("C")
 Q = TypeVar("Q")
 A = TypeVar("A")
 B = TypeVar("B")
-
-
-@dataclass(frozen=True, eq=False)
-class Replies(Generic[A]):
-    """What `gather` brings: `rows` is the reply message over `ids` (None when nobody replied); `lost` did not reply."""
-
-    ids: tuple[int, ...]
-    rows: A
-    lost: tuple[int, ...]
-    step: int
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-@dataclass(frozen=True, eq=False)
-class Sums(Generic[A]):
-    """What `sum` brings: `rows` is the reply message with (groups, …) sums (None when nobody replied), `counts` their members."""
-
-    ids: tuple[int, ...]
-    rows: A
-    counts: tuple[int, ...]
-    lost: tuple[int, ...]
-    step: int
-
-
-@dataclass(frozen=True, eq=False)
-class Pairs(Generic[B]):
-    """What `pairs` brings: R over `ids`, (r, r), or what was computed from it."""
-
-    ids: tuple[int, ...]
-    value: B
-    step: int
 
 
 APART = 1 << 32  # models are posted only where updates are masked: numbered apart, they leave the batches of later calls as they are
@@ -83,7 +52,8 @@ class Network:
         clients: how many.
         randomness: the server's own draws (who is invited); public.
         agreed: what clients and server agreed on, whose hash is in every frame.
-        keyed: whether clients must share a mask seed before a masked answer can leave.
+        pipeline: the stages of clients' replies, whose noise is known here.
+        costs: what the run has for its noise, beside the pipeline's.
     """
 
     def __init__(
@@ -95,16 +65,18 @@ class Network:
         randomness: Randomness,
         aggregator: Aggregator | None = None,
         agreed: Mapping[str, Any] | None = None,
+        costs: Costs | None = None,
     ) -> None:
         self.clients = tuple(range(clients))
         self.state = NetworkState()
         self.round = 0
         self.randomness, self.agreed = randomness, dict(agreed or {})
-        self.aggregator = aggregator or Plain()
+        self.aggregator, self._costs = aggregator or Plain(), costs or Costs(pipeline)
         self._transport, self._config = transport, config
-        self.noise = pipeline.noise  # (d) -> expected squared norm of the noise in a reply
+        if pipeline.shares > 1 and self.aggregator.server_reads_replies:
+            raise UsageError("noise in shares protects sums alone, and this aggregator reads every reply: let each client add all of it")
         self.common = pipeline.common  # the first numbers of an average that are the common layers'
-        self._keyed, self._sealed = pipeline.keyed, pipeline.seal is not None
+        self._keyed = pipeline.keyed
         self._asker: dict[int, int] = {}
 
     def gather(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int], step: int | None = None, tries: int = 1) -> Replies[A]:
@@ -116,8 +88,9 @@ class Network:
         """
         ready, step = self._open(method, query, to, step, tries)
         answer = self._insist(self._call(method, GATHER, query, to, ready, step, [1] * len(ready)), tries)
-        self._heard(method, GATHER, answer.ids)
-        return Replies(answer.ids, cast(A, answer.reply), self._missing(to, answer.ids), step)
+        reply = self._costs.read(release_of(method), answer.reply, step)
+        self._heard(method, GATHER, answer.ids, reply)
+        return Replies(answer.ids, cast(A, reply), self._missing(to, answer.ids), step)
 
     def post(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int]) -> Replies[A]:
         """As `gather`, with a number, hence a mask, of its own that no other call's batches depend on."""
@@ -140,8 +113,9 @@ class Network:
         own = [group[i] for i in ready]
         call = self._call(method, SUM, query, to, ready, step, [own.count(g) for g in own])
         total = self.aggregator.run(self._exchange, call, own, number)
-        self._heard(method, SUM, total.ids)
-        return Sums(total.ids, cast(A, total.rows), total.counts, self._missing(to, total.ids), step)
+        rows = self._costs.read(release_of(method), total.rows, step, total.counts)
+        self._heard(method, SUM, total.ids, rows)
+        return Sums(total.ids, cast(A, rows), total.counts, self._missing(to, total.ids), step)
 
     def divide(self, labels: Sequence[int]) -> None:
         """From now on the local parameter server of cluster `labels[i]`, and not the server, asks client i; [] takes that back."""
@@ -172,7 +146,7 @@ class Network:
         """
         ready, step = self._open(method, query, to, tries=tries)
         answer = self._insist(self._call(method, PAIRS, query, to, ready, step, [2] * len(ready)), tries)
-        self._heard(method, PAIRS, answer.ids)
+        self._heard(method, PAIRS, answer.ids, answer.reply)
         self._missing(to, answer.ids)
         if len(answer.ids) < 2:
             raise UsageError(f"pairs needs at least two replies, {len(answer.ids)} came: try again")
@@ -225,7 +199,7 @@ class Network:
     def _exchange(self, call: Call) -> Answer:
         answer = self._transport.exchange(call)
         if answer.reply is not None:
-            _check_finite(call, answer)
+            check_finite(call, answer)
         return answer
 
     def _missing(self, to: Sequence[int], came: Sequence[int]) -> tuple[int, ...]:
@@ -236,12 +210,15 @@ class Network:
                 rounds.append(self.round)
         return lost
 
-    def _heard(self, method: Callable[..., Any], verb: str, ids: Sequence[int]) -> None:
-        release = release_of(method)
-        if release.private and ids:
-            seen = tuple(name for name in release.through if not (self._sealed and name in release.sealed))
+    def noise(self, field: str) -> float:
+        """The expected squared norm of the noise in one row of this field, whoever added it; tests of norms take it off."""
+        return self._costs.noise(field, int(self.agreed.get("dimension", 0)))
+
+    def _heard(self, method: Callable[..., Any], verb: str, ids: Sequence[int], reply: Any) -> None:
+        if ids:
             reader = "lps" if self._asker else "server"
-            self.state.ledger.add(Event(method.__name__, verb, seen, self.round, len(ids), reader=reader))
+            for event in self._costs.events(release_of(method), method.__name__, verb, self.round, ids, reply, reader):
+                self.state.ledger.add(event)
 
     def _agree(self, to: Sequence[int]) -> None:
         """Bring the clients that have no mask seed yet into the key agreement, as far as they reply."""
@@ -266,27 +243,3 @@ class Network:
         self.state.key_step += 1
         call = Call(self._config, name, GATHER, self.round, self.state.key_step, tuple(to), query, (1,) * len(to))
         return self._transport.exchange(call)
-
-
-def _check_finite(call: Call, answer: Answer) -> None:
-    for name, value in vars(answer.reply).items():
-        if isinstance(value, Rows) and value.table.is_floating_point():
-            good = _finite(value.table)
-            if not bool(good.all()):
-                bad = [i for k, i in enumerate(answer.ids) if not good[k if value.index is None else value.index[k]]]
-                raise UpdateError(
-                    f"round {call.round}: {name} of client(s) {', '.join(map(str, bad[:5]))} is not finite: lower the learning rate (--lr)"
-                )
-        elif isinstance(value, Shared) and value.value.is_floating_point() and not bool(torch.isfinite(value.value).all()):
-            raise UpdateError(f"round {call.round}: {name} of the clients' replies is not finite: lower the learning rate (--lr)")
-
-
-def _finite(table: torch.Tensor) -> torch.Tensor:
-    """Which rows of a table (r, …) are finite, (r,); no copy of the table is made.
-
-    A sum is not finite when a term is not; only rows whose sum is not finite (it may have overflowed) are looked at number by number.
-    """
-    good = torch.isfinite(table.flatten(1).sum(1) if table.ndim > 1 else table)
-    for row in (~good).nonzero().flatten().tolist():
-        good[row] = torch.isfinite(table[row]).all()
-    return good

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,10 @@ class Objective(ABC):
     @abstractmethod
     def check(self, name: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
         """Raise UsageError where client `name`'s samples cannot be learned."""
+
+    def loss_bound(self, classes: int) -> float:
+        """B up to which a sample's loss counts where losses are released with noise in units of it (ours): half more than a guess has."""
+        return 1.5 * math.log(max(classes, 2))
 
     def as_json(self) -> dict[str, Any]:
         """Enough for `objective` to make it again."""
@@ -188,6 +193,10 @@ class Trajectory(Objective):
             raise UsageError(f"client {name!r}: a position is NaN or infinite: clean the data first")
         if self.metres and len(self.metres) != classes:
             raise UsageError(f"metres are {len(self.metres)} numbers, and positions have {classes} coordinates: give one for each")
+
+    def loss_bound(self, classes: int) -> float:
+        """That of the middle of a unit area, at most."""
+        return 0.25
 
     def as_json(self) -> dict[str, Any]:
         """With its units."""

@@ -58,7 +58,7 @@ def test_each_cluster_is_its_own_fedavg_and_a_lone_client_trains_where_it_was(ma
         for entry in (e for e in calls if e.round == number):
             from securecluster.messages import Rows
 
-            delta = cohort.train(Rows(theta[list(entry.to)]), entry.to, fitted.training(0.2), entry.step)
+            delta = cohort.train(Rows(theta[list(entry.to)]), entry.to, fitted.training({"lr": 0.2}), entry.step)
             for c in {labels[i] for i in entry.to}:
                 own = [k for k, i in enumerate(entry.to) if labels[i] == c]
                 share = weight[[entry.to[k] for k in own]]

@@ -12,39 +12,29 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"errors", "backend", "randomness", "parties"},
-    {
-        "files",
-        "messages",
-        "state",
-        "similarity",
-        "clustering",
-        "metrics",
-        "optimizers",
-        "dropout",
-        "devices",
-        "objectives",
-        "normals",
-        "clipping",
-        "batches",
-    },
+    {"checks"},
+    {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "dropout", "devices", "objectives"},
+    {"normals", "clipping", "batches"},
     {"wire", "stacks", "data", "distances", "hierarchy", "recurrent", "separation", "training", "spectra", "components", "pretrained"},
-    {"lcss", "kernels", "walks", "pair_network"},
+    {"lcss", "kernels", "walks", "pair_network", "partitions"},
     {"sequence_networks"},
     {"networks", "flat"},
     {"models", "per_example"},
     {"evaluation", "features", "estimator"},
     {"cohort", "transcript"},
     {"transport", "privacy", "settings"},
-    {"endpoint", "run"},
-    {"network"},
+    {"endpoint", "run", "replies", "noisy_gram"},
+    {"costs"},
+    {"network", "noisy_losses"},
     {"displacements"},
     {"averaging", "banks", "tree"},
-    {"looks", "refiner", "hierarchical", "layers", "relevance"},
+    {"looks", "refiner", "hierarchical", "layers"},
+    {"nearness", "relevance"},
     {"refinement", "synthetic"},
     {"protocols"},
     {"app", "benchmarks"},
 ]
-SHARED = ("base", "method", "assembly", "saving")  # of protocols: what every method stands on
+SHARED = ("base", "method", "private", "assembly", "saving")  # of protocols: what every method stands on
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 FILES = [p for folder in ("securecluster", "protocols", "benchmarks") for p in sorted((ROOT / folder).rglob("*.py"))]
 

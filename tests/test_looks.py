@@ -11,26 +11,11 @@ import torch
 from securecluster.displacements import Update
 from securecluster.looks import look_at
 from securecluster.messages import Rows
-from securecluster.network import Replies
-from securecluster.privacy.stages import Kind, Pipeline
+from securecluster.privacy.gaussian import Clip, Noise
+from securecluster.privacy.stages import Pipeline
+from securecluster.replies import Replies
 
 D, SIGMA = 100_000, 0.02  # noise of norm 6.3 on updates of norm about 1.4
-
-
-class Clip:
-    kind, name = Kind.CLIP, "clip"
-
-    def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        return rows
-
-    inverse = forward
-
-
-class Gaussian(Clip):
-    kind, name = Kind.NOISE, "gaussian"
-
-    def squared_noise(self, d: int) -> float:
-        return SIGMA**2 * d
 
 
 def replies(weighted: bool, noisy: bool) -> Replies[Any]:
@@ -44,8 +29,8 @@ def replies(weighted: bool, noisy: bool) -> Replies[Any]:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_norms_are_those_of_the_updates_without_noise(weighted: bool) -> None:
-    quiet: Any = SimpleNamespace(noise=Pipeline().noise)
-    loud: Any = SimpleNamespace(noise=Pipeline([Clip(), Gaussian()]).noise)
+    quiet: Any = SimpleNamespace(noise=lambda field: Pipeline().noise(D))
+    loud: Any = SimpleNamespace(noise=lambda field: Pipeline([Clip(1.0), Noise(1.0, SIGMA)]).noise(D))
     labels, members = [0, 0, 0, 0, 1, 1], [0, 1, 2, 3]
     clean = look_at(quiet, replies(weighted, noisy=False), 0, members, labels)
     found = look_at(loud, replies(weighted, noisy=True), 0, members, labels)
@@ -58,5 +43,5 @@ def test_norms_are_those_of_the_updates_without_noise(weighted: bool) -> None:
 
 def test_a_pipeline_adds_up_the_noise_of_its_stages() -> None:
     assert Pipeline().noise(10) == 0
-    assert Pipeline([Clip()]).noise(10) == 0
-    assert Pipeline([Clip(), Gaussian()]).noise(D) == pytest.approx(40)
+    assert Pipeline([Clip(1.0)]).noise(10) == 0
+    assert Pipeline([Clip(1.0), Noise(1.0, SIGMA)]).noise(D) == pytest.approx(40)

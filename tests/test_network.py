@@ -15,12 +15,13 @@ from securecluster import Federation, LabelSwap, wire
 from securecluster.endpoint import GATHER, PAIRS, SUM, Endpoint, Turn, answers, message_types
 from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
 from securecluster.messages import Answer, Call, Header, Rows
-from securecluster.network import Network, NetworkState, _finite
+from securecluster.network import Network, NetworkState
 from securecluster.privacy.aggregators import Plain
 from securecluster.privacy.keys import Hello, KeyRing
 from securecluster.privacy.masks import Permutation
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
+from securecluster.replies import _finite
 from securecluster.run import Run
 from securecluster.state import pack, unpack
 from securecluster.transport import Framed, InProcess

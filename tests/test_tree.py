@@ -16,7 +16,7 @@ from securecluster.displacements import Means, Outbox, Posted, Update
 from securecluster.endpoint import Endpoint, Turn
 from securecluster.errors import UpdateError, UsageError
 from securecluster.messages import Call, Picks, Rows
-from securecluster.network import Replies
+from securecluster.replies import Replies
 from securecluster.run import Run
 from securecluster.transport import InProcess
 from securecluster.tree import Tree, walk

@@ -66,11 +66,13 @@ class Done:
 
 @dataclass
 class Secrets:
-    """What a client keeps between rounds: its private key, a seed it drew as leader, and the shared seed once it has it. Never printed."""
+    """What a client keeps between rounds: its private key, a seed it drew as leader, the shared seed once it has it, and the key of its
+    noise. Never printed."""
 
     private: dict[int, bytes] = field(default_factory=dict, repr=False)
     drawn: dict[int, bytes] = field(default_factory=dict, repr=False)
     seed: dict[int, bytes] = field(default_factory=dict, repr=False)
+    noise: dict[int, bytes] = field(default_factory=dict, repr=False)
 
 
 class KeyRing:
@@ -94,6 +96,10 @@ class KeyRing:
 
     def _bytes(self, client: int, purpose: str) -> bytes:
         return os.urandom(32) if self._randomness is None else self._randomness.key("client", client, purpose)
+
+    def noise(self, client: int) -> bytes:
+        """The key that a client's noise is drawn by."""
+        return self.secrets.noise.setdefault(client, self._bytes(client, "noise"))
 
     def _private(self, client: int) -> bytes:
         return self.secrets.private.setdefault(client, self._bytes(client, "x25519"))

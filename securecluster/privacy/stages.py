@@ -11,6 +11,8 @@ from securecluster.backend import torch
 from securecluster.errors import UsageError
 
 if TYPE_CHECKING:
+    from securecluster.privacy.draws import Draws
+    from securecluster.privacy.guard import Guard
     from securecluster.privacy.seals import Seal
 
 
@@ -60,8 +62,44 @@ class Overwriting(Protocol):
 
 
 @runtime_checkable
+class Personal(Protocol):
+    """A stage that draws for each client apart."""
+
+    def arm(self, draws: Draws) -> None:
+        """Hand in what it draws from."""
+        ...
+
+    def forward_for(self, rows: torch.Tensor, step: int, ids: Sequence[int], field: str) -> torch.Tensor:
+        """What leaves the clients `ids` of rows (b, d), which may be overwritten."""
+        ...
+
+
+@runtime_checkable
+class Coding(Protocol):
+    """A stage whose rows are codes, which the server decodes before it uses them."""
+
+    def decode(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows (b, n) uint8 to the numbers (b, d) that they stand for.
+
+        Raises:
+            FrameError: rows that are no codes.
+        """
+        ...
+
+
+@runtime_checkable
 class Noisy(Protocol):
     """A stage that adds noise, and says how much."""
+
+    @property
+    def multiplier(self) -> float:
+        """z: its standard deviation over what rows are clipped to."""
+        ...
+
+    @property
+    def shares(self) -> int:
+        """How many clients' noise together amounts to z; a row by itself has that part of the variance."""
+        ...
 
     def squared_noise(self, d: int) -> float:
         """The expected squared norm of what it adds to a row of d numbers: σ²d for Gaussian noise."""
@@ -108,6 +146,49 @@ class Pipeline:
             raise UsageError("noise without a clip bounds nothing: add a clip norm")
         self.stages = tuple(stages)
         self.seal, self.fields, self.common = seal, dict(fields or {}), common
+        self.guard: Guard | None = None  # at clients, where the run has noise
+
+    def arm(self, draws: Draws) -> None:
+        """Hand in what the clients' noise is drawn from."""
+        for stage in self.stages:
+            if isinstance(stage, Personal):
+                stage.arm(draws)
+        for other in self.fields.values():
+            other.arm(draws)
+
+    @property
+    def clips(self) -> bool:
+        """Whether rows are clipped: then they count the same, and no client tells how many samples it holds."""
+        return any(stage.kind is Kind.CLIP for stage in self.stages)
+
+    @property
+    def multiplier(self) -> float | None:
+        """The noise multiplier z of what leaves; None where nothing random is added."""
+        return next((stage.multiplier for stage in self.stages if isinstance(stage, Noisy)), None)
+
+    @property
+    def shares(self) -> int:
+        """The fewest clients in a sum for which `multiplier` holds."""
+        return max((stage.shares for stage in self.stages if isinstance(stage, Noisy)), default=1)
+
+    def _part(self, first: Kind, last: Kind) -> Pipeline:
+        return Pipeline([stage for stage in self.stages if first <= stage.kind <= last])
+
+    @property
+    def shield(self) -> Pipeline:
+        """Its stages up to the noise: what a row that is sealed goes through first."""
+        return self._part(Kind.SKETCH, Kind.NOISE)
+
+    @property
+    def veil(self) -> Pipeline:
+        """Its masks alone: what a row goes through that depends on data only through what was released before."""
+        return self._part(Kind.MASK, Kind.MASK)
+
+    def decode(self, rows: torch.Tensor) -> torch.Tensor:
+        """At the server: the numbers that rows stand for."""
+        for stage in reversed(self.stages):
+            rows = stage.decode(rows) if isinstance(stage, Coding) else rows
+        return rows
 
     @property
     def keyed(self) -> bool:
@@ -125,14 +206,18 @@ class Pipeline:
         """What a field of a reply goes through."""
         return self.fields.get(field, self)
 
-    def forward(self, rows: torch.Tensor, step: int, own: bool = False) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, step: int, own: bool = False, ids: Sequence[int] = (), field: str = "") -> torch.Tensor:
         """Apply every stage.
 
         Args:
             own: nobody else keeps `rows`, so stages that can may overwrite them.
+            ids: whose rows they are, for stages that draw for each client. field: what they are called in the reply.
         """
         for stage in self.stages:
-            rows = stage.overwrite(rows, step) if own and isinstance(stage, Overwriting) else stage.forward(rows, step)
+            if isinstance(stage, Personal):
+                rows = stage.forward_for(rows, step, ids, field)
+            else:
+                rows = stage.overwrite(rows, step) if own and isinstance(stage, Overwriting) else stage.forward(rows, step)
         return rows
 
     def room(self, d: int) -> int:
@@ -146,8 +231,12 @@ class Pipeline:
         return d
 
     def noise(self, d: int) -> float:
-        """The expected squared norm, σ²d, of the noise that a row of d numbers leaves with; tests of norms take it off."""
-        return float(sum(stage.squared_noise(d) for stage in self.stages if isinstance(stage, Noisy)))
+        """The expected squared norm of the noise that a row of d numbers leaves with, σ² times those it is added to."""
+        total = 0.0
+        for stage in self.stages:
+            total += stage.squared_noise(d) if isinstance(stage, Noisy) else 0.0
+            d = stage.width(d) if isinstance(stage, Widening) else d
+        return total
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """Undo what can be undone, in reverse."""

@@ -76,7 +76,8 @@ def test_the_layer_comes_as_it_is_and_nothing_else_of_a_client(corners: Federati
         state = alone.model_of(k)  # trained alone as long, from the same weights
         wanted = torch.cat([state["1.weight"].flatten(), state["1.bias"]])
         torch.testing.assert_close(reply.layer.values[k], wanted, rtol=0, atol=0)
-    assert [(e.method, e.verb, e.fields) for e in fitted.ledger_.events] == [("hand_in", "gather", ()), ("pool", "sum", ("delta",))]
+    told = [("hand_in", "gather", ("layer",)), ("pool", "sum", ("delta",)), ("pool", "sum", ("size",))]
+    assert [(e.method, e.verb, e.fields) for e in fitted.ledger_.events] == told
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
@@ -108,7 +109,7 @@ def test_synthetic_users_train_as_clients_do(corners: Federation) -> None:
     flat = local.flat_model(federation)
     for start in ("common", "independent"):
         made = Synthesis(8, RandomWalk(), Format(), 0.2, "last", start, 3, 1, 1)
-        found = made.trained(users, flat, local.training(0.1), federation.classes, "float32", federation.seed)
+        found = made.trained(users, flat, local.training({"lr": 0.1}), federation.classes, "float32", federation.seed)
         if start == "common":
             torch.testing.assert_close(found, local.fit(federation).client_models_.values, rtol=0, atol=0)
         else:

@@ -119,7 +119,7 @@ def test_averages_are_unweighted_trimmed_means_from_the_first_weights(two: Feder
         cohort = made.build_client(two, DOUBLE).client.cohort
         theta, labels = cohort.start[None].repeat(8, 1), fitted.labels_
         for step in (7, 8):  # four calls to train alone, one to hand in, one to judge
-            updates = cohort.train(Rows(theta), range(8), made.training(0.2), step).numpy()
+            updates = cohort.train(Rows(theta), range(8), made.training({"lr": 0.2}), step).numpy()
             means = [trim_mean(updates[labels == labels[i]], trim, axis=0) for i in range(8)]
             theta = theta + torch.as_tensor(np.stack(means))
         torch.testing.assert_close(fitted.client_models_.values, theta, rtol=0, atol=1e-9)
@@ -296,8 +296,8 @@ def test_newcomers_that_cannot_be_placed_are_an_error(two: Federation, monkeypat
         ({"local_rounds": 0}, "local_rounds = 0"),
         ({"retrain": -1}, "retrain = -1"),
         ({"refine": 1.5}, "refine = 1.5"),
-        ({"trim": 0.5}, "trim is a share"),
-        ({"radius": float("nan")}, "radius a finite number"),
+        ({"trim": 0.5}, "trim = 0.5"),
+        ({"radius": float("nan")}, "radius = nan"),
         ({"threshold": "x"}, "no distance"),
         ({"quantile": 2}, "no share"),
         ({"threshold": 1, "quantile": 0.2}, "one of them"),

@@ -1,0 +1,177 @@
+"""Differential privacy as every method has it: the options, what they do to replies, and what releases cost.
+
+Unit "client": what leaves is clipped and noised on its way, and updates count the same. Unit "example": training itself is DP-SGD, and what
+leaves is made of its results. The noise of losses, Gram matrices and single layers is the methods' own (`multipliers`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from securecluster.checks import check_choice, check_number
+from securecluster.cohort import LocalTraining
+from securecluster.costs import Costs
+from securecluster.data import Federation
+from securecluster.errors import UsageError
+from securecluster.privacy.draws import Draws
+from securecluster.privacy.gaussian import Clip, Curator, Noise
+from securecluster.privacy.guard import Guard
+from securecluster.privacy.stages import Pipeline, Stage
+from securecluster.randomness import Randomness
+from securecluster.tree import FULL
+
+History = list[tuple[float, float, int]]
+
+
+@dataclass(frozen=True)
+class Releases:
+    """How often a client releases something at most, in a whole run."""
+
+    updates: int = 0
+    """rows that are clipped and noised on their way"""
+    losses: int = 0
+    """rows of losses"""
+    gram: int = 0
+    trainings: int = 0
+    """local trainings, for DP-SGD"""
+    full: int = 0
+    """those by one step over all samples"""
+
+
+@dataclass(kw_only=True)
+class Private(ABC):
+    """The options of differential privacy."""
+
+    rounds: int
+    epochs: int
+    batch_size: int
+    optimizer: str
+    momentum: float
+    clip: float | None = None
+    """clip norm S: of each update that leaves its client, or, with dp_unit example, of each example's gradient"""
+    noise: float = 0.0
+    """noise multiplier Z = σ/S of the Gaussian noise on whatever is released; needs a clip"""
+    placement: str = "local"
+    """who adds the noise of updates: local (each client) or central (a trusted server, before its protocol sees anything)"""
+    dp_unit: str = "client"
+    """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in local training)"""
+    loss_clip: float | None = None
+    """bound B of a sample's loss where losses are released with noise; None is 1.5·ln(classes) nats, of positions 0.25"""
+    target_epsilon: float | None = None
+    """find the least noise with which the whole run costs at most this ε, for its dp_unit, before it starts"""
+    delta: float = 1e-5
+    """δ of (ε, δ)"""
+
+    def check_private(self) -> None:
+        """Raise UsageError for options of differential privacy that do not go together."""
+        check_choice(self, placement=("local", "central"), dp_unit=("client", "example"))
+        for name in ("clip", "loss_clip", "target_epsilon"):
+            if getattr(self, name) is not None:
+                check_number(self, name, 0, low_in=False)
+        check_number(self, "noise", 0)
+        check_number(self, "delta", 0, 1, low_in=False)
+        if self.noise and self.target_epsilon is not None:
+            raise UsageError("noise and target_epsilon both say how much noise there is: give one of them")
+        if self.noisy and self.clip is None:
+            raise UsageError("noise without a clip bounds nothing: give the clip norm too (--clip)")
+        if self.per_client and getattr(self, "average", "uniform") == "weighted":
+            raise UsageError("a clipped update counts as much as any other, since its weight would tell |D_i|: take average uniform")
+        if self.placement == "central" and self.dp_unit == "example":
+            raise UsageError("with dp_unit example clients train with noise, so it is theirs: leave the placement local")
+
+    @property
+    def noisy(self) -> bool:
+        """Whether updates, or the training behind them, have noise."""
+        return self.noise > 0 or self.target_epsilon is not None
+
+    @property
+    def per_example(self) -> bool:
+        """Whether local training is DP-SGD."""
+        return self.dp_unit == "example" and self.clip is not None
+
+    @property
+    def per_client(self) -> bool:
+        """Whether updates are clipped on their way."""
+        return self.dp_unit == "client" and self.clip is not None
+
+    def releases(self) -> Releases:
+        """Upper bounds, from which `target_epsilon` finds the noise."""
+        return Releases(updates=self.rounds, trainings=self.rounds)
+
+    def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Noise multipliers of reply fields that do not go through the pipeline's noise; infinite: nothing new, or public."""
+        trained = self.per_example and config["noise"] > 0
+        return {"delta": math.inf, "size": math.inf} if trained else {}
+
+    def replacements(self) -> dict[str, float]:
+        """By reply field: the sensitivity to replacing the unit of privacy over that to adding or removing it, where it is not 2."""
+        return {}
+
+    def stages(self, config: Mapping[str, Any]) -> tuple[Stage, ...]:
+        """What an update goes through before its mask."""
+        if not self.per_client:
+            return ()
+        own = (Noise(config["clip"], config["noise"]),) if config["noise"] and config["placement"] == "local" else ()
+        return (Clip(config["clip"]), *own)
+
+    def guard(self, config: Mapping[str, Any], draws: Draws) -> Guard | None:
+        """What clients need for noise of their methods' own."""
+        if not (config["clip"] and config["noise"]):
+            return None
+        return Guard(config["dp_unit"], float(config["clip"]), float(config["noise"]), float(config["loss_clip"]), draws)
+
+    def private_training(self, plan: LocalTraining, config: Mapping[str, Any]) -> LocalTraining:
+        """The same, with DP-SGD where the run has it."""
+        return replace(plan, clip=float(config["clip"]), noise=float(config["noise"])) if self.per_example else plan
+
+    def training(self, config: Mapping[str, Any]) -> LocalTraining:
+        """What a client does in a round, at the learning rate, and with the noise, that the run goes by."""
+        return self.private_training(LocalTraining(config["lr"], self.epochs, self.batch_size, self.optimizer, self.momentum), config)
+
+    def trainings(self, usual: LocalTraining, config: Mapping[str, Any]) -> dict[str, LocalTraining]:
+        """The kinds of training that clients' methods name (`Release.trains`)."""
+        return {"usual": usual, "refine": usual, "full": self.private_training(FULL, config)}
+
+    def costs(self, pipeline: Pipeline, usual: LocalTraining, config: Mapping[str, Any]) -> Costs:
+        """What the server knows of the noise."""
+        known = self.trainings(usual, config) if self.per_example and config["noise"] else {}
+        curator = None
+        if self.per_client and config["noise"] and config["placement"] == "central":
+            curator = Curator(config["clip"], config["noise"], Draws.derived(Randomness(config["seed"])))
+        return Costs(pipeline, self.multipliers(config), self.replacements(), known, curator)
+
+    def history(self, z: float, samples: int, usual: LocalTraining) -> History:
+        """What a client with so many samples would release at noise multiplier z, as (multiplier, sampling rate, steps)."""
+        n = self.releases()
+        if self.dp_unit == "client":
+            return [(z, 1.0, k) for k in (n.updates, n.losses, n.gram) if k]
+        own = [(z, usual.rate(samples), n.trainings * usual.number(samples)), (z, 1.0, n.full), (z, 1.0, n.losses), (z, 1.0, n.gram)]
+        return [entry for entry in own if entry[2]]
+
+    def resolved_noise(self, federation: Federation, lr: float, aside: float) -> dict[str, Any]:
+        """The bound of a loss, and the noise multiplier as given, or as `target_epsilon` needs it for the client that releases most."""
+        kind, found = federation.objective, {"noise": float(self.noise)}
+        if self.target_epsilon is not None:
+            plan = LocalTraining(lr, self.epochs, self.batch_size)
+            sizes = [len(shard.y) - math.floor(aside * len(shard.y)) for shard in federation.shards]
+            worst = sizes[:1]
+            if self.dp_unit == "example":
+                worst = sorted(set(sizes), key=lambda n: -(plan.rate(n) ** 2) * plan.number(n))[:3]
+            priced = [_least(tuple(self.history(1.0, n, plan)), float(self.target_epsilon), float(self.delta)) for n in worst]
+            found = {"noise": max(priced)}
+        return {"loss_clip": kind.loss_bound(federation.classes) if self.loss_clip is None else float(self.loss_clip), **found}
+
+
+@lru_cache(maxsize=64)
+def _least(unit: tuple[tuple[float, float, int], ...], target: float, delta: float) -> float:
+    """The least z with which releases of multiplier z times those of `unit` cost at most the target."""
+    from securecluster.privacy.accounting import find_noise
+
+    if not unit:
+        return 0.0
+    return float(find_noise(lambda z: [(z * k, q, steps) for k, q, steps in unit], target, delta))

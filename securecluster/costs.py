@@ -1,0 +1,94 @@
+"""What the server knows of the noise in clients' replies: what each of them costs, how to read it, how much of it to take off."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from securecluster.endpoint import Release
+from securecluster.messages import Rows, Shared
+from securecluster.privacy.gaussian import REPLACE, Curator
+from securecluster.privacy.ledger import Event, Mechanism
+from securecluster.privacy.stages import Pipeline
+from securecluster.training import LocalTraining
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The noise of a run's replies.
+
+    Args:
+        pipeline: the stages that clients' replies go through.
+        multipliers: by field of a reply, the noise multiplier of what the client's method has noised itself; infinite where it is
+            post-processing of other releases, or taken as public. Fields that are neither here nor noised on their way are exact.
+        replace: by field, the sensitivity to replacing over that to adding or removing.
+        training: what DP-SGD each kind of training (`Release.trains`) is; empty where it is none.
+        curator: a trusted server's noise.
+    """
+
+    pipeline: Pipeline
+    multipliers: Mapping[str, float] = field(default_factory=dict)
+    replace: Mapping[str, float] = field(default_factory=dict)
+    training: Mapping[str, LocalTraining] = field(default_factory=dict)
+    curator: Curator | None = None
+
+    def noise(self, name: str, d: int) -> float:
+        """The expected squared norm of the noise in one row of this field, made of d numbers, whoever added it."""
+        pipeline, curator = self.pipeline.of(name), self._curator(name)
+        return pipeline.noise(d) + (curator.sigma**2 * pipeline.width(d) if curator else 0.0)
+
+    def read(self, release: Release, reply: A, step: int, counts: Sequence[int] | None = None) -> A:
+        """A reply as the protocol sees it: decoded, and, where the server is trusted to add it, with noise.
+
+        Args:
+            counts: of sums, how many clients each holds: one over nobody stays zero.
+        """
+        changes: dict[str, Rows] = {}
+        for name in release.through if reply is not None else ():
+            if self._closed(release, name):
+                continue
+            came = getattr(reply, name)
+            rows = came.values if release.derived else self.pipeline.of(name).decode(came.values)
+            curator = self._curator(name)
+            if curator and not release.derived:
+                rows = curator.add(rows, step, name, counts)
+            if rows is not came.table:
+                changes[name] = Rows(rows)
+        return dataclasses.replace(reply, **changes) if changes else reply  # type: ignore[type-var]
+
+    def events(self, release: Release, method: str, verb: str, number: int, ids: Sequence[int], reply: Any, reader: str) -> Iterator[Event]:
+        """What the clients `ids` released in round `number`, field by field, and the training behind it."""
+        plan = self.training.get(release.trains)
+        if plan is not None:
+            kept, batch = not release.private, plan.batch_size
+            yield Event(method, verb, (), number, tuple(ids), "dp-sgd", plan.noise, REPLACE, batch, plan.epochs, kept, False, reader)
+        for name, value in vars(reply).items() if release.private else ():
+            if isinstance(value, Rows | Shared):
+                z, replace = self._cost(release, name)
+                kind: Mechanism = "exact" if z is None else "free" if math.isinf(z) else "gaussian"
+                seen = name in release.through and not self._closed(release, name)
+                known = z if kind == "gaussian" else None
+                yield Event(method, verb, (name,), number, tuple(ids), kind, known, replace, seen=seen, reader=reader)
+
+    def _curator(self, name: str) -> Curator | None:
+        """The trusted server's noise on a field, which is for rows that are clipped alone."""
+        return self.curator if self.pipeline.of(name).clips and name not in self.multipliers else None
+
+    def _closed(self, release: Release, name: str) -> bool:
+        return self.pipeline.seal is not None and name in release.sealed
+
+    def _cost(self, release: Release, name: str) -> tuple[float | None, float]:
+        """A field's noise multiplier, infinite where it tells nothing new, None where it is exact; and its factor for replacing."""
+        if release.derived:
+            return math.inf, 1.0
+        if name in self.multipliers:
+            return self.multipliers[name], self.replace.get(name, REPLACE)
+        if name in release.through:
+            curator = self._curator(name)
+            return (curator.multiplier if curator else self.pipeline.of(name).multiplier), REPLACE
+        return None, REPLACE

@@ -1,0 +1,128 @@
+"""The Gaussian mechanism on rows that leave a client: clip to a norm, then add noise (McMahan et al. 2018; Dwork & Roth 2014, A)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from securecluster.backend import torch
+from securecluster.errors import PolicyError, UpdateError, UsageError
+from securecluster.privacy.draws import Draws
+from securecluster.privacy.stages import Kind
+
+REPLACE = 2.0  # two rows of norm S differ by up to 2S, one and its absence (a zero) by S
+
+
+class Clip:
+    """x·min(1, S/‖x‖) of each row: its L2 norm is at most S, up to rounding.
+
+    Args:
+        norm: S, positive.
+    """
+
+    kind: ClassVar[Kind] = Kind.CLIP
+    name: ClassVar[str] = "clip"
+
+    def __init__(self, norm: float) -> None:
+        self.norm = float(norm)
+
+    def width(self, d: int) -> int:
+        """d."""
+        return d
+
+    def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """Rows (b, d), new ones.
+
+        Raises:
+            UpdateError: a row that is not finite, of which no multiple has a bounded norm.
+        """
+        return rows * self._factors(rows)
+
+    def overwrite(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """The same, written over `rows`."""
+        rows *= self._factors(rows)
+        return rows
+
+    def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """What was cut off is gone."""
+        return rows
+
+    def _factors(self, rows: torch.Tensor) -> torch.Tensor:
+        norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
+        if not bool(norms.isfinite().all()):
+            raise UpdateError("an update is not finite, so it cannot be clipped: lower the learning rate (--lr)")
+        factors: torch.Tensor = self.norm / norms.clamp_min(self.norm)
+        return factors.to(rows.dtype)
+
+
+class Noise:
+    """x + N(0, (zS)²/shares) in every coordinate, drawn by each client for itself.
+
+    Args:
+        norm: S, what rows are clipped to.
+        multiplier: z, positive.
+        shares: how many honest clients at least add their part to one sum: 1 for a row that is read on its own. With more, a row by
+            itself is protected less than `multiplier` says, so it may only leave in sums that nobody reads the terms of.
+    """
+
+    kind: ClassVar[Kind] = Kind.NOISE
+    name: ClassVar[str] = "noise"
+
+    def __init__(self, norm: float, multiplier: float, shares: int = 1) -> None:
+        if shares < 1:
+            raise UsageError(f"noise in {shares} shares is none: plan for one honest client at least")
+        self.multiplier, self.shares = float(multiplier), int(shares)
+        self.sigma = float(norm) * self.multiplier / math.sqrt(shares)
+        self._draws: Draws | None = None
+
+    def arm(self, draws: Draws) -> None:
+        """Hand in what the noise is drawn from."""
+        self._draws = draws
+
+    def width(self, d: int) -> int:
+        """d."""
+        return d
+
+    def forward_for(self, rows: torch.Tensor, step: int, ids: Sequence[int], field: str) -> torch.Tensor:
+        """Rows (b, d) of the clients `ids`, with noise; written over them."""
+        if self._draws is None:
+            raise UsageError("these clients have nothing to draw noise from yet: hand in their keys first")
+        for row, i in zip(rows, ids, strict=True):
+            row.add_(self._draws.normal(i, field, step, row), alpha=self.sigma)
+        return rows
+
+    def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """Noise is somebody's: `forward_for` adds it."""
+        raise PolicyError("noise is added for clients by their numbers: call the pipeline with ids")
+
+    def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """Noise stays."""
+        return rows
+
+    def squared_noise(self, d: int) -> float:
+        """σ²d."""
+        return self.sigma**2 * d
+
+
+class Curator:
+    """A trusted server's noise, which is added before its protocol sees what came: the central placement.
+
+    Args:
+        norm: S, what clients clip to: the sensitivity of every sum to one client's absence, and of each row.
+        multiplier: z.
+        draws: keyed by SERVER; what the sums of one run are noised with must not be known to those who see them.
+    """
+
+    SERVER: ClassVar[int] = -1
+
+    def __init__(self, norm: float, multiplier: float, draws: Draws) -> None:
+        self.sigma, self.multiplier, self._draws = float(norm) * float(multiplier), float(multiplier), draws
+
+    def add(self, rows: torch.Tensor, step: int, field: str, counts: Sequence[int] | None = None) -> torch.Tensor:
+        """Rows (r, n) with N(0, σ²) in every number, new ones, but for sums over nobody; what masks have turned is noised as well."""
+        out = rows.clone()
+        for n, row in enumerate(out):
+            if counts is None or counts[n]:
+                row.add_(self._draws.normal(self.SERVER, f"{field} {n}", step, row), alpha=self.sigma)
+        return out
