@@ -9,21 +9,30 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from scipy import stats
+from torch import nn
 
+from securecluster import Federation, models
+from securecluster.cohort import Cohort, LocalTraining
 from securecluster.costs import Costs
 from securecluster.endpoint import GATHER, SUM, Endpoint, Turn, answers
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
 from securecluster.network import Network
-from securecluster.privacy.canaries import Audit, directions, lower_bound, summed, updates
+from securecluster.noisy_gram import GramNoise
+from securecluster.noisy_losses import noised
+from securecluster.privacy.canaries import Audit, directions, grams, lower_bound, summed, updates
 from securecluster.privacy.draws import Draws
 from securecluster.privacy.gaussian import Clip, Curator, Noise
+from securecluster.privacy.guard import Guard
 from securecluster.privacy.keys import Hello, KeyRing
+from securecluster.privacy.ledger import Event, Ledger
 from securecluster.privacy.stages import Pipeline, Stage
 from securecluster.randomness import Randomness
 from securecluster.transport import InProcess
 
+Array = NDArray[np.float64]
 CONFIG = "c" * 32
 NORM, Z, DELTA = 0.3, 0.5, 1e-5
 RUNS, D = 300, 300
@@ -117,6 +126,70 @@ def test_a_trusted_servers_noise_is_audited_in_rows_and_in_one_sum(share: float,
     audit = lower_bound(*summed(release, directions(2 * RUNS, 2 * RUNS, 0), NORM))
     assert (audit.mu <= 1 / Z) == honest
     assert audit.mu > 0.75 / Z
+
+
+@pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
+def test_gram_matrices_are_audited_by_a_canary_row(share: float, honest: bool) -> None:
+    mechanism = GramNoise(Z * share, "gram", False, Draws.derived(Randomness(5)))
+    rows = torch.from_numpy(np.random.default_rng(0).normal(size=(7, 12)) / 12)
+    turns = [directions(12, 12, seed) for seed in range(RUNS // 12)]
+    audit = lower_bound(*grams(mechanism.matrix, torch.cat(turns), rows))
+    assert (audit.mu <= 1 / Z) == honest
+    assert audit.mu > 0.75 / Z
+
+
+@pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_rows_of_losses_are_audited_along_their_sum(unit: str, share: float, honest: bool) -> None:
+    k, n, bound = 4, 10, 1.7
+    guard = Guard(unit, NORM, Z * share, bound, Draws.derived(Randomness(6)))
+    means = np.full((2 * RUNS, k), bound / 3)
+    means[:RUNS] += bound / n if unit == "example" else 2 * bound / 3  # one sample's losses are B, or all are; in the other world 0
+    means[RUNS:] -= bound / 3 if unit == "client" else 0
+    told = noised(guard, "judge", Turn(range(2 * RUNS), range(2 * RUNS), 1, 1), means, [n] * 2 * RUNS).sum(1)
+    audit = lower_bound(told[:RUNS], told[RUNS:])
+    assert (audit.mu <= 1 / Z) == honest
+    assert audit.mu > 0.75 / Z
+
+
+def trained(plan: LocalTraining, n: int) -> tuple[Array, Array]:
+    """What clients' updates say along the gradient of their first sample, with it, and with a sample without a gradient."""
+    d, rng = 5, np.random.default_rng(0)
+    x = rng.normal(size=(2 * RUNS, n, 1, 1, d))
+    x[..., 0] = 0  # there are no biases, so no other sample has a gradient there
+    x[:, 0] = 0
+    x[:RUNS, 0, ..., 0] = 100.0
+    arrays = {f"c{k:04d}": (own, np.arange(n) % 2) for k, own in enumerate(x)}
+    federation = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=5)
+    flat = models.build(nn.Sequential(nn.Flatten(), nn.Linear(d, 2, bias=False)), federation.shape, 2, Randomness(5))
+    clients = Cohort(federation, flat, Randomness(5), torch.device("cpu"), torch.float64, secret=Draws.derived(Randomness(7)))
+    start = Rows(torch.zeros(1, 2 * d, dtype=torch.float64), (0,) * 2 * RUNS)
+    moved = clients.train(start, range(2 * RUNS), plan, 1).numpy()
+    along = (moved[:, 0] - moved[:, d]) / plan.lr
+    return along[:RUNS], along[RUNS:]
+
+
+def priced(plan: LocalTraining, n: int, z: float, delta: float) -> float:
+    """What the ledger says of a training that claims multiplier z."""
+    event = Event("train", "sum", (), 1, (0,), "dp-sgd", z, batch=plan.batch_size, epochs=plan.epochs)
+    return Ledger([event], {0: n}).price(delta).epsilon
+
+
+@pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
+def test_a_step_of_dp_sgd_is_audited_by_a_canary_sample(share: float, honest: bool) -> None:
+    plan = LocalTraining(1e-9, 1, 1 << 62, clip=NORM, noise=Z * share)  # the weights stay at 0, where every gradient is largest
+    audit = lower_bound(*trained(plan, 6))
+    assert (audit.mu <= 1 / Z) == honest
+    assert audit.mu > 0.75 / Z
+    assert audit.epsilon(DELTA) <= priced(plan, 6, Z * share, DELTA)
+
+
+@pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
+def test_sampled_steps_of_dp_sgd_are_no_less_private_than_their_price(share: float, honest: bool) -> None:
+    plan = LocalTraining(1e-9, 2, 2, clip=NORM, noise=share)  # q = 1/3, six steps
+    audit = lower_bound(*trained(plan, 6))
+    assert audit.epsilon(0.01) > 0.5
+    assert (audit.epsilon(0.2) <= priced(plan, 6, 1, 0.2)) == honest
 
 
 @pytest.mark.parametrize("mu", [0.3, 2.0, 20.0])
