@@ -152,21 +152,21 @@ def test_rows_of_losses_are_audited_along_their_sum(unit: str, share: float, hon
     assert audit.mu > 0.75 / Z
 
 
-def trained(plan: LocalTraining, n: int) -> tuple[Array, Array]:
+def trained(plan: LocalTraining, n: int, runs: int = RUNS) -> tuple[Array, Array]:
     """What clients' updates say along the gradient of their first sample, with it, and with a sample without a gradient."""
     d, rng = 5, np.random.default_rng(0)
-    x = rng.normal(size=(2 * RUNS, n, 1, 1, d))
+    x = rng.normal(size=(2 * runs, n, 1, 1, d))
     x[..., 0] = 0  # there are no biases, so no other sample has a gradient there
     x[:, 0] = 0
-    x[:RUNS, 0, ..., 0] = 100.0
+    x[:runs, 0, ..., 0] = 100.0
     arrays = {f"c{k:04d}": (own, np.arange(n) % 2) for k, own in enumerate(x)}
     federation = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=5)
     flat = models.build(nn.Sequential(nn.Flatten(), nn.Linear(d, 2, bias=False)), federation.shape, 2, Randomness(5))
     clients = Cohort(federation, flat, Randomness(5), torch.device("cpu"), torch.float64, secret=Draws.derived(Randomness(7)))
-    start = Rows(torch.zeros(1, 2 * d, dtype=torch.float64), (0,) * 2 * RUNS)
-    moved = clients.train(start, range(2 * RUNS), plan, 1).numpy()
+    start = Rows(torch.zeros(1, 2 * d, dtype=torch.float64), (0,) * 2 * runs)
+    moved = clients.train(start, range(2 * runs), plan, 1).numpy()
     along = (moved[:, 0] - moved[:, d]) / plan.lr
-    return along[:RUNS], along[RUNS:]
+    return along[:runs], along[runs:]
 
 
 def priced(plan: LocalTraining, n: int, z: float, delta: float) -> float:
@@ -187,7 +187,7 @@ def test_a_step_of_dp_sgd_is_audited_by_a_canary_sample(share: float, honest: bo
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 def test_sampled_steps_of_dp_sgd_are_no_less_private_than_their_price(share: float, honest: bool) -> None:
     plan = LocalTraining(1e-9, 2, 2, clip=NORM, noise=share)  # q = 1/3, six steps
-    audit = lower_bound(*trained(plan, 6))
+    audit = lower_bound(*trained(plan, 6, 1000))
     assert audit.epsilon(0.01) > 0.5
     assert (audit.epsilon(0.2) <= priced(plan, 6, 1, 0.2)) == honest
 
