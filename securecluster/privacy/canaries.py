@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from securecluster.backend import torch
 from securecluster.errors import UsageError
-from securecluster.privacy.stages import Pipeline
 
 Array = NDArray[np.float64]
 FEWEST = 20  # runs in each world
@@ -161,7 +160,7 @@ def grams(matrix: Callable[[torch.Tensor, int], torch.Tensor], canaries: torch.T
     Args:
         matrix: samples (n, D) of a client, and its number, to what it makes everything of, (D, D).
         canaries: unit directions (c, D); two clients for each.
-        rows: the other samples of each, (n, D), all with the same; what they add along u is taken off.
+        rows: the other samples of each, (n, D), all with the same, of norm 1 at most; what they add along u is taken off.
     """
     found: tuple[list[float], list[float]] = ([], [])
     for k, u in enumerate(canaries):
@@ -169,11 +168,6 @@ def grams(matrix: Callable[[torch.Tensor, int], torch.Tensor], canaries: torch.T
         for world, samples in enumerate((torch.cat([rows, LONG * u[None].to(rows.dtype)]), rows)):
             found[world].append(float(u.double() @ matrix(samples, 2 * k + world).double() @ u.double()) - bare)
     return np.array(found[0]), np.array(found[1])
-
-
-def piped(pipeline: Pipeline, step: int, field: str) -> Callable[[torch.Tensor, Sequence[int]], torch.Tensor]:
-    """The release of rows through a client's stages, for `updates`; those of a mask have no direction left to look along."""
-    return lambda rows, ids: pipeline.forward(rows.clone(), step, ids=ids, field=field)
 
 
 def _along(rows: torch.Tensor, canaries: torch.Tensor) -> Array:
