@@ -4,23 +4,41 @@ from __future__ import annotations
 
 from securecluster.backend import torch
 from securecluster.errors import unknown
-from securecluster.similarity import blocks, cosine, gram
+from securecluster.similarity import FLOOR, blocks, cosine, gram
 
 METRICS = ("l1", "l2", "cosine")
 WIDE = 1 << 18  # numbers of a float64 column block: 2 MB, which stay in cache while every pair reads them
 CLOSE = 1e-6  # rows whose squared distance is below this share of their squared norms are compared number by number
 
 
-def distances(rows: torch.Tensor, metric: str) -> torch.Tensor:
+def distances(rows: torch.Tensor, metric: str, noise: float = 0.0) -> torch.Tensor:
     """Distances of all pairs of rows (m, d), symmetric and zero on the diagonal; one block of columns is held beside them.
+
+    Args:
+        noise: expected squared norm of the independent noise in each row. A squared L2 distance exceeds that of the rows without noise by
+            twice as much, which is taken off (down to 0), as it is of norms in cosines; L1 has no such correction and stays as it is.
 
     Raises:
         UsageError: an unknown metric.
     """
-    known = {"l1": manhattan, "l2": euclidean, "cosine": angular}
+    known = {"l1": lambda: manhattan(rows), "l2": lambda: euclidean(rows, noise), "cosine": lambda: angular(rows, noise)}
     if metric not in known:
         raise unknown("metric", metric, METRICS)
-    return known[metric](rows)
+    return known[metric]()
+
+
+def alike(rows: torch.Tensor, metric: str, noise: float = 0.0) -> torch.Tensor:
+    """Similarities of all pairs of rows, (m, m) in [-1, 1], for clusterings that ask for more than distances (ours).
+
+    Under cosine the cosines; under L1 and L2, which do not mind where the origin is, the cosines of the rows less their mean: under L1
+    of points whose squared Euclidean distances are the L1 distances (such points exist: L1 is of negative type, Schoenberg 1938).
+    """
+    if metric == "cosine":
+        return cosine(gram(rows, None, noise), FLOOR if noise else 0.0)
+    m = len(rows)
+    around = torch.eye(m, dtype=torch.float64, device=rows.device) - 1 / m
+    inner = gram(rows, None, noise) if metric == "l2" else -distances(rows, metric) / 2
+    return cosine(around @ inner @ around, FLOOR if noise else 0.0)
 
 
 def manhattan(rows: torch.Tensor) -> torch.Tensor:
@@ -32,11 +50,14 @@ def manhattan(rows: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def euclidean(rows: torch.Tensor) -> torch.Tensor:
+def euclidean(rows: torch.Tensor, noise: float = 0.0) -> torch.Tensor:
     """L2: ‖x − y‖, relative error below 1e-9.
 
     From the Gram matrix of the rows less their mean; where that cancels, for rows much closer to each other than to the mean,
     from the differences themselves.
+
+    Args:
+        noise: as in `distances`.
     """
     square = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     for block in blocks(rows, size=WIDE):
@@ -50,7 +71,7 @@ def euclidean(rows: torch.Tensor) -> torch.Tensor:
     if len(first):
         exact = _squared(rows, first, second)
         square[first, second] = square[second, first] = exact
-    return square.fill_diagonal_(0).sqrt()
+    return (square - 2 * noise).clamp_min(0).fill_diagonal_(0).sqrt()
 
 
 def to_others(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -74,7 +95,11 @@ def _squared(rows: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> t
     return total
 
 
-def angular(rows: torch.Tensor) -> torch.Tensor:
-    """Cosine distance 1 − cos, in [0, 2], absolute error below 1e-12; a zero row is at distance 1 from every other (`cosine`)."""
-    apart = 1 - cosine(gram(rows))
+def angular(rows: torch.Tensor, noise: float = 0.0) -> torch.Tensor:
+    """Cosine distance 1 − cos, in [0, 2], absolute error below 1e-12; a zero row is at distance 1 from every other (`cosine`).
+
+    Args:
+        noise: as in `distances`.
+    """
+    apart = 1 - cosine(gram(rows, None, noise), FLOOR if noise else 0.0)
     return ((apart + apart.T) / 2).fill_diagonal_(0)

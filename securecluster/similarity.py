@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from securecluster.backend import torch
 
 BLOCK = 1 << 24  # numbers of a column block
+FLOOR = 0.5  # share of the median norm: under noise no row counts as shorter
 
 
 def gram(rows: torch.Tensor, who: Sequence[int] | None = None, noise: float = 0.0) -> torch.Tensor:
@@ -59,12 +60,17 @@ def gram_norms(inner: torch.Tensor) -> torch.Tensor:
     return inner.diagonal().clamp_min(0).sqrt()
 
 
-def cosine(inner: torch.Tensor) -> torch.Tensor:
+def cosine(inner: torch.Tensor, floor: float = 0.0) -> torch.Tensor:
     """Cosine similarities (m, m) in [-1, 1] from a Gram matrix (Sattler et al. 2019, eq. 44).
 
     A zero row has no direction: its similarity to every other row is 0 by definition (ours), and 1 to itself.
+
+    Args:
+        floor: norms below this share of their median count as that share (ours). What is left of a short row's squared norm when
+            noise is taken off may be next to nothing, and its cosines would be noise alone.
     """
     size = gram_norms(inner)
+    size = size.clamp_min(floor * float(size.quantile(0.5))) if floor and len(size) else size
     scale = torch.where(size > 0, 1 / size, torch.zeros_like(size))
     alpha = (inner * scale[:, None] * scale[None, :]).clamp(-1, 1)
     return alpha.fill_diagonal_(1.0)
