@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import IFCA, NSIM, SRFCA, LocalKMeans, Settings
+from securecluster.protocols import CFL, IFCA, NSIM, SRFCA, LocalKMeans, Settings
 
 from securecluster import Federation, LabelSwap, synthetic, wire
-from securecluster.endpoint import config_hash
+from securecluster.displacements import Means, Update
+from securecluster.endpoint import Turn, config_hash
 from securecluster.errors import PolicyError, UsageError
 from securecluster.estimator import fit
 from securecluster.messages import Call, Picks, Rows, reply_header
@@ -22,7 +23,9 @@ from securecluster.pair_network import Plan
 from securecluster.privacy.draws import Draws
 from securecluster.privacy.gaussian import Curator
 from securecluster.privacy.keys import Hello
-from securecluster.refiner import Choose
+from securecluster.refinement import cross_losses
+from securecluster.refiner import Choose, Refiner
+from securecluster.transport import InProcess
 from securecluster.walks import Format
 
 FULL = Settings(transcript="full")
@@ -153,6 +156,10 @@ def test_noisy_replies_weigh_what_their_frames_do(name: str, small: Federation) 
         assert sent == entry.up
 
 
+def normals(*shape: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(0).normal(size=shape))
+
+
 def ask(
     made: Any, federation: Federation, endpoint: Any, name: str, query: Any, to: tuple[int, ...], step: int, verb: str = "gather"
 ) -> Any:
@@ -191,7 +198,7 @@ def test_the_noise_of_losses_is_z_times_what_one_unit_can_change(unit: str, smal
     made.set_params(noise=0.3, clip=1.0)
     endpoint: Any = made.build_client(small, Settings(dtype="float64"))
     d = plain.client.cohort.model.dimension
-    models = torch.from_numpy(np.random.default_rng(0).normal(size=(4, d)))
+    models = normals(4, d)
     picks = ((0, 1, 2, 3),) * 6
     exact = plain.client.cohort.losses(endpoint.client.cohort.start + models, range(6), 2.0)
     query = Choose(Picks(models, picks), 0, Rows(torch.full((6, 4), math.nan, dtype=torch.float64)))
@@ -271,3 +278,68 @@ def test_what_has_been_judged_is_told_again_without_new_noise_and_nothing_else_i
 def test_sealed_models_and_a_trusted_server_do_not_go_together(small: Federation) -> None:
     with pytest.raises(UsageError, match="cannot add noise to models that are sealed"):
         method("srfca sealed", "central").fit(small)
+
+
+def relay(made: Any, small: Federation, endpoint: Any) -> Any:
+    """What `losses` gets: everyone's one-shot model, in one call each."""
+    net = made.build_network(InProcess(endpoint.answer), made.config(small, "float64"))
+    got = net.gather(Refiner.hand_in, Hello(), to=net.clients)
+    return net, got.rows.delta.values, got.step
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_what_is_heard_of_one_shot_models_is_what_was_told_with_noise(unit: str, small: Federation) -> None:
+    made = method("srfca", mask="none", noise=0.3, clip=1e6, loss_clip=2.0, dp_unit=unit)
+    endpoint: Any = made.build_client(small, Settings(dtype="float64"))
+    client, noise = endpoint.client, []
+    client.models = Rows(client.cohort.start + normals(6, client.cohort.model.dimension), tuple(range(6)))
+    client.displaced = lambda at: Update(Rows(client.models.values - client.cohort.start), None)
+    net, rows, step = relay(made, small, endpoint)
+    handed = client.cohort.start + rows  # of the unit client with noise
+    judged = client.cohort.losses(handed, range(6), 2.0)
+    judged[range(6), range(6)] = client.cohort.loss(client.models, range(6), 2.0)  # a client's own is no news to it
+    sizes = np.array(client.cohort.sizes)[:, None] if unit == "example" else 1.0
+    for _ in range(40):
+        ids, apart = cross_losses(net, tuple(range(6)), rows, step)
+        told = client._known.numpy().copy()
+        np.testing.assert_array_equal(apart, (told + told.T) / 2)
+        heard = net.sum(Refiner.heard, Hello(), to=ids, by=[0, 1, 0, 1, 0, 1])
+        np.testing.assert_allclose(heard.rows.loss.table.numpy(), [told[::2].sum(0), told[1::2].sum(0)], rtol=1e-12)
+        noise.append((told - judged) / (0.3 * 2.0 * math.sqrt(6) / sizes))
+    own = np.array(noise)
+    assert abs(own.mean()) < 5 / math.sqrt(own.size) and abs(own.var() - 1) < 5 * math.sqrt(2 / own.size)
+    costs = [(e.method, e.mechanism, e.noise_multiplier, e.replace) for e in net.state.ledger.events if e.method in ("losses", "heard")]
+    assert costs == [("losses", "gaussian", 0.3, 1.0), ("heard", "free", None, 1.0)] * 40
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_models_on_the_path_of_a_cluster_are_judged_with_noise(unit: str, small: Federation) -> None:
+    made = CFL(mask="none", model="linear", fallback=0.3, clip=1.0, noise=0.2, loss_clip=2.0, dp_unit=unit)
+    client: Any = made.build_client(small, Settings(dtype="float64")).client
+    table, start = normals(2, client.cohort.model.dimension), client.cohort.start
+    path = ((0, 1), (1,))
+    query = Means(Picks(table, path), Picks(torch.zeros(2, dtype=torch.int64), path), absolute=True)
+    exact = [client.cohort.loss_aside(Rows(m[None], (0, 0)), (3, 5), 2.0) for m in (start + table[0], start + table[1], start)]
+    wanted = np.array([[exact[2][0], exact[0][0], exact[1][0]], [exact[2][1], exact[1][1], 0]])
+    told = [client.judge(Turn((3, 5), (3, 5), 1, step), query) for step in range(1, 101)]
+    found, n = np.stack([t.loss.values.numpy() for t in told]), 12 if unit == "example" else 1
+    assert client.cohort.aside[3] == 12 and (told[0].size is None) == (unit == "client")
+    assert unit == "client" or told[0].size.values.tolist() == [12, 12]
+    assert not found[:, 1, 2].any()  # after the end of its path
+    noise = (found - n * wanted) / (0.2 * 2.0 * np.sqrt([[3], [2]]))
+    flat = np.concatenate([noise[:, 0].ravel(), noise[:, 1, :2].ravel()])
+    assert abs(flat.mean()) < 5 / math.sqrt(flat.size) and abs(flat.var() - 1) < 5 * math.sqrt(2 / flat.size)
+
+
+def test_a_cluster_whose_members_keep_their_numbers_falls_back_by_the_mean_of_their_means(small: Federation) -> None:
+    made = CFL(criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=2, min_size=6, fallback=0.3, clip=9.0, noise=1e-9)
+    made.set_params(loss_clip=50.0, mask="none", model="linear")
+    fitted = made.fit(small, Settings(dtype="float64", transcript="full"))
+    (judged,) = [fitted.transcript_.content(n)[1].reply for n, e in enumerate(fitted.transcript_.entries) if e.method == "judge"]
+    assert judged.size is None
+    cohort = made.build_client(small, Settings(dtype="float64")).client.cohort
+    for c, losses in enumerate(fitted.state_.handed.losses):
+        members = [i for i, label in enumerate(fitted.labels_) if label == c]
+        means = cohort.loss_aside(Rows(cohort.start[None], (0,) * len(members)), members)
+        assert not losses or losses[0] == pytest.approx(means.mean(), rel=1e-5)
+    assert any(fitted.state_.handed.losses)
