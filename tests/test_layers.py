@@ -29,8 +29,8 @@ LAYERS = [
     {"displacements"},
     {"averaging", "banks", "tree"},
     {"looks", "refiner", "hierarchical", "layers"},
-    {"nearness"},
-    {"refinement", "synthetic", "relevance"},
+    {"nearness", "relevance"},
+    {"refinement", "synthetic"},
     {"protocols"},
     {"app", "benchmarks"},
 ]
