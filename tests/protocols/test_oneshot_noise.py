@@ -157,8 +157,8 @@ def test_naive_noise_says_what_it_is_worth(tasks: Federation) -> None:
     fitted = OneShot(rounds=1, tasks=2, model="linear", gram_noise=0.05 / (2 * 5**0.5), gram_mechanism="naive", sealed=False).fit(
         tasks, FULL
     )
-    (text,) = [line for line in fitted.sees() if "naive" in line]
-    assert "std 0.05" in text and "ε is infinite" in text
+    (text,) = [line for line in fitted.not_covered() if "naive" in line]
+    assert "std 0.05" in text and "released is infinite" in text
     alone = float(text.split("ε = ")[1].split()[0])
     assert alone == pytest.approx(4400, rel=0.01)  # at s = 0.05, p = 5, δ = 1e-5
     assert math.isinf(fitted.ledger_.epsilon)
@@ -166,7 +166,7 @@ def test_naive_noise_says_what_it_is_worth(tasks: Federation) -> None:
         [s.content.vectors.values for s in fitted.transcript_.seen_by({SERVER}) if s.method == "eigen" and s.receiver == SERVER]
     )
     torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(10, 5))
-    assert not [line for line in OneShot(gram_noise=1.0).sees() if "naive" in line]
+    assert not [line for line in OneShot(gram_noise=1.0).not_covered() if "naive" in line]
 
 
 @pytest.mark.parametrize("mechanism", ["gram", "naive"])
