@@ -30,7 +30,8 @@ APART = 2.0  # `benchmarks.papers.oneshot_noise` tells what it is good for; chos
 def clipped(features: torch.Tensor) -> torch.Tensor:
     """x·min(1, 1/‖x‖) of each row of (n, D), float64."""
     wide = features.double()
-    return wide / wide.norm(dim=1, keepdim=True).clamp_min(1)
+    found: torch.Tensor = wide / wide.norm(dim=1, keepdim=True).clamp_min(1)
+    return found
 
 
 def gram(features: torch.Tensor, mean: bool = False) -> torch.Tensor:
@@ -112,7 +113,8 @@ class GramNoise:
         """The naive mechanism: unit eigenvectors (p, D), or zeros, with noise of std z·2√p, scaled to unit norm again."""
         sigma = self.multiplier * 2 * math.sqrt(len(vectors))
         noisy = vectors + sigma * self.draws.normal(client, "eigenvectors", 0, vectors)
-        return noisy / noisy.norm(dim=1, keepdim=True).clamp_min(torch.finfo(noisy.dtype).tiny)
+        found: torch.Tensor = noisy / noisy.norm(dim=1, keepdim=True).clamp_min(torch.finfo(noisy.dtype).tiny)
+        return found
 
 
 def told_by_all(vectors: torch.Tensor) -> torch.Tensor:
