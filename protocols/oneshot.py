@@ -194,4 +194,4 @@ class OneShot(Protocol):
 
     def lps_sees(self) -> list[str]:
         """What an LPS sees of its own cluster."""
-        return list(SEEN["lps"])
+        return list(SEEN["lps"][int(self.per_client) :])  # clipped updates count the same, and how many samples is not told

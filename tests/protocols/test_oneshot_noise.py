@@ -169,6 +169,23 @@ def test_naive_noise_says_what_it_is_worth(tasks: Federation) -> None:
     assert not [line for line in OneShot(gram_noise=1.0).not_covered() if "naive" in line]
 
 
+def test_numbers_of_samples_are_not_said_to_be_seen_where_they_are_not_told() -> None:
+    assert any("number of samples" in text for text in OneShot(clip=1.0, noise=1.0).lps_sees())
+    assert not any("number of samples" in text for text in OneShot(clip=1.0, noise=1.0, dp_unit="client").lps_sees())
+
+
+@pytest.mark.parametrize("clusterer", ["average", "spectral", "kmeans"])
+def test_other_clusterers_part_the_tasks_too(clusterer: str, tasks: Federation) -> None:
+    for z in (0.0, 0.2):
+        for count in (2, None):
+            fitted = OneShot(rounds=1, tasks=count, model="linear", gram_noise=z, clusterer=clusterer).fit(tasks)
+            assert fitted.agreement_ is not None
+            assert count is None or fitted.agreement_["exact"]
+            config = fitted.kept_.learned.config
+            assert config["clusterer"] == clusterer
+            assert len(fitted.state_.look.merges) == 9
+
+
 @pytest.mark.parametrize("mechanism", ["gram", "naive"])
 def test_newcomers_choose_by_noisy_matrices_and_pay_for_one(mechanism: str) -> None:
     whole = Federation.simulate("digits", scenario=Tasks(), clients=14, samples=80, seed=2)
@@ -217,6 +234,8 @@ def test_a_target_is_reached_with_the_gram_matrix_in_it(tasks: Federation) -> No
     [
         ({"gram_noise": -1.0}, "gram_noise = -1.0"),
         ({"gram_noise": float("nan")}, "gram_noise = nan"),
+        ({"clusterer": "kmean"}, "did you mean 'kmeans'"),
+        ({"clusterer": "kmeans", "height": 0.2}, "give tasks, or neither"),
         ({"gram_noise": "x"}, "gram_noise = 'x'"),
         ({"gram_mechanism": "grams"}, "did you mean 'gram'"),
         ({"gram_mechanism": "naive"}, "say how much"),
