@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from securecluster.protocols.assembly import Joined, build_client, carry_out, join, numbers, opened
 from securecluster.protocols.method import Method
-from securecluster.protocols.private import Private
+from securecluster.protocols.private import Private, Releases
 from securecluster.protocols.saving import Kept, load, save
 
 from securecluster.backend import torch
@@ -296,4 +296,4 @@ def _check_kind(given: Any) -> None:
         raise UsageError(f"clients and their data are a Federation, not {type(given).__name__}: make one with Federation.from_arrays")
 
 
-__all__ = ["Joined", "Kept", "Protocol", "opened"]
+__all__ = ["Joined", "Kept", "Protocol", "Releases", "opened"]

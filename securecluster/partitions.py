@@ -66,7 +66,7 @@ def eigengap(similarity: Array) -> int:
 
 
 def halves(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
-    """The bipartition that a clusterer makes, with the mean similarity across it: "paper" is `bipartition` itself, with the largest (the rest is ours).
+    """The bipartition that a clusterer makes, with the mean similarity across it; "paper" is `bipartition`, with the largest (others: ours).
 
     The largest and smallest of many similarities follow their noise; means do not.
     """
@@ -77,3 +77,26 @@ def halves(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
         return bipartition(alpha)
     first, second = (tuple(own) for own in members(labels))
     return Bipartition(first, second, float(alpha[np.ix_(first, second)].mean()))
+
+
+def weighed(alpha: Array, halves: Bipartition, clusterer: str, scatter: float = 0.0) -> tuple[float, float]:
+    """The evidence for a split, as `clustering.evidence`; for clusterers other than the paper's from means instead of extremes (ours).
+
+    Then it counts only if the mean similarity within both halves exceeds that across by more than noise alone gives the best of all
+    2^(m − 1) − 1 bipartitions with a probability of a thousandth (union bound over Gaussians).
+
+    Args:
+        scatter: the standard deviation that noise gives a similarity.
+    """
+    if clusterer == "paper":
+        return evidence(alpha, halves)
+    parts = [alpha[np.ix_(h, h)][~np.eye(len(h), dtype=bool)] for h in (halves.first, halves.second)]
+    across = float(alpha[np.ix_(halves.first, halves.second)].mean())
+    gaps = [(len(h), float(own.mean()) - across) for h, own in zip((halves.first, halves.second), parts, strict=True) if len(own)]
+    inside, m = np.concatenate(parts), len(alpha)
+    if not len(inside):
+        return -2.0, 0.0
+    spread = scatter * math.sqrt(2 / len(inside) + 1 / (len(halves.first) * len(halves.second)))
+    chance = math.sqrt(2 * ((m - 1) * math.log(2) + math.log(1000)))
+    drowned = not math.isfinite(scatter) or float(inside.mean()) - across <= chance * spread
+    return max(g for _, g in gaps), 0.0 if drowned else max((n - 1) * g for n, g in gaps)

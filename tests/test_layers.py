@@ -26,13 +26,14 @@ LAYERS = [
     {"costs"},
     {"network"},
     {"displacements"},
+    {"briefs"},
     {"averaging", "banks", "tree"},
     {"looks", "refiner", "hierarchical", "layers", "relevance"},
     {"refinement", "synthetic"},
     {"protocols"},
     {"app", "benchmarks"},
 ]
-SHARED = ("base", "method", "private", "assembly", "saving")  # of protocols: what every method stands on
+SHARED = ("base", "briefly", "method", "private", "assembly", "saving")  # of protocols: what every method stands on
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 FILES = [p for folder in ("securecluster", "protocols", "benchmarks") for p in sorted((ROOT / folder).rglob("*.py"))]
 
@@ -67,7 +68,7 @@ def upward(module: str, source: str) -> list[str]:
         return []
     wrong = [m for m in imported(source) if room(m) != here and RANK[str(room(m))] >= RANK[here]]
     if here == "protocols" and module.split(".")[-1] not in ("protocols", *SHARED):
-        wrong += [m for m in imported(source) if room(m) == "protocols" and m.split(".")[-1] != "base"]
+        wrong += [m for m in imported(source) if room(m) == "protocols" and m.split(".")[-1] not in ("base", "briefly")]
     return wrong
 
 
