@@ -21,6 +21,7 @@ from securecluster.privacy.keys import Hello
 from securecluster.privacy.sketches import Sketch, check_size
 from securecluster.privacy.stages import Pipeline, Stage
 from securecluster.randomness import Randomness
+from securecluster.replies import Replies
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,12 @@ class Outliner(Discloser):
         size = self._sizes(turn)
         delta *= size.table.to(delta)[:, None]
         return Update(Rows(delta), size)
+
+
+def updates_of(got: Replies[Any]) -> torch.Tensor:
+    """The rows that some clients replied with, (r, n): updates, or briefs of them."""
+    rows: torch.Tensor = (got.rows.brief if isinstance(got.rows, Brief) else got.rows.delta).values
+    return rows
 
 
 def briefed(config: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from securecluster.backend import torch
-from securecluster.briefs import Outliner
+from securecluster.briefs import Outliner, updates_of
 from securecluster.cohort import LocalTraining
 from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, Update, nothing
 from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
@@ -179,8 +179,7 @@ def walk(net: Network, tree: Tree, ask: Callable[..., Any], to: Sequence[int]) -
                 break
             got = net.gather(ask, tree.letter([[v]] * len(left)), to=left, step=node.step)
             if got.ids:
-                (rows,) = (v.values for v in vars(got.rows).values() if v is not None and v.table.ndim == 2)
-                alpha = cross_cosine(rows, node.updates).numpy()
+                alpha = cross_cosine(updates_of(got), node.updates).numpy()
                 one, two = (alpha[:, np.isin(node.members, tree.nodes[u].members)].max(1) for u in node.children)
                 at |= {i: node.children[0 if nearer else 1] for i, nearer in zip(got.ids, one > two, strict=True)}
             left = [i for i in left if at[i] == v]
