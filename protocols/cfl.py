@@ -9,7 +9,8 @@ Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -19,13 +20,13 @@ from securecluster.protocols.base import Kept, Releases, opened
 from securecluster.protocols.briefly import Briefly
 
 from securecluster.backend import torch
-from securecluster.checks import check_choice
+from securecluster.checks import check_choice, check_number, check_whole
 from securecluster.clustering import members as clusters_of
 from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, deliver, invite
 from securecluster.endpoint import MINIMUM
 from securecluster.errors import UsageError
-from securecluster.looks import Look, compare_gradients, divide, hear, look_at, model_for
+from securecluster.looks import Look, compare_gradients, divide, hear, look_at, model_for, post_means
 from securecluster.network import Network
 from securecluster.partitions import halves, weighed
 from securecluster.run import Line, Run
@@ -91,11 +92,7 @@ class CFL(Briefly):
                     self._test(net, state, look)
                 if look.halves and self.tree and not model_for(net, state.outbox, look):
                     look.halves = None  # nobody posts the model: the split waits
-            means = [k.mean for k in looks if k.mean is not None]
-            if means:
-                still = torch.zeros_like(means[0])  # where nobody replied
-                step = got.step if total is None else total.step
-                state.outbox.post(step, torch.stack([still if k.mean is None else k.mean for k in looks]), state.labels)
+            post_means(state.outbox, looks, got.step if total is None else total.step, state.labels)
             splits, seen = [k for k in looks if k.halves], [k.line() for k in looks if k.mean is not None]
             run.note(splits=[[k.members, *(k.halves or ())] for k in splits], looks=seen, wanted=list(state.wanted))
             for look in splits:
@@ -134,8 +131,7 @@ class CFL(Briefly):
         found = halves(alpha.numpy(), self.clusterer, net.randomness.integer("server", "clusterer", net.round, look.cluster))
         look.gap, sure = weighed(alpha.numpy(), found, self.clusterer, look.scatter)
         look.evidence = sure * look.max_norm / state.scale if state.scale else 0.0
-        if self.briefs and min(len(found.first), len(found.second)) < MINIMUM:
-            return  # a lone client's update could not leave in a sum (ours)
+        stationary = stationary and min(len(found.first), len(found.second)) >= self._least
         if stationary and self._incongruent(look) and not look.complete:
             state.wanted.append(look.cluster)
         elif stationary and self._incongruent(look) and self.gamma_max < largest_noise(found.cross_max):
@@ -151,13 +147,23 @@ class CFL(Briefly):
 
     def _invited(self, net: Network, state: State, t: int) -> list[int]:
         """A share of each cluster; all of a cluster that only waits for complete replies to be split."""
-        clusters, share, least = enumerate(clusters_of(state.labels)), self.participation, MINIMUM if self.briefs else 1
-        return sorted(i for c, own in clusters for i in invite(net, own, 1.0 if c in state.wanted else share, t, c, least=least))
+        clusters, share = enumerate(clusters_of(state.labels)), self.participation
+        return sorted(i for c, own in clusters for i in invite(net, own, 1.0 if c in state.wanted else share, t, c, least=self._least))
+
+    @property
+    def _least(self) -> int:
+        """Clients of a cluster: one alone could not hand over its update in a sum (ours)."""
+        return MINIMUM if self.briefs else 1
+
+    def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Adds the losses that the fallback goes by, with noise, and of how many samples, where updates tell that too."""
+        judged = {"loss": float(config["noise"]), "size": math.inf} if config["noise"] else {}
+        return super().multipliers(config) | judged
 
     def releases(self) -> Releases:
         """An update a round, or a brief and the update; full gradients; the losses that the fallback goes by."""
         full = self.rounds * (self.similarity == "gradient")
-        return Releases(self.rounds * (1 + self.briefs) + full, losses=int(self.fallback > 0), trainings=self.rounds, full=full)
+        return Releases(self.rounds * (1 + self.briefs) + full, int(self.fallback > 0), trainings=self.rounds, full=full)
 
     @property
     def weighted(self) -> bool:
@@ -173,16 +179,16 @@ class CFL(Briefly):
         """Adds the split test's own fields."""
         super().check(clients)
         check_choice(self, criterion=("relative", "absolute"), average=("uniform", "weighted"), similarity=("update", "gradient"))
-        given = (self.eps1, self.eps2, self.evidence, self.gamma_max, self.min_size)
-        known = all(isinstance(value, int | float | np.number) and abs(value) < float("inf") for value in given)
-        if not (known and min(given[:3]) > 0 and 0 <= self.gamma_max < 1 and self.min_size >= 2):
-            raise UsageError("eps1, eps2 and evidence are positive and finite, gamma_max lies in [0, 1) and min_size is at least 2")
-        if not (isinstance(self.fallback, int | float | np.number) and 0 <= self.fallback < 1) or (self.fallback and not self.tree):
-            raise UsageError("fallback is a share of the training samples, in [0, 1), and needs the tree: leave tree on")
+        check_whole(self, min_size=2)
+        for name, most in {"eps1": math.inf, "eps2": math.inf, "evidence": math.inf, "gamma_max": 1, "fallback": 1}.items():
+            check_number(self, name, 0, most, low_in=most == 1)
+        if self.fallback and not self.tree:
+            raise UsageError("the fallback judges the models in the tree: leave tree on")
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
         found = ["norms and pairwise cosines of a round's updates (and full gradients, if asked for)", "the clusters, splits and members"]
+        found += ["the updates beside their briefs (the plain sum reads every reply)"] * self.briefs
         judged = ["each client's losses under the models on its path, and the number of samples kept aside (the plain sum reads both)"]
         moved = ["how far each node's model has moved"] * self.tree
         return ["each client's number of samples"] * self.weighted + found + moved + judged * (self.fallback > 0)

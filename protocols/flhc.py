@@ -19,7 +19,7 @@ from securecluster.protocols.briefly import Briefly
 
 from securecluster.averaging import Averaged, Contributor, average
 from securecluster.backend import torch
-from securecluster.briefs import Outliner, updates_of
+from securecluster.briefs import Outliner, everyones, updates_of
 from securecluster.checks import check_choice
 from securecluster.clustering import largest
 from securecluster.clustering import members as clusters_of
@@ -34,8 +34,6 @@ from securecluster.privacy.masks import ENTRYWISE
 from securecluster.replies import Replies
 from securecluster.run import Run
 from securecluster.tree import ask_for_model
-
-TRIES = 5  # a client that does not reply in the clustering round is asked again (ours)
 
 
 @dataclass
@@ -105,7 +103,7 @@ class FLHC(Briefly):
 
     def _cluster(self, net: Network, state: State) -> None:
         """Lines 6–10: everyone's update from the joint model, merged up to the threshold. These updates move no model."""
-        ids, rows, step = _everyones(net, state, self.briefs)
+        ids, rows, step = everyones(net, state.outbox, Client.outline if self.briefs else Client.train)
         state.absent = [i for i in net.clients if i not in ids]
         if len(ids) < 2:
             return
@@ -188,27 +186,3 @@ class FLHC(Briefly):
             "the clusters, and each client's cluster",
             "each client's number of samples (the plain sum reads every reply)",
         ]
-
-
-def _everyones(net: Network, state: State, briefs: bool) -> tuple[list[int], torch.Tensor, int]:
-    """Lines 7–9: the clients that replied, their updates (r, d), and the number of the call.
-
-    Whoever is asked again is asked with the same call number, so that all replies carry one mask.
-    """
-    ids: list[int] = []
-    parts: list[torch.Tensor] = []
-    step: int | None = None
-    for _ in range(TRIES):
-        left = [i for i in net.clients if i not in ids]
-        if left:
-            ask: Any = Client.outline if briefs else Client.train
-            got = net.gather(ask, state.outbox.letter(left), to=left, step=step)
-            step = got.step
-            state.outbox.delivered(got.ids)
-            ids += got.ids
-            parts += [updates_of(got)] if got.ids else []
-    assert step is not None
-    if len(parts) < 2:
-        return ids, parts[0] if parts else torch.zeros(0, 0), step
-    order = sorted(range(len(ids)), key=ids.__getitem__)
-    return [ids[k] for k in order], torch.cat(parts)[torch.as_tensor(order)], step

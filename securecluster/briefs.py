@@ -6,15 +6,16 @@ hands over next, so that the server needs the sum of a cluster's updates and nev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from securecluster.backend import torch
-from securecluster.displacements import Discloser, Means, Update
+from securecluster.displacements import Discloser, Means, Outbox, Update
 from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.errors import UpdateError, UsageError, unknown
 from securecluster.messages import Rows
+from securecluster.network import Network
 from securecluster.partitions import CLUSTERERS
 from securecluster.privacy import masks, quantise
 from securecluster.privacy.keys import Hello
@@ -22,6 +23,8 @@ from securecluster.privacy.sketches import Sketch, check_size
 from securecluster.privacy.stages import Pipeline, Stage
 from securecluster.randomness import Randomness
 from securecluster.replies import Replies
+
+TRIES = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +69,29 @@ def updates_of(got: Replies[Any]) -> torch.Tensor:
     """The rows that some clients replied with, (r, n): updates, or briefs of them."""
     rows: torch.Tensor = (got.rows.brief if isinstance(got.rows, Brief) else got.rows.delta).values
     return rows
+
+
+def everyones(net: Network, outbox: Outbox, ask: Callable[..., Any]) -> tuple[list[int], torch.Tensor, int]:
+    """The clients that replied, in order, their updates or briefs (r, n), and the number of the call.
+
+    Whoever does not reply is asked again, with the same call number, so that all replies carry one mask (ours).
+    """
+    ids: list[int] = []
+    parts: list[torch.Tensor] = []
+    step: int | None = None
+    for _ in range(TRIES):
+        left = [i for i in net.clients if i not in ids]
+        if left:
+            got: Replies[Any] = net.gather(ask, outbox.letter(left), to=left, step=step)
+            step = got.step
+            outbox.delivered(got.ids)
+            ids += got.ids
+            parts += [updates_of(got)] if got.ids else []
+    assert step is not None
+    if len(parts) < 2:
+        return ids, parts[0] if parts else torch.zeros(0, 0), step
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    return [ids[k] for k in order], torch.cat(parts)[torch.as_tensor(order)], step
 
 
 def briefed(config: Mapping[str, Any]) -> bool:

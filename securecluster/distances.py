@@ -15,8 +15,9 @@ def distances(rows: torch.Tensor, metric: str, noise: float | torch.Tensor = 0.0
     """Distances of all pairs of rows (m, d), symmetric and zero on the diagonal; one block of columns is held beside them.
 
     Args:
-        noise: expected squared norm of the independent noise in each row, one for all or (m,). A squared L2 distance exceeds that of the rows without noise by
-            that of both, which is taken off (down to 0), as it is of norms in cosines; L1 has no such correction and stays as it is.
+        noise: expected squared norm of the independent noise in each row, one for all or (m,). A squared L2 distance exceeds that of the
+            rows without noise by both rows' noise, which is taken off (down to 0), as it is of norms in cosines; L1 has no such
+            correction and stays as it is.
 
     Raises:
         UsageError: an unknown metric.

@@ -102,6 +102,7 @@ def _in_brief(net: Network, got: Replies[Any], cluster: int, members: list[int],
     look.max_norm = _longest(norms, noise)
     look.updates, look.places, look.step = rows, places, got.step
     look.scatter = _scatter(norms, noise, rows.shape[1], net.agreed["sketch"] is not None)
+    look.mean_norm = math.inf  # nobody knows
     if total is not None and total.counts[cluster]:
         told = [norms[n] for n, i in enumerate(look.came) if i in set(total.ids)]
         look.mean = weighted_means(total)[cluster]
@@ -131,6 +132,13 @@ def _scatter(norms: torch.Tensor, noise: float, width: int, sketched: bool = Fal
     if not square:
         return math.inf
     return math.sqrt((noise**2 + 2 * noise * square) / width / square**2 + (1 / width if sketched else 0.0))
+
+
+def post_means(outbox: Outbox, looks: Sequence[Look], step: int, labels: Sequence[int]) -> None:
+    """The clusters' means, under the mask of call `step`, are for their members; zero for a cluster nobody replied from."""
+    means = [look.mean for look in looks if look.mean is not None]
+    if means:
+        outbox.post(step, torch.stack([torch.zeros_like(means[0]) if look.mean is None else look.mean for look in looks]), labels)
 
 
 def compare_gradients(net: Network, outbox: Outbox, look: Look) -> None:

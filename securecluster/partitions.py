@@ -66,7 +66,7 @@ def eigengap(similarity: Array) -> int:
 
 
 def halves(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
-    """The bipartition that a clusterer makes, with the mean similarity across it; "paper" is `bipartition`, with the largest (others: ours).
+    """The bipartition that a clusterer makes, with the mean similarity across it (ours); "paper" is `bipartition`, with the largest.
 
     As many clusters as `eigengap` sees, two at least, are put together into two: halving at once would cut through clusters where there
     are more. The largest and smallest of many similarities follow their noise; means do not.
