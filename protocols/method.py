@@ -52,6 +52,10 @@ class Method(ABC):
         """What clients see of other clients, beside averages."""
         return []
 
+    def not_covered(self) -> list[str]:
+        """What ε does not cover, beyond what holds for every method."""
+        return []
+
     def state_class(self) -> type:
         """The class of what `serve` returns."""
         return get_type_hints(type(self).serve)["return"]  # type: ignore[no-any-return]

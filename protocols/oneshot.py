@@ -14,49 +14,34 @@ members' updates, and no other's; the GPS sees none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from numbers import Integral, Real
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from securecluster.protocols.base import Kept, Protocol
+from securecluster.protocols.base import Kept, Protocol, Releases
 
 from securecluster import features as feature_maps
-from securecluster.backend import torch
-from securecluster.clustering import check_number, largest
+from securecluster import noisy_gram
+from securecluster.clustering import largest
 from securecluster.clustering import members as clusters_of
 from securecluster.cohort import Cohort
 from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver
 from securecluster.errors import UsageError
-from securecluster.hierarchical import GPS, Layered, average_in_layers, common_layers
+from securecluster.hierarchical import GPS, average_in_layers, common_layers
 from securecluster.network import Network
+from securecluster.noisy_gram import GramNoise
 from securecluster.privacy.blocks import Blocks
+from securecluster.privacy.draws import Draws
+from securecluster.privacy.guard import Guard
 from securecluster.privacy.keys import Hello
 from securecluster.privacy.masks import build, width
 from securecluster.privacy.seals import Seal
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
-from securecluster.relevance import Found, Look, Relative, agglomerate, others
+from securecluster.relevance import Found, Look, Relative, State, agglomerate, check_options, others
 from securecluster.run import Run
 
 TRIES = 5  # who does not reply before training is asked again (ours)
-
-
-@dataclass
-class State(Layered):
-    """What the servers' loop changes."""
-
-    found: Found | None = None
-
-    @property
-    def relevance(self) -> torch.Tensor | None:
-        """R, for its picture."""
-        return None if self.found is None else self.found.relevance
-
-    @property
-    def look(self) -> Look | None:
-        """The merges, for theirs."""
-        return None if self.found is None else self.found.look
 
 
 @dataclass
@@ -72,11 +57,11 @@ class OneShot(Protocol):
     vectors: int = 5
     """p, eigenvectors that each client shares"""
     features: Any = "identity"
-    """feature map Φ that everyone knows: identity, pca, conv or resnet18; in Python also a callable or nn.Module on (n, ...) samples"""
+    """feature map Φ that everyone knows: identity, pca, dct, conv or resnet18; in Python also a callable or nn.Module of (n, ...)"""
     public: str | None = None
     """data set whose samples are public, for pca"""
     components: int | None = None
-    """numbers a sample has after pca (64) or conv (512)"""
+    """numbers a sample has after pca (64), dct (16) or conv (512)"""
     floor: float = 0.0
     """a client leaves out its own eigenvalues below this share of its largest, in [0, 1)"""
     common: str = "auto"
@@ -85,6 +70,12 @@ class OneShot(Protocol):
     """rounds of the LPSs between two averages of the common layers at the GPS"""
     sealed: bool = True
     """eigenvectors can be read by the run's clients only; otherwise the GPS sees them under the mask"""
+    dp_unit: str = field(default="example", kw_only=True)
+    """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in local training)"""
+    gram_noise: float = field(default=0.0, kw_only=True)
+    """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its dp_unit"""
+    gram_mechanism: str = field(default="gram", kw_only=True)
+    """gram, or naive: noise on unit eigenvectors by their trivial sensitivity 2√p, for research; relevance is exact, and ε infinite"""
 
     name: ClassVar[str] = "oneshot"
     client: ClassVar[type[Trainee]] = Relative
@@ -157,10 +148,34 @@ class OneShot(Protocol):
         seal = Seal() if self.sealed else None
         return Pipeline([*self.stages(config), *masks], seal, fields, width(self.mask, shared) if shared else 0)
 
+    def releases(self) -> Releases:
+        """Adds the Gram matrix; what the GPS averages has been released to the LPSs."""
+        return replace(super().releases(), gram=1)
+
+    def resolved(self, federation: Federation) -> dict[str, Any]:
+        """Adds the Gram matrices' noise: with a `target_epsilon` that of everything else."""
+        found = super().resolved(federation)
+        return found | {"gram_noise": float(self.gram_noise if self.target_epsilon is None else found["noise"])}
+
+    def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Adds eigenvectors, and what is made of the same matrix."""
+        return super().multipliers(config) | noisy_gram.multipliers(config["gram_noise"], self.gram_mechanism)
+
+    def replacements(self) -> dict[str, float]:
+        """Of the Gram matrix; of eigenvectors any change is bounded alike."""
+        return {"cluster": noisy_gram.REPLACE, "vectors": 1.0 if self.gram_mechanism == "naive" else noisy_gram.REPLACE}
+
+    def guard(self, config: Mapping[str, Any], draws: Draws) -> Guard | None:
+        """Also where Gram matrices alone have noise."""
+        own = Guard(config["dp_unit"], config["clip"] or 0.0, config["noise"], config["loss_clip"], draws)
+        return own if config["gram_noise"] else super().guard(config, draws)
+
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Relative:
-        """Adds Φ."""
-        phi = self._phi(config["shape"], config["seed"]).agreed(config["phi"])
-        return Relative(cohort, self.training(config), pipeline, self.weighted, phi, min(int(self.vectors), phi.dimension), self.floor)
+        """Adds Φ, and the noise of Gram matrices."""
+        phi, z, guard = self._phi(config["shape"], config["seed"]).agreed(config["phi"]), config["gram_noise"], pipeline.guard
+        noise = GramNoise(z, self.gram_mechanism, self.dp_unit == "client", guard.draws) if z and guard else None
+        count = min(int(self.vectors), phi.dimension)
+        return Relative(cohort, self.training(config), pipeline, self.weighted, phi, count, self.floor, noise)
 
     def _phi(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
         return feature_maps.build(self.features, tuple(shape), Randomness(seed), self.public, self.components)
@@ -168,18 +183,8 @@ class OneShot(Protocol):
     def check(self, clients: int) -> None:
         """Adds what belongs to the clustering and the servers."""
         super().check(clients)
-        if self.tasks is not None and self.height is not None:
-            raise UsageError("tasks and height both say where merging stops: give one of them")
-        if self.tasks is not None:
-            check_number(self.tasks, clients, "tasks")
         feature_maps.check(self.features, self.public, self.components)
-        if self.height is not None and not (isinstance(self.height, Real) and 0 <= float(self.height) <= 1):
-            raise UsageError(f"height = {self.height!r} is no value of 1 - R: it lies in [0, 1]")
-        for name in ("vectors", "gps_every"):
-            if not (isinstance(getattr(self, name), Integral) and getattr(self, name) >= 1):
-                raise UsageError(f"{name} = {getattr(self, name)!r} is not possible: it is a whole number from 1")
-        if not (isinstance(self.floor, Real) and 0 <= float(self.floor) < 1):
-            raise UsageError(f"floor = {self.floor!r} is no share of an eigenvalue: it lies in [0, 1)")
+        check_options(self, clients)
 
     def sees(self) -> list[str]:
         """What the GPS sees."""
@@ -187,6 +192,7 @@ class OneShot(Protocol):
             "each client's relevance to every other's data (the plain pairs read the rows), and so R",
             "the clusters, and each client's cluster",
             "how each cluster's common layers have moved in every round (under the mask), and over how many samples",
+            *noisy_gram.said(float(self.gram_noise), self.gram_mechanism, int(self.vectors), float(self.delta)),
         ]
 
     def client_sees(self) -> list[str]:

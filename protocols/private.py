@@ -79,6 +79,8 @@ class Private(ABC):
             raise UsageError("noise and target_epsilon both say how much noise there is: give one of them")
         if self.noisy and self.clip is None:
             raise UsageError("noise without a clip bounds nothing: give the clip norm too (--clip)")
+        if self.per_client and getattr(self, "average", "uniform") == "weighted":
+            raise UsageError("a clipped update counts as much as any other, since its weight would tell |D_i|: take average uniform")
         if self.placement == "central" and self.dp_unit == "example":
             raise UsageError("with dp_unit example clients train with noise, so it is theirs: leave the placement local")
 

@@ -39,8 +39,8 @@ class Costs:
 
     def noise(self, name: str, d: int) -> float:
         """The expected squared norm of the noise in one row of this field, made of d numbers, whoever added it."""
-        pipeline = self.pipeline.of(name)
-        return pipeline.noise(d) + (self.curator.sigma**2 * pipeline.width(d) if self.curator else 0.0)
+        pipeline, curator = self.pipeline.of(name), self._curator(name)
+        return pipeline.noise(d) + (curator.sigma**2 * pipeline.width(d) if curator else 0.0)
 
     def read(self, release: Release, reply: A, step: int, counts: Sequence[int] | None = None) -> A:
         """A reply as the protocol sees it: decoded, and, where the server is trusted to add it, with noise.
@@ -54,8 +54,9 @@ class Costs:
                 continue
             came = getattr(reply, name)
             rows = came.values if release.derived else self.pipeline.of(name).decode(came.values)
-            if self.curator and not release.derived and name not in self.multipliers:
-                rows = self.curator.add(rows, step, name, counts)
+            curator = self._curator(name)
+            if curator and not release.derived:
+                rows = curator.add(rows, step, name, counts)
             if rows is not came.table:
                 changes[name] = Rows(rows)
         return dataclasses.replace(reply, **changes) if changes else reply  # type: ignore[type-var]
@@ -74,6 +75,10 @@ class Costs:
                 known = z if kind == "gaussian" else None
                 yield Event(method, verb, (name,), number, tuple(ids), kind, known, replace, seen=seen, reader=reader)
 
+    def _curator(self, name: str) -> Curator | None:
+        """The trusted server's noise on a field, which is for rows that are clipped alone."""
+        return self.curator if self.pipeline.of(name).clips and name not in self.multipliers else None
+
     def _closed(self, release: Release, name: str) -> bool:
         return self.pipeline.seal is not None and name in release.sealed
 
@@ -84,5 +89,6 @@ class Costs:
         if name in self.multipliers:
             return self.multipliers[name], self.replace.get(name, REPLACE)
         if name in release.through:
-            return (self.curator.multiplier if self.curator else self.pipeline.of(name).multiplier), REPLACE
+            curator = self._curator(name)
+            return (curator.multiplier if curator else self.pipeline.of(name).multiplier), REPLACE
         return None, REPLACE

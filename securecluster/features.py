@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     Map: TypeAlias = Callable[[Tensor], Tensor]
 
-NAMES = ("identity", "pca", "conv", "resnet18")
-DIMENSION = {"pca": 64, "conv": 512}  # numbers per sample unless told otherwise (ours)
+NAMES = ("identity", "pca", "dct", "conv", "resnet18")
+DIMENSION = {"pca": 64, "dct": 16, "conv": 512}  # numbers per sample unless told otherwise (ours)
 PUBLIC = 4000  # public samples that principal components are computed from (ours)
 BATCH = 500  # samples mapped at once
 
@@ -95,7 +95,7 @@ def check(features: Any, public: str | None = None, dimension: int | None = None
     if public is not None and public not in tuple(SOURCES):  # what cannot be hashed may be asked for, too
         raise unknown("public data", public, SOURCES)
     if dimension is not None and (not isinstance(features, str) or features not in DIMENSION):
-        raise UsageError(f"components are chosen for the features {' and '.join(DIMENSION)} alone: leave them out")
+        raise UsageError(f"components are chosen for the features {', '.join(DIMENSION)} alone: leave them out")
     if dimension is not None and not (isinstance(dimension, Integral) and dimension >= 1):
         raise UsageError(f"components = {dimension!r} is not possible: it is a whole number from 1")
 
@@ -115,11 +115,12 @@ def build(
 ) -> Features:
     """The named map for samples of this shape, or a user's own, tried on three random samples.
 
-    "identity" flattens; "pca" projects on the principal components of public samples; "conv" is an untrained network whose weights
-    are drawn from the seed; "resnet18" is torchvision's, trained on ImageNet, up to its average pool (Ali & Arafa 2024, III).
+    "identity" flattens; "pca" projects on the principal components of public samples; "dct" keeps an image's lowest frequencies, which
+    needs no data at all; "conv" is an untrained network whose weights are drawn from the seed; "resnet18" is torchvision's, trained on
+    ImageNet, up to its average pool (Ali & Arafa 2024, III).
 
     Args:
-        public: name of a public data set, for pca. dimension: D, for pca and conv (None: `DIMENSION`).
+        public: name of a public data set, for pca. dimension: D, for pca, dct and conv (None: `DIMENSION`).
 
     Raises:
         UsageError: as in `check`; or samples that the map does not take, public data, packages or weights that are missing.
@@ -132,6 +133,8 @@ def build(
         function, description = (lambda x: x.flatten(1)), "identity"
     elif features == "pca":
         function, description = _pca(tuple(shape), randomness.seed, str(public), int(dimension or DIMENSION["pca"]), PUBLIC)
+    elif features == "dct":
+        function, description = _dct(tuple(shape), int(dimension or DIMENSION["dct"]))
     elif features == "conv":
         function, description = _conv(shape, randomness, int(dimension or DIMENSION["conv"]))
     else:
@@ -165,6 +168,30 @@ def _pca(shape: tuple[int, ...], seed: int, public: str, dimension: int, count: 
         return x.flatten(1) @ vectors.to(x.device).T
 
     return function, {"pca": public, "dimension": dimension, "samples": hashlib.sha256(samples.numpy().tobytes()).hexdigest()}
+
+
+def _dct(shape: tuple[int, ...], dimension: int) -> tuple[Map, Any]:
+    """The lowest frequencies (u/H, v/W) of each channel's orthonormal DCT-II, by u²/H² + v²/W² (ours).
+
+    A projection, so it makes no sample longer.
+    """
+    from scipy.fft import idctn
+
+    if len(shape) != 3:
+        raise UsageError(f"the features dct take images, not samples of shape {_text(shape)}: use identity or pca")
+    channels, height, width = shape
+    if dimension > channels * height * width:
+        raise UsageError(f"samples of shape {_text(shape)} have {channels * height * width} frequencies, not {dimension}: ask for fewer")
+    order = sorted(np.ndindex(height, width, channels), key=lambda f: ((f[0] / height) ** 2 + (f[1] / width) ** 2, f))[:dimension]
+    waves = np.zeros((dimension, *shape))
+    for k, (u, v, c) in enumerate(order):
+        waves[k, c, u, v] = 1
+    basis = torch.from_numpy(idctn(waves, axes=(2, 3), norm="ortho").reshape(dimension, -1)).float()
+
+    def function(x: Tensor) -> Tensor:
+        return x.flatten(1) @ basis.to(x.device).T
+
+    return function, {"dct": dimension}
 
 
 def _conv(shape: tuple[int, ...], randomness: Randomness, dimension: int) -> tuple[Map, Any]:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from securecluster import noisy_gram
 from securecluster.averaging import Contributor
 from securecluster.backend import torch
+from securecluster.checks import check_number, check_whole
+from securecluster.clustering import check_number as check_count
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.endpoint import GATHER, PAIRS, Turn, answers
+from securecluster.errors import UsageError
 from securecluster.features import Features
+from securecluster.hierarchical import Layered
 from securecluster.hierarchy import between, cut, into, merges, tasks_of
 from securecluster.messages import Picks, Rows
+from securecluster.noisy_gram import GramNoise, told_by_all
 from securecluster.privacy.keys import Hello
 from securecluster.privacy.stages import Pipeline
 from securecluster.spectra import projected, relevance, top
@@ -56,19 +63,28 @@ class Relative(Contributor):
         features: Φ.
         count: p, the eigenvectors that are shared.
         floor: own eigenvalues below this share of the largest are left out.
+        noise: what hides Gram matrices; None leaves them exact.
     """
 
     def __init__(
-        self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, features: Features, count: int, floor: float
+        self,
+        cohort: Cohort,
+        training: LocalTraining,
+        pipeline: Pipeline,
+        weighted: bool,
+        features: Features,
+        count: int,
+        floor: float,
+        noise: GramNoise | None = None,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
-        self._phi, self._count, self._floor = features, count, floor
+        self._phi, self._count, self._floor, self._noise = features, count, floor, noise
         self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by position: eigenvalues and eigenvectors
 
     @answers(GATHER, through=("vectors",), sealed=("vectors",), fresh=True)
     def eigen(self, turn: Turn, query: Hello) -> Vectors:
-        """The first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2–5); the eigenvalues stay here."""
-        return Vectors(Rows(torch.stack([self._spectrum(k)[1] for k in turn.at]).to(self.cohort.start)))
+        """The first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2–5), or of what noise makes of it; the eigenvalues stay here."""
+        return Vectors(Rows(torch.stack([self._told(k) for k in turn.at]).to(self.cohort.start)))
 
     @answers(PAIRS)
     def relevance(self, turn: Turn, query: Others) -> Relevance:
@@ -98,8 +114,14 @@ class Relative(Contributor):
         ]
 
     def _relevant(self, k: int, vectors: torch.Tensor) -> torch.Tensor:
-        image = projected(self._phi(self.cohort.inputs(k)), vectors.flatten(0, 1)).view(vectors.shape[:2])
-        return relevance(self._spectrum(k)[0], image, self._floor, vectors.any(-1))
+        """r(i, ·) from G_i, or, where that has noise, from the very matrix that the client's eigenvectors are of."""
+        features, flat = self._phi(self.cohort.inputs(k)), vectors.flatten(0, 1)
+        if self._noise is None or self._noise.naive:
+            image = projected(features, flat)
+            return relevance(self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, vectors.any(-1))
+        noisy = self._noise.matrix(features, self.cohort.ids[k])
+        image = (flat.to(noisy) @ noisy).norm(dim=1)
+        return relevance(self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, told_by_all(vectors))
 
     def _opened(self, query: Others) -> torch.Tensor:
         """(r, p, D) of the query's table."""
@@ -109,10 +131,19 @@ class Relative(Contributor):
             return self._pipeline.seal.open(table, query.ids.table.tolist(), query.step, like)
         return self._pipeline.of("vectors").inverse(table.to(start), query.step)
 
+    def _told(self, k: int) -> torch.Tensor:
+        """The eigenvectors (p, D) that leave the client at position k."""
+        vectors = self._spectrum(k)[1]
+        return self._noise.blurred(vectors, self.cohort.ids[k]) if self._noise and self._noise.naive else vectors
+
     def _spectrum(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Eigenvalues (p,) and eigenvectors (p, D) of the client at position k."""
         if k not in self._own:
-            self._own[k] = top(self._phi(self.cohort.inputs(k)), self._count)
+            features = self._phi(self.cohort.inputs(k))
+            if self._noise is None or self._noise.naive:
+                self._own[k] = top(features, self._count)
+            else:
+                self._own[k] = self._noise.spectrum(self._noise.matrix(features, self.cohort.ids[k]), self._count)
         return self._own[k]
 
 
@@ -143,6 +174,23 @@ class Found:
     look: Look
 
 
+@dataclass
+class State(Layered):
+    """What the servers' loop changes."""
+
+    found: Found | None = None
+
+    @property
+    def relevance(self) -> torch.Tensor | None:
+        """R, for its picture."""
+        return None if self.found is None else self.found.relevance
+
+    @property
+    def look(self) -> Look | None:
+        """The merges, for theirs."""
+        return None if self.found is None else self.found.look
+
+
 @dataclass(frozen=True)
 class Grouping:
     """What is computed from R: under a key authority, where R is in the clear, this alone leaves it, `relevance` empty."""
@@ -164,3 +212,16 @@ def agglomerate(tasks: int | None, height: float | None) -> Callable[[torch.Tens
         return Grouping(labels, torch.from_numpy(tree), float(at), r.cpu())
 
     return of
+
+
+def check_options(given: Any, clients: int) -> None:
+    """Raise UsageError for options of the clustering, and of the servers, that cannot be; `given` has them."""
+    if given.tasks is not None and given.height is not None:
+        raise UsageError("tasks and height both say where merging stops: give one of them")
+    if given.tasks is not None:
+        check_count(given.tasks, clients, "tasks")
+    if given.height is not None:
+        check_number(given, "height", 0, 1, high_in=True)
+    check_whole(given, vectors=1, gps_every=1)
+    check_number(given, "floor", 0, 1)
+    noisy_gram.check(given)

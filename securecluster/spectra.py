@@ -57,6 +57,18 @@ def _leading(wide: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return found[0], _lifted(wide, found[1].T) if n < d else found[1].T
 
 
+def leading(matrix: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The p ≤ D algebraically largest eigenvalues (p,), descending, of a symmetric matrix (D, D) float64, and eigenvectors (p, D).
+
+    Signs are those of `top`; eigenvalues may be negative.
+    """
+    found = arpack(lambda x: matrix @ x, len(matrix), p, matrix, "LA") if p * WHOLE <= len(matrix) else None
+    if found is None:
+        values, vectors = torch.linalg.eigh(matrix)
+        found = values[-p:].flip(0), vectors[:, -p:].flip(1)
+    return found[0], _signed(found[1].T)
+
+
 def _lifted(wide: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
     """Eigenvectors (k, D) of ΦᵀΦ from those of ΦΦᵀ, (k, n)."""
     rows = left @ wide
@@ -69,13 +81,14 @@ def _signed(vectors: torch.Tensor) -> torch.Tensor:
     return torch.where(largest < 0, -vectors, vectors)
 
 
-def arpack(product: Operator, side: int, k: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+def arpack(product: Operator, side: int, k: int, like: torch.Tensor, which: str = "LM") -> tuple[torch.Tensor, torch.Tensor] | None:
     """The k largest eigenvalues (k,) of a symmetric operator and its eigenvectors (side, k), by scipy's `eigsh`, on the CPU.
 
     The start is the same in every run.
 
     Args:
-        product: (side,) -> (side,). like: a tensor of the wanted type and device.
+        product: (side,) -> (side,). like: a tensor of the wanted type and device. which: "LM", largest in magnitude, as suits positive
+            semidefinite operators; or "LA", algebraically.
 
     Returns:
         None where it does not converge.
@@ -88,7 +101,7 @@ def arpack(product: Operator, side: int, k: int, like: torch.Tensor) -> tuple[to
 
     start = Randomness(0).generator("spectra", side).standard_normal(side)
     try:
-        values, vectors = eigsh(LinearOperator((side, side), matvec=by, dtype=np.float64), k=k, v0=start)
+        values, vectors = eigsh(LinearOperator((side, side), matvec=by, dtype=np.float64), k=k, which=which, v0=start)
     except ArpackError:
         return None
     order = np.argsort(-values, kind="stable")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.fft import dctn
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 from torch import nn
@@ -56,6 +57,23 @@ def test_a_draw_of_public_samples_follows_the_seed(monkeypatch: pytest.MonkeyPat
     assert not torch.allclose(one(x), three(x)) and one.describe() != three.describe()
 
 
+@pytest.mark.parametrize(("shape", "dimension"), [((1, 8, 8), 16), ((3, 6, 10), 25), ((1, 5, 4), 20)])
+def test_dct_keeps_the_lowest_frequencies(shape: tuple[int, int, int], dimension: int) -> None:
+    found = build("dct", shape, SEED, dimension=dimension)
+    x = images(7, shape)
+    whole = dctn(x.numpy().astype(np.float64), axes=(2, 3), norm="ortho")
+    u, v = np.meshgrid(np.arange(shape[1]) / shape[1], np.arange(shape[2]) / shape[2], indexing="ij")
+    size = np.broadcast_to(u**2 + v**2, shape)
+    kept, left = np.sort(size.ravel())[:dimension], np.sort(size.ravel())[dimension:]
+    assert not len(left) or kept.max() <= left.min()
+    rows = found(x).numpy()
+    for k, coefficients in enumerate(rows.T):  # each is one of the transform's, in the order of its frequency
+        match = np.isclose(whole, coefficients[:, None, None, None], rtol=0, atol=1e-5).all(0)
+        assert match.sum() == 1 and size[match][0] == pytest.approx(kept[k])
+    assert (np.linalg.norm(rows, axis=1) <= np.linalg.norm(x.flatten(1).numpy(), axis=1) + 1e-5).all()
+    assert found.dimension == dimension and found.describe() == {"dct": dimension}
+
+
 def test_conv_is_the_plain_network() -> None:
     found = build("conv", (3, 12, 10), SEED, dimension=30)
     draws = [SEED.generator("features", "conv", k) for k in (0, 1)]
@@ -76,6 +94,7 @@ def test_conv_is_the_plain_network() -> None:
 
 def test_default_dimensions() -> None:
     assert build("conv", (1, 8, 8), SEED).dimension == 512
+    assert build("dct", (1, 8, 8), SEED).dimension == 16
     assert build("pca", (1, 8, 8), SEED, public="digits").dimension == 64
 
 
@@ -180,6 +199,10 @@ def test_samples_that_do_not_fit() -> None:
         build("conv", (64,), SEED)
     with pytest.raises(UsageError, match="digits have samples of shape 1×8×8, the clients' have 1×28×28"):
         build("pca", (1, 28, 28), SEED, public="digits")
+    with pytest.raises(UsageError, match="dct take images, not samples of shape 64: use identity or pca"):
+        build("dct", (64,), SEED)
+    with pytest.raises(UsageError, match="64 frequencies, not 65"):
+        build("dct", (1, 8, 8), SEED, dimension=65)
     with pytest.raises(UsageError, match="at most 64 principal components, not 65"):
         build("pca", (1, 8, 8), SEED, public="digits", dimension=65)
     with pytest.raises(UsageError, match="made for samples of shape 1×8×8, not 1×4×4"):

@@ -11,19 +11,12 @@ import numpy as np
 
 import securecluster
 from securecluster import files
+from securecluster.app import privacy
 from securecluster.app.folder import SCHEMA, Plan
 from securecluster.app.shown import METRICS, number, shown
 from securecluster.data import Federation
 from securecluster.metrics import mean, share_at
-from securecluster.privacy.ledger import Event
 from securecluster.protocols.base import Protocol
-
-NOT_COVERED = [
-    "no noise is added: nothing here is differentially private, and epsilon is infinite (null) as soon as anything is released",
-    "public keys are not signed: a server that swaps them during the key agreement reads the mask seed",
-    "timing, message sizes, who takes part and who drops out are visible to the network",
-    "the observer's metrics and agreement lie outside the protocol and outside epsilon",
-]
 
 
 def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> dict[str, Any]:
@@ -61,7 +54,7 @@ def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> 
         **_nodes(state, max(labels) + 1),
         "observer": True,
         "bytes": fitted.bytes_,
-        "privacy": _privacy(fitted),
+        "privacy": privacy.section(fitted),
         "seconds": round(fitted.seconds_, 3),
     }
 
@@ -79,36 +72,6 @@ def _judged(fitted: Protocol, labels: list[int]) -> dict[str, Any]:
     before = first_split if first_split is not None else (shared[-1] if shared else None)
     per = [mean(fitted.scores_[np.asarray(labels) == c]) for c in range(max(labels) + 1)]
     return {"before": before, "after": mean(fitted.scores_), "per_cluster": per}
-
-
-def _privacy(fitted: Protocol) -> dict[str, Any]:
-    events, info = fitted.ledger_.events, fitted.mask_info()
-    finite = bool(not events)
-    read = [text.replace("every client", "each of its clients") for text in _read(events, "lps", info.shows)] + fitted.lps_sees()
-    return {
-        "masks": _masks(fitted.mask, info.padding_bytes),
-        "sees": _read(events, "server", info.shows) + fitted.sees(),
-        **({"lps_sees": read} if read else {}),
-        **({"client_sees": fitted.client_sees()} if fitted.client_sees() else {}),
-        **({"clear": True} if fitted.client.clear else {}),
-        "reproducible_keys": True,
-        "epsilon": fitted.ledger_.reported(),
-        "delta": 0.0 if finite else None,
-        "neighbouring": "add or remove one client",
-        "placement": "nothing is released" if finite else "no noise",
-        "not_covered": ([info.not_covered] if info.not_covered else []) + NOT_COVERED,
-    }
-
-
-def _read(events: list[Event], reader: str, shows: str) -> list[str]:
-    """What one kind of server reads of single replies."""
-    released = sorted({(event.method, name) for event in events if event.reader == reader and event.seen for name in event.fields})
-    return [f"{name} of every client in every {method} call: {shows}" for method, name in released]
-
-
-def _masks(name: str, padding_bytes: int) -> list[dict[str, Any]]:
-    """`padding_bytes`: what the mask adds to every update and every average."""
-    return [] if name == "none" else [{"kind": name, "fresh": "each call", "is": "obfuscation", "padding_bytes": padding_bytes}]
 
 
 def write(folder: Path, content: dict[str, Any], fitted: Protocol) -> None:
@@ -173,7 +136,7 @@ def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
         f"ARI {number(score['ari'])}, NMI {number(score['nmi'])}, purity {number(score['purity'])}, exact {exact}"
     )
     _show_bytes(console, content["bytes"])
-    _show_privacy(console, content)
+    privacy.show(console, content["privacy"])
     if content["dropped"]:
         lost = [f"{name}: {_few(list(map(str, rounds)))}" for name, rounds in content["dropped"].items()]
         console.print("did not reply (client: rounds): " + "; ".join(_first(lost, 12)))
@@ -209,37 +172,6 @@ def _show_clusters(console: Any, content: dict[str, Any], names: tuple[str, ...]
     console.print(clusters)
     if content["clusters"] > 12:
         console.print(f"… and {content['clusters'] - 12} more clusters in result.json")
-
-
-def _show_privacy(console: Any, content: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    privacy = content["privacy"]
-    epsilon = "infinite" if privacy["epsilon"] is None else f"{privacy['epsilon']:g}"
-    table = Table(title="what the server saw, and what it did not", show_header=False)
-    table.add_column(overflow="fold")
-    table.add_column(overflow="fold")
-    for text in privacy["sees"]:
-        table.add_row("saw", text)
-    for text in privacy.get("lps_sees", ()):
-        table.add_row("a local parameter server saw", text)
-    for text in privacy.get("client_sees", ()):
-        table.add_row("a client saw", text)
-    table.add_row("did not see", _unseen(privacy))
-    for mask in privacy["masks"]:
-        if mask.get("padding_bytes"):
-            table.add_row("padding", f"the {mask['kind']} adds {mask['padding_bytes']:,} bytes to every update and every average")
-    table.add_row("ε", f"{epsilon} ({privacy['placement']}; {privacy['neighbouring']})")
-    for text in privacy["not_covered"]:
-        table.add_row("not covered", text)
-    console.print(table)
-
-
-def _unseen(privacy: dict[str, Any]) -> str:
-    if not privacy["sees"]:
-        return "anything that depends on a client's data"
-    hidden = privacy["masks"] and not privacy.get("clear")
-    return "any client's data" + ("; any model, or which coordinate of an update is which" if hidden else "")
 
 
 def _few(names: list[str]) -> str:

@@ -46,7 +46,7 @@ def _cells(row: dict[str, Any], target: float | None, metric: str) -> dict[str, 
         f"at {target}": _number(row["at_target"], 3),
         "up+down": NONE if failed else megabytes(row["up"] + row["down"]),
         "servers": megabytes(row["servers"]) if row["servers"] else NONE,
-        "ε": NONE if failed else "∞" if row["epsilon"] is None else f"{row['epsilon']:g}",
+        "ε": NONE if failed else "∞" if row["epsilon"] is None else f"{row['epsilon']:.4g}",
         "s": _number(row["seconds"], 1),
     }
 

@@ -102,9 +102,9 @@ def test_each_server_sees_its_own_and_no_more(sealed: bool, tasks: Federation) -
     assert all(s.content is None for s in fitted.transcript_.seen_by({WIRE}))
     kind = next(s.content for s in gps if s.method == "eigen" and s.receiver == SERVER).vectors.values.dtype
     assert kind == (torch.uint8 if sealed else torch.float32)
-    fields = {(e.method, e.fields, e.reader) for e in fitted.ledger_.events}
-    eigen = ("eigen", () if sealed else ("vectors",), "server")
-    assert fields == {eigen, ("relevance", (), "server"), ("contribute", ("delta",), "lps")}
+    fields = {(e.method, e.fields, e.reader, e.seen) for e in fitted.ledger_.events}
+    rest = {("relevance", ("row",), "server", False), ("contribute", ("delta",), "lps", True), ("contribute", ("size",), "lps", False)}
+    assert fields == {("eigen", ("vectors",), "server", not sealed), *rest}
 
 
 def test_bytes_between_servers_and_of_eigenvectors_are_those_of_real_frames(tasks: Federation) -> None:

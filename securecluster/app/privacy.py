@@ -1,0 +1,153 @@
+"""What a finished run says of privacy: what each party saw, ε of everything released, and what that does not cover."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from securecluster.privacy.ledger import Event, Row
+from securecluster.protocols.base import Protocol
+
+ALWAYS = [
+    "public keys are not signed: a server that swaps them during the key agreement reads the mask seed",
+    "timing, message sizes, who takes part and who drops out are visible to the network",
+    "the observer's metrics and agreement lie outside the protocol and outside epsilon",
+]
+EXACT = "what leaves without noise is not differentially private: epsilon is infinite (null) as soon as anything does"
+NOISED = [
+    "noise is made of floating-point numbers: not hardened against attacks on their lowest bits (Mironov 2012)",
+    "choosing the clip, the noise, the number of rounds or any other option by private data is a release of its own",
+    "a server that asks for more than its protocol does spends more than this: clients keep no budget of their own",
+    "keys of noise follow from the run's seed in a simulation: whoever knows it takes the noise off",
+]
+ASSUMED = {
+    "client": "a client's contribution to each release is one clipped row; that it is absent counts as a row of zeros",
+    "example": "how many samples each client has is public; which are in a batch is drawn for each alone and nobody else knows; no person's"
+    " data are at two clients, so clients compose in parallel, and epsilon is the largest of theirs",
+}
+ASKED = "who is asked in which round is visible, so no amplification by sampling clients is claimed"
+PLACED = {
+    "local": "local: each client adds the noise itself, so the server, too, is held off",
+    "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates without it",
+}
+NEIGHBOURS = {"client": "add or remove one client", "example": "add or remove one example of one client"}
+
+
+def section(fitted: Protocol) -> dict[str, Any]:
+    """`privacy` in result.json."""
+    ledger, info, config = fitted.ledger_, fitted.mask_info(), fitted.kept_.learned.config
+    events, unit = ledger.events, str(config["dp_unit"])
+    price, rows = ledger.price(config["delta"]), ledger.summary()
+    finite = not math.isinf(price.epsilon)
+    replaced = ledger.price(config["delta"], "replace") if finite and events else None
+    noised = any(row.noise_multiplier for row in rows)
+    hidden = config["placement"] == "central" and fitted.per_client
+    read = [text.replace("every client", "each of its clients") for text in _read(events, "lps", info.shows, hidden)] + fitted.lps_sees()
+    return {
+        "masks": _masks(fitted.mask, info.padding_bytes),
+        "sees": _read(events, "server", info.shows, hidden) + fitted.sees(),
+        **({"lps_sees": read} if read else {}),
+        **({"client_sees": fitted.client_sees()} if fitted.client_sees() else {}),
+        **({"clear": True} if fitted.client.clear else {}),
+        "reproducible_keys": True,
+        "epsilon": price.epsilon if finite else None,
+        "epsilon_rdp": price.rdp if finite else None,
+        "epsilon_replace": None if replaced is None or math.isinf(replaced.epsilon) else replaced.epsilon,
+        "delta": config["delta"] if finite and rows else 0.0 if finite else None,
+        "accountant": price.accountant,
+        "unit": unit,
+        "neighbouring": NEIGHBOURS[unit],
+        "placement": "nothing is released" if not rows else PLACED[config["placement"]] if noised else "no noise",
+        "clip": config["clip"],
+        "noise": config["noise"],
+        "releases": [_told(row) for row in rows],
+        "exact": [f"{method}: {name}" for method, name in ledger.exact()],
+        "assumed": [ASSUMED[unit], ASKED] if noised else [],
+        "not_covered": _not_covered(fitted, info.not_covered, bool(ledger.exact()) or not rows, noised),
+    }
+
+
+def _not_covered(fitted: Protocol, mask: str, exact: bool, noised: bool) -> list[str]:
+    own = [mask] if mask else []
+    return own + fitted.not_covered() + [EXACT] * exact + NOISED * noised + ALWAYS
+
+
+def _told(row: Row) -> dict[str, Any]:
+    return {
+        "method": row.method,
+        "field": row.field,
+        "mechanism": row.mechanism,
+        "noise_multiplier": row.noise_multiplier,
+        "times": row.count,
+        "reader": row.reader,
+    }
+
+
+def _read(events: list[Event], reader: str, shows: str, hidden: bool) -> list[str]:
+    """What one kind of server reads of single replies.
+
+    Args:
+        hidden: the server adds the noise itself.
+    """
+    own = [event for event in events if event.reader == reader and event.seen]
+    released = sorted({(event.method, name, event.mechanism == "gaussian") for event in own for name in event.fields})
+    how = "clipped, before it adds noise" if hidden else "with noise"
+    return [f"{name} of every client in every {method} call{f', {how}' * noised}: {shows}" for method, name, noised in released]
+
+
+def _masks(name: str, padding_bytes: int) -> list[dict[str, Any]]:
+    """`padding_bytes`: what the mask adds to every update and every average."""
+    return [] if name == "none" else [{"kind": name, "fresh": "each call", "is": "obfuscation", "padding_bytes": padding_bytes}]
+
+
+def show(console: Any, privacy: dict[str, Any]) -> None:
+    """Print it as a table."""
+    from rich.table import Table
+
+    table = Table(title="what the server saw, and what it did not", show_header=False)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    for text in privacy["sees"]:
+        table.add_row("saw", text)
+    for text in privacy.get("lps_sees", ()):
+        table.add_row("a local parameter server saw", text)
+    for text in privacy.get("client_sees", ()):
+        table.add_row("a client saw", text)
+    table.add_row("did not see", _unseen(privacy))
+    for mask in privacy["masks"]:
+        if mask.get("padding_bytes"):
+            table.add_row("padding", f"the {mask['kind']} adds {mask['padding_bytes']:,} bytes to every update and every average")
+    if privacy.get("noise"):
+        table.add_row("noise", "; ".join(_release(row) for row in privacy["releases"] if row["mechanism"] != "free"))
+    table.add_row("ε", _epsilon(privacy))
+    for text in privacy.get("assumed", ()):
+        table.add_row("assumed", text)
+    for text in privacy["not_covered"]:
+        table.add_row("not covered", text)
+    console.print(table)
+
+
+def _epsilon(privacy: dict[str, Any]) -> str:
+    """ε, and all that it means nothing without."""
+    about = f"({privacy['placement']}; {privacy['neighbouring']})"
+    if privacy["epsilon"] is None:
+        told = f": without noise went {', '.join(privacy['exact'])}" if privacy.get("noise") else ""
+        return f"infinite {about}{told}"
+    if not privacy["epsilon"]:
+        return f"0 {about}"
+    beside = [f"{privacy['accountant']}; Rényi bound {privacy['epsilon_rdp']:.4g}"]
+    if privacy["epsilon_replace"] is not None:
+        beside.append(f"replacing instead {privacy['epsilon_replace']:.4g}")
+    return f"{privacy['epsilon']:.4g} at δ = {privacy['delta']:g} {about}; {'; '.join(beside)}"
+
+
+def _release(row: dict[str, Any]) -> str:
+    name = f"{row['field'] or 'training'} of {row['method']}, {row['times']} times"
+    return f"{name}, z = {row['noise_multiplier']:.4g}" if row["noise_multiplier"] else f"{name}, exact"
+
+
+def _unseen(privacy: dict[str, Any]) -> str:
+    if not privacy["sees"]:
+        return "anything that depends on a client's data"
+    hidden = privacy["masks"] and not privacy.get("clear")
+    return "any client's data" + ("; any model, or which coordinate of an update is which" if hidden else "")

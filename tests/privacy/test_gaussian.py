@@ -1,0 +1,126 @@
+"""Clip, noise and their draws: bounds, statistics, and that an answer repeated tells nothing new."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from securecluster.errors import PolicyError, UpdateError, UsageError
+from securecluster.privacy.draws import Draws
+from securecluster.privacy.gaussian import Clip, Curator, Noise
+from securecluster.privacy.masks import build
+from securecluster.privacy.stages import Pipeline
+from securecluster.randomness import Randomness
+
+DRAWS = Draws.derived(Randomness(3))
+
+
+def armed(*stages: object) -> Pipeline:
+    pipeline = Pipeline(stages)  # type: ignore[arg-type]
+    pipeline.arm(DRAWS)
+    return pipeline
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_clip_bounds_every_norm_and_leaves_short_rows_as_they_are(dtype: torch.dtype) -> None:
+    rows = torch.randn(6, 50, dtype=dtype, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [[0.0], [1e-3], [0.1], [1], [5], [1e4]]
+    )
+    out = Clip(2.0).forward(rows, 1)
+    exact = rows.double().numpy()
+    wanted = exact * np.minimum(1, 2.0 / np.maximum(np.linalg.norm(exact, axis=1, keepdims=True), 1e-300))
+    np.testing.assert_allclose(out.double().numpy(), wanted, rtol=1e-6)
+    assert torch.equal(out[:3], rows[:3])
+    assert float(out.norm(dim=1).max()) <= 2.0 * (1 + 1e-6)
+    assert torch.equal(Clip(2.0).overwrite(rows.clone(), 1), out)
+
+
+def test_what_is_not_finite_is_refused_before_it_is_clipped() -> None:
+    for bad in (math.nan, math.inf):
+        with pytest.raises(UpdateError, match="not finite"):
+            Clip(1.0).forward(torch.tensor([[1.0, bad]]), 1)
+
+
+def test_noise_has_the_stated_deviation_and_looks_gaussian() -> None:
+    rows = torch.zeros(20, 5000, dtype=torch.float64)
+    rows += torch.arange(20.0)[:, None] * 1e-9  # rows that differ
+    noise = (armed(Clip(2.0), Noise(2.0, 1.5)).forward(rows, 4, ids=range(20), field="delta") - rows) / 3.0
+    assert stats.kstest(noise.flatten().numpy(), "norm").pvalue > 1e-3
+    bound = stats.chi2.ppf([1e-4, 1 - 1e-4], noise.numel())
+    assert bound[0] < float(noise.square().sum()) < bound[1]
+    across = np.corrcoef(noise.numpy())
+    assert np.abs(across[~np.eye(20, dtype=bool)]).max() < 6 / math.sqrt(5000)
+
+
+def test_the_same_answer_has_the_same_noise_and_anything_else_another() -> None:
+    pipeline, row = armed(Clip(1.0), Noise(1.0, 1.0)), torch.linspace(-0.1, 0.1, 400)[None]
+
+    def noise(changed: float = 0.0, step: int = 1, client: int = 5, field: str = "delta") -> torch.Tensor:
+        given = row.clone()
+        given[0, 0] += changed
+        return pipeline.forward(given, step, ids=[client], field=field)[0] - given[0]
+
+    assert torch.equal(noise(), noise())
+    for other in (noise(changed=1e-6), noise(step=2), noise(client=6), noise(field="brief")):
+        assert abs(float(np.corrcoef(noise().numpy(), other.numpy())[0, 1])) < 5 / math.sqrt(400)
+
+
+def test_a_client_in_a_batch_draws_as_it_does_alone() -> None:
+    rows = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
+    pipeline = armed(Clip(1.0), Noise(1.0, 0.3))
+    together = pipeline.forward(rows, 9, ids=[3, 5, 7, 8], field="delta")
+    alone = torch.cat([pipeline.forward(rows[k : k + 1], 9, ids=[i], field="delta") for k, i in enumerate([3, 5, 7, 8])])
+    assert torch.equal(together, alone)
+
+
+def test_who_lacks_the_key_draws_another_noise_and_repr_hides_it() -> None:
+    row = torch.zeros(1000)
+    mine, others = (Draws.derived(Randomness(seed)).normal(0, "delta", 1, row) for seed in (3, 4))
+    assert abs(float(np.corrcoef(mine.numpy(), others.numpy())[0, 1])) < 5 / math.sqrt(1000)
+    assert Randomness(3).key("client", 0, "noise").hex() not in repr(DRAWS)
+
+
+def test_shares_of_noise_add_up_in_a_sum_and_leave_only_in_one() -> None:
+    n, rows = 50, torch.arange(50.0, dtype=torch.float64)[:, None] * 1e-9 + torch.zeros(50, 4000, dtype=torch.float64)
+    pipeline = armed(Clip(1.0), Noise(1.0, 2.0, shares=n))
+    total = (pipeline.forward(rows, 1, ids=range(n), field="delta") - rows).sum(0)
+    bound = stats.chi2.ppf([1e-4, 1 - 1e-4], 4000)
+    assert bound[0] < float((total / 2.0).square().sum()) < bound[1]
+    assert pipeline.shares == n and pipeline.multiplier == 2.0 and pipeline.noise(4000) == pytest.approx(4000 * 4.0 / n)
+    with pytest.raises(UsageError, match="honest"):
+        Noise(1.0, 1.0, shares=0)
+
+
+def test_a_trusted_server_noises_sums_over_somebody_alone() -> None:
+    curator, rows = Curator(2.0, 0.5, DRAWS), torch.zeros(3, 6000, dtype=torch.float64)
+    out = curator.add(rows, 7, "delta", counts=(4, 0, 2))
+    assert not out[1].any()
+    assert torch.equal(out, curator.add(rows, 7, "delta", counts=(4, 0, 2)))
+    for row in (out[0], out[2]):
+        assert float(row.std()) == pytest.approx(1.0, rel=0.05)
+    assert abs(float(np.corrcoef(out[0].numpy(), out[2].numpy())[0, 1])) < 5 / math.sqrt(6000)
+
+
+def test_the_order_holds_and_noise_is_somebodys() -> None:
+    noise = Noise(1.0, 1.0)
+    with pytest.raises(UsageError, match="noise without a clip"):
+        Pipeline([noise])
+    with pytest.raises(UsageError, match="clip cannot follow noise"):
+        Pipeline([noise, Clip(1.0)])
+    with pytest.raises(UsageError, match="noise cannot follow mask"):
+        Pipeline([Clip(1.0), *build("permutation"), noise])
+    with pytest.raises(PolicyError, match="ids"):
+        noise.forward(torch.zeros(1, 3), 1)
+    with pytest.raises(UsageError, match="keys"):
+        Pipeline([Clip(1.0), Noise(1.0, 1.0)]).forward(torch.zeros(1, 3), 1, ids=[0])
+
+
+def test_what_is_sealed_or_derived_goes_through_its_part_of_the_stages() -> None:
+    pipeline = Pipeline([Clip(1.0), Noise(1.0, 1.0), *build("permutation")])
+    assert [s.name for s in pipeline.shield.stages] == ["clip", "noise"]
+    assert [s.name for s in pipeline.veil.stages] == ["permutation"]
+    assert pipeline.clips and not pipeline.veil.clips
