@@ -22,7 +22,6 @@ from securecluster.privacy.draws import Draws
 from securecluster.privacy.gaussian import Clip, Curator, Noise
 from securecluster.privacy.guard import Guard
 from securecluster.privacy.stages import Pipeline, Stage
-from securecluster.randomness import Randomness
 from securecluster.tree import FULL
 
 History = list[tuple[float, float, int]]
@@ -137,12 +136,11 @@ class Private(ABC):
         """The kinds of training that clients' methods name (`Release.trains`)."""
         return {"usual": usual, "refine": usual, "full": self.private_training(FULL, config)}
 
-    def costs(self, pipeline: Pipeline, usual: LocalTraining, config: Mapping[str, Any]) -> Costs:
-        """What the server knows of the noise."""
-        known = self.trainings(usual, config) if self.per_example and config["noise"] else {}
-        curator = None
-        if self.per_client and config["noise"] and config["placement"] == "central":
-            curator = Curator(config["clip"], config["noise"], Draws.derived(Randomness(config["seed"])))
+    def costs(self, pipeline: Pipeline, config: Mapping[str, Any], draws: Draws) -> Costs:
+        """What the server knows of the noise, and adds where it is trusted to."""
+        known = self.trainings(self.training(config), config) if self.per_example and config["noise"] else {}
+        central = self.per_client and config["noise"] and config["placement"] == "central"
+        curator = Curator(config["clip"], config["noise"], draws) if central else None
         return Costs(pipeline, self.multipliers(config), self.replacements(), known, curator)
 
     def history(self, z: float, samples: int, usual: LocalTraining) -> History:
