@@ -9,6 +9,7 @@ from typing import Any
 from securecluster.protocols.base import Protocol
 
 from securecluster.briefs import briefed, check_briefs, with_briefs
+from securecluster.endpoint import MINIMUM
 from securecluster.privacy.stages import Pipeline
 
 
@@ -28,6 +29,11 @@ class Briefly(Protocol):
         """Whether clients tell their updates in brief."""
         return briefed(vars(self))
 
+    @property
+    def least(self) -> int:
+        """Clients of a cluster, at least: one alone could not hand over its update in a sum."""
+        return MINIMUM if self.briefs else 1
+
     def check(self, clients: int) -> None:
         """Adds these options."""
         super().check(clients)
@@ -38,6 +44,10 @@ class Briefly(Protocol):
         return with_briefs(super().pipeline(config), self.stages(config), config)
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Adds briefs, which are made of the same updates."""
-        found = super().multipliers(config)
-        return found | ({"brief": found["delta"]} if "delta" in found else {})
+        """Adds briefs, which are made of the same updates, and losses that clients judge models by."""
+        found, z = super().multipliers(config), float(config["noise"])
+        return found | ({"brief": found["delta"]} if "delta" in found else {}) | ({"loss": z} if z else {})
+
+    def replacements(self) -> dict[str, float]:
+        """A row of losses moves as far (`noisy_losses`)."""
+        return {"loss": 1.0}

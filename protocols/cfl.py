@@ -10,7 +10,7 @@ Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -24,9 +24,8 @@ from securecluster.checks import check_choice, check_number, check_whole
 from securecluster.clustering import members as clusters_of
 from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, deliver, invite
-from securecluster.endpoint import MINIMUM
 from securecluster.errors import UsageError
-from securecluster.looks import Look, compare_gradients, divide, hear, look_at, model_for, post_means
+from securecluster.looks import Look, compare_gradients, divide, hear, look_at, model_for, post_means, visible
 from securecluster.network import Network
 from securecluster.partitions import halves, weighed
 from securecluster.run import Line, Run
@@ -131,7 +130,7 @@ class CFL(Briefly):
         found = halves(alpha.numpy(), self.clusterer, net.randomness.integer("server", "clusterer", net.round, look.cluster))
         look.gap, sure = weighed(alpha.numpy(), found, self.clusterer, look.scatter)
         look.evidence = sure * look.max_norm / state.scale if state.scale else 0.0
-        stationary = stationary and min(len(found.first), len(found.second)) >= self._least
+        stationary = stationary and min(len(found.first), len(found.second)) >= self.least
         if stationary and self._incongruent(look) and not look.complete:
             state.wanted.append(look.cluster)
         elif stationary and self._incongruent(look) and self.gamma_max < largest_noise(found.cross_max):
@@ -148,17 +147,7 @@ class CFL(Briefly):
     def _invited(self, net: Network, state: State, t: int) -> list[int]:
         """A share of each cluster; all of a cluster that only waits for complete replies to be split."""
         clusters, share = enumerate(clusters_of(state.labels)), self.participation
-        return sorted(i for c, own in clusters for i in invite(net, own, 1.0 if c in state.wanted else share, t, c, least=self._least))
-
-    @property
-    def _least(self) -> int:
-        """Clients of a cluster: one alone could not hand over its update in a sum (ours)."""
-        return MINIMUM if self.briefs else 1
-
-    def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Adds the losses that the fallback goes by, with noise, and of how many samples, where updates tell that too."""
-        judged = {"loss": float(config["noise"]), "size": math.inf} if config["noise"] else {}
-        return super().multipliers(config) | judged
+        return sorted(i for c, own in clusters for i in invite(net, own, 1.0 if c in state.wanted else share, t, c, least=self.least))
 
     def releases(self) -> Releases:
         """An update a round, or a brief and the update; full gradients; the losses that the fallback goes by."""
@@ -187,11 +176,7 @@ class CFL(Briefly):
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
-        found = ["norms and pairwise cosines of a round's updates (and full gradients, if asked for)", "the clusters, splits and members"]
-        found += ["the updates beside their briefs (the plain sum reads every reply)"] * self.briefs
-        judged = ["each client's losses under the models on its path, and the number of samples kept aside (the plain sum reads both)"]
-        moved = ["how far each node's model has moved"] * self.tree
-        return ["each client's number of samples"] * self.weighted + found + moved + judged * (self.fallback > 0)
+        return visible(self.weighted, self.briefs, self.tree, self.fallback > 0)
 
     def observe(self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]) -> Line:
         """Adds the true separation gap g (eq. 28) while all clients share one model."""

@@ -180,9 +180,9 @@ class FLHC(Briefly):
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
-        return [
+        found = [
             "pairwise distances, norms and inner products of all clients' updates of the clustering round",
             "how far the model of the clustering round has moved from the first one",
             "the clusters, and each client's cluster",
-            "each client's number of samples (the plain sum reads every reply)",
         ]
+        return found + ["each client's number of samples (the plain sum reads every reply)"] * (not self.per_client)

@@ -51,6 +51,15 @@ class Look:
         return {**known, "members": len(self.members), "split": self.halves is not None}
 
 
+def visible(weighted: bool, briefs: bool, tree: bool, judged: bool) -> list[str]:
+    """What the server sees under every mask."""
+    found = ["each client's number of samples"] * weighted
+    found += ["norms and pairwise cosines of a round's updates (and full gradients, if asked for)", "the clusters, splits and members"]
+    found += ["the updates beside their briefs (the plain sum reads every reply)"] * briefs + ["how far each node's model has moved"] * tree
+    losses = "each client's losses under the models on its path, and the number of samples kept aside (the plain sum reads both)"
+    return found + [losses] * judged
+
+
 def hear(net: Network, outbox: Outbox, asked: Sequence[int], labels: Sequence[int], briefs: bool) -> tuple[Replies[Any], Sums[Any] | None]:
     """The clients' updates, which α compares; or what they tell of them in brief, and the sums over two members or more of each cluster."""
     got: Replies[Any] = net.gather(Branching.outline if briefs else Branching.train, outbox.letter(asked), to=asked)

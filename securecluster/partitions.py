@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering import Bipartition, bipartition, kmeans, members, numbered
+from securecluster.clustering import Bipartition, bipartition, evidence, kmeans, members, numbered
 from securecluster.errors import UsageError, unknown
 from securecluster.hierarchy import into, merges
 
