@@ -29,7 +29,7 @@ SEEN = {
     "gps": (
         "each client's relevance to every other's data (the plain pairs read the rows), and so R",
         "the clusters, and each client's cluster",
-        "how each cluster's common layers have moved in every round (under the mask), and over how many samples, or clients where updates are clipped",
+        "how each cluster's common layers have moved in every round (under the mask), and over how many samples (or clients)",
     ),
     "client": (
         "all other clients' eigenvectors: directions in which their data vary",
