@@ -125,6 +125,23 @@ def find_noise(history: Callable[[float], Iterable[Step]], target: float, delta:
     return _narrowed(lambda z: epsilon(history(z), delta).epsilon, target, high)
 
 
+def find_noise_for_all(histories: Sequence[Callable[[float], Iterable[Step]]], target: float, delta: float) -> float:
+    """The least z at which each of several histories costs at most the target, as `find_noise` finds it; 0 where none costs anything.
+
+    It is found for one history, and again for whichever costs most there, until none costs too much.
+    """
+    worst = max(range(len(histories)), key=lambda k: sum(steps * (q / z) ** 2 for z, q, steps in merged(histories[k](1.0))), default=None)
+    if worst is None or not merged(histories[worst](1.0)):
+        return 0.0
+    while True:
+        z = find_noise(histories[worst], target, delta)
+        at = [merged(history(z)) for history in histories]
+        found = dearest([history for history in at if history], delta)
+        if found is None or found[1].epsilon <= target:
+            return z
+        worst = at.index(found[0])
+
+
 def _bracket(bound: Callable[[float], float], target: float) -> float:
     """A z whose bound is at most the target, while that of z/2 is above it (or z is below 1e-4)."""
     z = 1.0
