@@ -129,8 +129,8 @@ def tasks_of(tree: Array, noisy: bool = False) -> float:
     gap = np.diff(angles)
     gap[: m - 1 - m // 2] = 0  # as in `threshold`
     k = int(gap.argmax())
-    least = min(ANGLE, SCATTER * float(angles[k] - angles[0])) if noisy else ANGLE
-    return float((high[k] + high[k + 1]) / 2) if gap[k] >= least > 0 else float(high[-1])
+    apart = gap[k] >= ANGLE or (noisy and 0 < SCATTER * (angles[k] - angles[0]) <= gap[k])
+    return float((high[k] + high[k + 1]) / 2) if apart else float(high[-1])
 
 
 def _after(tree: Array, made: int) -> list[int]:
