@@ -28,6 +28,7 @@ from securecluster.errors import UsageError
 from securecluster.messages import Rows
 from securecluster.network import Network
 from securecluster.objectives import Objective, objective
+from securecluster.privacy.draws import Draws
 from securecluster.privacy.masks import MaskInfo, build, describe
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
@@ -256,10 +257,14 @@ class Protocol(Private, Method):
         """The client's side of this method, over a cohort."""
         return self.client(cohort, self.training(config), pipeline, self.weighted)
 
-    def build_network(self, transport: Transport, config: Mapping[str, Any]) -> Network:
-        """The server's side: ids and verbs, from the configuration alone."""
+    def build_network(self, transport: Transport, config: Mapping[str, Any], key: bytes | None = None) -> Network:
+        """The server's side: ids and verbs, from the configuration alone.
+
+        Args:
+            key: what a trusted server draws its noise by, 32 secret bytes; None, for simulations: from the seed, which clients know.
+        """
         pipeline, draws = self.pipeline(config), Randomness(config["seed"])
-        costs = self.costs(pipeline, self.training(config), config)
+        costs = self.costs(pipeline, config, Draws.derived(draws) if key is None else Draws(lambda _: key))
         return Network(config["clients"], transport, config_hash(config), pipeline, draws, agreed=config, costs=costs)
 
     def replay(self, transcript: Transcript, config: dict[str, Any], threads: int = 0) -> bytes:

@@ -11,15 +11,15 @@ That all starts are short, and only the one with the lowest training loss goes o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, ClassVar
 
-from securecluster.protocols.base import Protocol
+from securecluster.protocols.base import Protocol, Releases
 
 from securecluster.averaging import weights
-from securecluster.banks import Choice, Chooser, Offers, Start, offers
+from securecluster.banks import Choice, Chooser, Offers, Start, offers, seen
+from securecluster.checks import check_whole
 from securecluster.clustering import check_number
 from securecluster.data import Federation
 from securecluster.displacements import Trainee, check_newcomers, invite
@@ -133,21 +133,13 @@ class IFCA(Protocol):
     def _choose(self, net: Network, state: State, to: Sequence[int]) -> Replies[Choice]:
         """Each client takes what it lacks of the models and names the one it takes."""
         got = net.gather(Chooser.choose, state.running.letter(to, state.best), to=to)
-        state.running.delivered(got.ids)
-        if got.ids:
-            for i, j in zip(got.ids, got.rows.model.values.tolist(), strict=True):
-                state.running.choice[i] = j
+        state.running.taken(got)
         return got
 
     def _judge(self, net: Network, state: State) -> float | None:
         """The training loss of a start, each client with its best model; the same clients judge every start."""
         judges = invite(net, net.clients, self.participation, 0, least=MINIMUM)
-        got = net.sum(Chooser.least, state.running.letter(judges, state.best), to=judges)
-        state.running.delivered(got.ids)
-        if not got.ids:
-            return None
-        state.running.loss = float(got.rows.loss.table / got.rows.size.table)
-        return state.running.loss
+        return state.running.judged(net.sum(Chooser.least, state.running.letter(judges, state.best), to=judges))
 
     def _settle(self, net: Network, state: State, tries: int = 5) -> Start:
         """The last averages reach everyone, who chooses once more (ours); who does not reply stays with its last choice."""
@@ -172,19 +164,24 @@ class IFCA(Protocol):
         """Adds the numbers of models and starts."""
         super().check(clients)
         check_number(self.k, clients)
-        for name in ("starts", "start_rounds"):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or value < 1:
-                raise UsageError(f"{name} = {value!r} is not possible: it is a whole number from 1")
+        check_whole(self, starts=1, start_rounds=1)
+
+    def releases(self) -> Releases:
+        """In every round a choice, a row of k losses, and an update; a choice at the end, and the least loss of each short start."""
+        return Releases(updates=self.total, losses=self.total + 1 + (self.starts if self._short else 0), trainings=self.total)
+
+    def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Of losses, and of choices, which are made of noisy ones."""
+        z = float(config["noise"])
+        return super().multipliers(config) | ({"loss": z, "model": z} if z else {})
+
+    def replacements(self) -> dict[str, float]:
+        """A row of losses moves as far (`noisy_losses`)."""
+        return {"loss": 1.0, "model": 1.0}
 
     def sees(self) -> list[str]:
         """What the choices show."""
-        return [
-            "the model each client takes, in every round",
-            "each client's number of samples and weighted update (the plain sum reads all replies; a cluster of one shows one)",
-            "each client's lowest training loss in each start (the plain sum reads all replies)",
-            "at the end how far each model has moved (masked where updates are)",
-        ]
+        return seen(self.noisy, self.per_client)
 
     def served(self, client: Any, state: Any) -> Rows:
         """The model each client took last, with the averages it has yet to get."""

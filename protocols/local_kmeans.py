@@ -104,7 +104,7 @@ class LocalKMeans(Protocol):
         if not got.ids:  # everyone goes on alone
             return
         ids, delta, state.step = got.ids, got.rows.delta.values, got.step
-        found = kmeans(gram(delta).cpu().numpy(), self.k, net.randomness.integer("server", "k-means"))
+        found = kmeans(gram(delta, noise=net.noise("delta")).cpu().numpy(), self.k, net.randomness.integer("server", "k-means"))
         state.centres = torch.stack([mean_row(delta, own) for own in clusters_of(found)]).cpu()
         cluster, silent = dict(zip(ids, found, strict=True)), [i for i in net.clients if i not in ids]
         number = {i: len(state.centres) + n for n, i in enumerate(silent)}

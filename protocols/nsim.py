@@ -11,13 +11,14 @@ calls noise are clusters of one, since everyone must be served, and FedAvg goes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.protocols.base import Protocol
+from securecluster.protocols.base import Protocol, Releases
 
 from securecluster.averaging import Averaged, Contributor, average
 from securecluster.backend import torch
@@ -27,14 +28,14 @@ from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver, nothing
 from securecluster.errors import UsageError
 from securecluster.estimator import GRID, predict
-from securecluster.layers import LayerDiscloser, find_layer, pool, seen
+from securecluster.layers import LayerDiscloser, check_layer_mask, find_layer, pool, seen
 from securecluster.network import Network
-from securecluster.objectives import Trajectory, objective
+from securecluster.objectives import objective
 from securecluster.privacy.keys import Hello
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
 from securecluster.run import Line, Run
-from securecluster.synthetic import Known, Synthesis, correlations, some_pairs, true_similarity
+from securecluster.synthetic import Known, Synthesis, check_walks, correlations, some_pairs, true_similarity
 from securecluster.walks import Format, RandomWalk
 
 TRIES = 5  # who does not reply before the clusters is asked again, since all train as long as synthetic users (ours)
@@ -113,14 +114,17 @@ class NSIM(Protocol):
         """Section 3.1, from what everyone knows."""
         agreed, draws = net.agreed, Randomness(net.randomness.integer("server", "synthetic"))
         flat = self._network(agreed["shape"], agreed["classes"], agreed["seed"], objective(agreed["objective"]))
-        return self._synthesis(agreed["shape"]).learned(flat, self.training(agreed), agreed["classes"], agreed["dtype"], draws)
+        return self._synthesis(agreed["shape"], agreed["noise"]).learned(flat, self.training(agreed), agreed, draws)
 
-    def _synthesis(self, shape: Sequence[int]) -> Synthesis:
-        """The declared format is (past positions, coordinates) of a sample; of other data a generator gives samples themselves."""
+    def _synthesis(self, shape: Sequence[int], noise: float = 0.0) -> Synthesis:
+        """The declared format is (past positions, coordinates) of a sample; of other data a generator gives samples themselves. Synthetic
+        users' training and layers have the noise of real users' (ours), so that the network learns from what it will read.
+        """
         window, coordinates = shape if len(shape) == 2 else (1, 1)
         form = Format(coordinates, window, self.positions, step=self.step)
         walks = RandomWalk() if self.walks == "random" else self.walks
-        return Synthesis(self.synthetic, walks, form, self.radius, self.layer, self.init, self._local, self.stride, self.grid, tuple(shape))
+        rest = (self.stride, self.grid, tuple(shape), float(self.clip or 0), float(noise) if self.per_client else 0.0)
+        return Synthesis(self.synthetic, walks, form, self.radius, self.layer, self.init, self._local, *rest)
 
     def _cluster(self, net: Network, state: State, known: Known) -> None:
         """Section 3.2: the layers, all pairs' similarities, DBSCAN, and the users' models averaged in each cluster."""
@@ -159,11 +163,7 @@ class NSIM(Protocol):
 
     def facts(self, federation: Federation) -> dict[str, Any]:
         """The declared format."""
-        if isinstance(self.walks, str) and not isinstance(federation.objective, Trajectory):
-            raise UsageError(
-                f"nsim makes synthetic users by random walks, for data that are positions, not for {federation.objective.kind}: take"
-                " such data (--data mobility), or give it a generator of your own (walks=…), which makes samples of these data"
-            )
+        check_walks(self.walks, federation.objective)
         return {"format": self._synthesis(federation.shape).form.as_json()}
 
     def shown_params(self) -> dict[str, Any]:
@@ -173,21 +173,22 @@ class NSIM(Protocol):
     def check(self, clients: int) -> None:
         """Adds what belongs to synthetic users, their similarity and the clustering."""
         super().check(clients)
-        if self.layer_mask != "none":
-            raise UsageError(
-                f"layer_mask = {self.layer_mask!r}: the network that predicts similarity reads the weights themselves, so under a mask it"
-                " would be fed noise; leave it at none (mask hides the averages)"
-            )
+        check_layer_mask(self.layer_mask)
         self._synthesis((1, 1))
         check_dbscan(self.eps, self.min_samples)
 
+    def releases(self) -> Releases:
+        """Its layer, what it learned alone, and an update a round after that."""
+        return Releases(updates=2 + self.rounds - self._local, trainings=self.rounds)
+
+    def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Of the layer: clipped and noised by its client, or of training with noise."""
+        z = math.inf if self.per_example else float(config["noise"])
+        return super().multipliers(config) | ({"layer": z} if config["noise"] else {})
+
     def sees(self) -> list[str]:
         """What the server sees of the layers, and makes of them."""
-        return [
-            *seen(self.layer, self.init),
-            "the predicted similarity of all pairs of clients' data, the clusters, and each client's cluster",
-            "each client's number of samples (the plain sum reads every reply)",
-        ]
+        return seen(self.layer, self.init, self.dp_unit if self.noisy else "", not self.per_client)
 
     def observe(self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]) -> Line:
         """After the clustering, adds how well NSIM, and kernels of the same layers, told the true LCSS of clients' training data."""

@@ -13,27 +13,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
 from typing import Any, ClassVar
 
-from securecluster.protocols.base import Protocol
+from securecluster.protocols.base import Protocol, Releases
 
 from securecluster import refinement
 from securecluster.averaging import Contributor
-from securecluster.backend import torch
+from securecluster.checks import check_choice, check_number, check_whole
 from securecluster.cohort import Cohort, LocalTraining
-from securecluster.components import OUTSIDE, check_clustering, choose_reach, components, groups, tree_edges
+from securecluster.components import OUTSIDE, check_clustering, groups
 from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver, nothing
-from securecluster.distances import euclidean
-from securecluster.errors import UsageError, unknown
+from securecluster.errors import UsageError
 from securecluster.messages import Rows
+from securecluster.nearness import TRIES, Clusters
 from securecluster.network import Network
 from securecluster.privacy.keys import Hello
 from securecluster.privacy.masks import ENTRYWISE, build
 from securecluster.privacy.seals import Seal
 from securecluster.privacy.stages import Pipeline
-from securecluster.refinement import TRIES, Clusters, Graph, State, nearness
-from securecluster.refiner import Refiner, Refining
+from securecluster.refinement import State, first_clusters, nearness
+from securecluster.refiner import Refiner, Refining, seen, seen_by_clients
 from securecluster.run import Run
 
 
@@ -94,18 +93,8 @@ class SRFCA(Protocol):
     def _one_shot(self, net: Network, run: Run, state: State) -> None:
         """ONE_SHOT(λ, t). Without a component of t clients everyone is one cluster (ours)."""
         got = net.gather(Refiner.hand_in, Hello(), to=net.clients, tries=TRIES)
-        state.ids, state.step = got.ids, got.step
-        rows = got.rows.delta.values if got.ids else torch.zeros(0, 0)
-        if self.distance == "l2":
-            state.judges, distance, state.rows = got.ids, euclidean(rows).cpu().numpy(), rows.cpu()
-        else:
-            state.judges, distance = refinement.cross_losses(net, got.ids, rows, got.step)
-        edges = tree_edges(distance)
-        state.reach = choose_reach(distance, edges, self.size, self.threshold, self.quantile)
-        found = dict(zip(state.judges, components(distance, state.reach, self.size), strict=True))
-        none = max(found.values(), default=OUTSIDE) == OUTSIDE
-        state.clusters = [0 if none else found.get(i, OUTSIDE) for i in net.clients]
-        state.graph = Graph(list(state.judges), torch.from_numpy(edges), state.reach, torch.from_numpy(distance))
+        distance = refinement.compared(net, state, got, self.distance)
+        edges = first_clusters(state, distance, self.size, self.threshold, self.quantile)
         run.note(**{"lambda": state.reach}, edges=edges.tolist(), clustered=groups(state.clusters))
 
     def _refine(self, net: Network, run: Run, state: State, last: bool) -> None:
@@ -129,10 +118,10 @@ class SRFCA(Protocol):
             raise UsageError("no member of any cluster posted its model, so newcomers have none to choose from: run it anew")
         for _ in range(self.local_rounds if self.distance == "l2" else 0):
             net.gather(Contributor.alone, Outbox.start(0, fresh=False).letter(to), to=to)
-        method = Refiner.join if self.distance == "l2" else Refiner.choose
+        method: Any = Refiner.join if self.distance == "l2" else Refiner.choose
         got = net.gather(method, refinement.offered(state.models, len(to)), to=to, tries=TRIES)
         check_newcomers(to, got.ids)
-        return [state.models.kept[c] for c in got.rows.model.values.tolist()]
+        return [state.models.kept[c] for c in (got.rows.near if self.distance == "l2" else got.rows.model).values.tolist()]
 
     @property
     def total(self) -> int:
@@ -164,6 +153,23 @@ class SRFCA(Protocol):
         found = super().trainings(usual, config)
         return found | {"refine": replace(found["full"], lr=config["lr"]) if self.variant == "gradient" else usual}
 
+    def releases(self) -> Releases:
+        """Its model, and an update a round; a row of losses for the models of ONE_SHOT and one in each refinement."""
+        averaged = self.refine * self.rounds + self.retrain
+        full = averaged if self.variant == "gradient" else 0
+        losses = 1 + self.refine if self.distance == "loss" else 0
+        return Releases(updates=1 + averaged, losses=losses, trainings=self.local_rounds + averaged - full, full=full)
+
+    def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Of losses, and of the choices made of them; `near` is a newcomer's own model."""
+        z = float(config["noise"])
+        own = {"loss": z, "model": z, "near": math.inf if self.per_example else z} if z else {}
+        return super().multipliers(config) | own
+
+    def replacements(self) -> dict[str, float]:
+        """A row of losses moves as far (`noisy_losses`)."""
+        return {"loss": 1.0, "model": 1.0}
+
     def served(self, client: Any, state: Any) -> Rows:
         """As of every method; who has no cluster yet uses the model it trained alone."""
         at = [k for k, i in enumerate(client.cohort.ids) if state.clusters[i] != OUTSIDE]
@@ -174,31 +180,21 @@ class SRFCA(Protocol):
         """Adds λ, t, β and the rounds."""
         super().check(clients)
         check_clustering(self.size, clients, self.threshold, self.quantile)
-        for what, of in (("distance", ("loss", "l2")), ("variant", ("fedavg", "gradient"))):
-            if getattr(self, what) not in of:
-                raise unknown(what, getattr(self, what), of)
-        for what, least in (("refine", 1), ("local_rounds", 1), ("retrain", 0)):
-            value = getattr(self, what)
-            if not (isinstance(value, Integral) and int(value) >= least):
-                raise UsageError(f"{what} = {value!r} is not possible: it is a whole number from {least}")
-        known = isinstance(self.trim, Real) and isinstance(self.radius, Real)
-        if not (known and 0 <= self.trim < 0.5 and 0 <= self.radius < math.inf):
-            raise UsageError("trim is a share in [0, 0.5), and radius a finite number from 0")
+        check_choice(self, distance=("loss", "l2"), variant=("fedavg", "gradient"))
+        check_whole(self, refine=1, local_rounds=1, retrain=0)
+        check_number(self, "trim", 0, 0.5)
+        check_number(self, "radius", 0)
         if self.trim and self.mask not in ENTRYWISE:
             raise UsageError(f"the mask {self.mask!r} mixes coordinates, and each is trimmed apart: use a permutation, or trim 0")
         if self.sealed and self.distance == "l2":
             raise UsageError("the server compares weights for the distance l2, so it must read them: use distance loss, or sealed=False")
+        if self.sealed and self.noisy and self.placement == "central":
+            raise UsageError("the server cannot add noise to models that are sealed: use placement local, or sealed=False")
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
-        one_shot = "norms and inner products of the models that clients trained alone"
-        losses = "each client's losses under everyone's model and the clusters' (the plain sum reads all replies), and its choices"
-        compared = f"{one_shot}, their distances, and those to and between the clusters' models, all under one mask"
-        relayed = [*[f"{one_shot}, each of which goes to every client"] * (not self.sealed), losses]
-        updates = "each client's update" + (", one by one" if self.trim else " (the plain sum reads all replies)")
-        return [*([compared] if self.distance == "l2" else relayed), updates, "λ, the clusters, and how far their models have moved"]
+        return seen(self.distance, self.sealed, self.trim > 0, self.noisy)
 
     def client_sees(self) -> list[str]:
         """Models of others."""
-        models = ["all other clients' models that were trained alone", "all clusters' models, and how well its own does in each on average"]
-        return models if self.distance == "loss" else ["newcomers only: all clusters' models"]
+        return seen_by_clients(self.distance)

@@ -19,8 +19,10 @@ from securecluster.displacements import Discloser, Means, Outbox, Trainee, Train
 from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
+from securecluster.noisy_losses import loss_clip, noised
 from securecluster.privacy.keys import Hello, Secrets
 from securecluster.privacy.stages import Pipeline
+from securecluster.replies import Replies, Sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +42,7 @@ class Moves:
 class Choice:
     """Client to server."""
 
-    model: Rows  # (b,) int64, the one with the lowest training loss
+    model: Rows  # (b,) int64, the one with the lowest training loss, or noisy loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +57,8 @@ class Which:
 class Least:
     """Client to server: how well the best of the models fits."""
 
-    loss: Rows  # (b,) |D_i| times the least mean loss, float64, nats
-    size: Rows  # (b,) |D_i|
+    loss: Rows  # (b,) |D_i| times the least mean loss, float64, nats; without sizes the least mean loss
+    size: Rows | None  # (b,) |D_i|, only where means are over samples
 
 
 Bank = list[Discloser]  # k models, each as all clients of a cohort have it
@@ -72,15 +74,17 @@ class Chooser(Trainee):
 
     @answers(GATHER)
     def choose(self, turn: Turn, query: Moves) -> Choice:
-        """The model with the lowest loss on all training samples; of equal ones the first."""
-        return self._take(turn, query.start, self._losses(turn, query))
+        """The model with the lowest loss on all training samples, where the run adds noise to losses the lowest noisy one; of equal
+        ones the first.
+        """
+        return self._take(turn, query.start, self._told("choose", turn, self._losses(turn, query)))
 
     @answers(GATHER)
     def join(self, turn: Turn, query: Moves) -> Choice:
         """A newcomer's choice, among the models that the query moves (ours)."""
-        losses = self._losses(turn, query)
-        offered = set(query.models.table.tolist())
-        losses[[j for j in range(query.k) if j not in offered]] = math.inf
+        offered = sorted(set(query.models.table.tolist()))
+        losses = np.full((len(turn.at), query.k), math.inf)
+        losses[:, offered] = self._told("join", turn, self._losses(turn, query)[:, offered])
         return self._take(turn, query.start, losses)
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual")
@@ -94,9 +98,14 @@ class Chooser(Trainee):
 
     @answers(SUM)
     def least(self, turn: Turn, query: Moves) -> Least:
-        """n_i times the lowest loss, and n_i: what a start is judged by."""
-        losses = torch.as_tensor(self._losses(turn, query).min(0) * np.array([self.cohort.sizes[k] for k in turn.at]))
-        return Least(Rows(losses), self._sizes(turn))
+        """n_i times the lowest loss, and n_i: what a start is judged by. Where updates are clipped, losses count the same, too.
+
+        The least of k means moves by no more than each of them does, so its noise is that of a single one (ours).
+        """
+        found = self._told("least", turn, self._losses(turn, query).min(1, keepdims=True))[:, 0]
+        if self._pipeline.clips:
+            return Least(Rows(torch.as_tensor(found)), None)
+        return Least(Rows(torch.as_tensor(found * np.array([self.cohort.sizes[k] for k in turn.at]))), self._sizes(turn))
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def show(self, turn: Turn, query: Which) -> Update:
@@ -113,18 +122,24 @@ class Chooser(Trainee):
         return _gathered([(moved[j], k) for k, j in enumerate(choice)])
 
     def _take(self, turn: Turn, start: int, losses: NDArray[np.float64]) -> Choice:
-        found = losses.argmin(0)
+        found = losses.argmin(1)
         self._chosen |= {k: (start, j) for k, j in zip(turn.at, found.tolist(), strict=True)}
         return Choice(Rows(torch.as_tensor(found)))
 
     def _losses(self, turn: Turn, query: Moves) -> NDArray[np.float64]:
-        """F_i(θ_j) of each model for each client that is asked, (k, b), after it has what the query brings; inf where it is none."""
+        """F_i(θ_j) of each model for each client that is asked, (b, k), after it has what the query brings; inf where it is none."""
         kept = {start: bank for start, bank in self.banks.items() if start in (query.start, query.best)}
         self.banks = kept if query.start in kept else {query.start: self._first(query.start, query.k), **kept}
         for model, means in zip(self.banks[query.start], _split(query), strict=True):
             model.models = model.advanced(turn.at, means)
-        found = [self.cohort.loss(model.models.select(turn.at), turn.at) for model in self.banks[query.start]]
-        return np.nan_to_num(np.stack(found), nan=math.inf, posinf=math.inf)
+        found = [
+            self.cohort.loss(model.models.select(turn.at), turn.at, loss_clip(self._pipeline.guard)) for model in self.banks[query.start]
+        ]
+        return np.nan_to_num(np.stack(found, 1), nan=math.inf, posinf=math.inf)
+
+    def _told(self, purpose: str, turn: Turn, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Losses (b, k) as they may leave."""
+        return noised(self._pipeline.guard, purpose, turn, losses, [self.cohort.sizes[k] for k in turn.at])
 
     def _first(self, start: int, k: int) -> Bank:
         """The models a start begins with: θ_0 is the first of all, the others are drawn as it was."""
@@ -181,6 +196,21 @@ class Start:
         for box in self.boxes:
             box.delivered(ids)
 
+    def taken(self, got: Replies[Choice]) -> None:
+        """These clients have all of it, and took these models."""
+        self.delivered(got.ids)
+        if got.ids:
+            for i, j in zip(got.ids, got.rows.model.values.tolist(), strict=True):
+                self.choice[i] = j
+
+    def judged(self, got: Sums[Least]) -> float | None:
+        """The mean of the least losses, over samples where clients tell how many; None where nobody replied."""
+        self.delivered(got.ids)
+        if not got.ids:
+            return None
+        self.loss = float(got.rows.loss.table / (got.counts[0] if got.rows.size is None else got.rows.size.table))
+        return self.loss
+
     def post(self, step: int, sums: torch.Tensor, sizes: torch.Tensor) -> None:
         """Add a round's averages (K, d), given as sums and weights; a model nobody took stays where it is."""
         for box, total, size in zip(self.boxes, sums, sizes.tolist(), strict=True):
@@ -222,6 +252,19 @@ def offers(net: Network, start: Start, masked: bool, tries: int = 5) -> Offers:
     models = sorted(found)
     table = torch.stack([found[j][1] for j in models]) if found else torch.zeros(0, 0)
     return Offers(models, [found[j][0] for j in models], table)
+
+
+def seen(noisy: bool, clipped: bool) -> list[str]:
+    """What the server sees of clients."""
+    own = "with noise, " if noisy else ""
+    chosen = "the model each client takes, in every round" + (", which is the best by losses with noise" if noisy else "")
+    update = "update (the plain sum reads all replies; a cluster of one shows one)"
+    return [
+        chosen,
+        f"{own}each client's clipped {update}" if clipped else f"{own}each client's number of samples and weighted {update}",
+        f"{own}each client's lowest training loss in each start (the plain sum reads all replies)",
+        "at the end how far each model has moved (masked where updates are)",
+    ]
 
 
 def _split(query: Moves) -> list[Means]:

@@ -10,14 +10,16 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.backend import torch
+from securecluster.batches import Chunk, packed
 from securecluster.data import Federation
+from securecluster.errors import UsageError
 from securecluster.evaluation import Samples
 from securecluster.messages import Rows
 from securecluster.optimizers import Optimizer
@@ -27,6 +29,7 @@ from securecluster.training import LocalTraining, Secret, check_training
 
 if TYPE_CHECKING:
     from securecluster.models import FlatModel
+    from securecluster.per_example import Private
 
 __all__ = ["CPU_CHUNK", "GPU_CHUNK", "Cohort", "LocalTraining", "check_training"]
 
@@ -53,16 +56,6 @@ class _Task:
     out: torch.Tensor  # (len(who), d)
     largest: int  # clients of a chunk
     jobs: deque[list[int] | None]  # chunks, then a None for each worker: so it is empty only when all are to stop
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """Mini-batches of a few clients, sorted by number of steps, so that the clients still training are always the first ones."""
-
-    index: torch.Tensor  # (S, b, B) rows of the cohort's data
-    weight: torch.Tensor  # (S, b, B) 1 / (size of that batch), 0 for padding
-    keys: torch.Tensor | None  # (S, b) of dropout
-    active: list[int]  # S counts
 
 
 class Cohort:
@@ -117,8 +110,13 @@ class Cohort:
             step: names the draw of the batches, with the client and the epoch.
             room: numbers in a row of the result, d or more; those after the first d are 0.
             scale: what each update is multiplied by (1 without it): a client weighs what it sends to a sum.
+
+        Raises:
+            UsageError: DP-SGD without secret draws.
         """
-        order = sorted(range(len(who)), key=lambda k: -self._steps(who[k], plan))
+        if plan.private and self.secret is None:
+            raise UsageError("DP-SGD draws its noise and its batches from each client's own key: this cohort was given none (secret=…)")
+        order = sorted(range(len(who)), key=lambda k: -plan.number(self.sizes[who[k]]))
         threads = torch.get_num_threads() if self.device.type == "cpu" else 1
         parts = _split(order, self._chunk_size(), threads)
         d = self.model.dimension
@@ -155,17 +153,21 @@ class Cohort:
 
     def _train(self, model: FlatModel, weights: torch.Tensor, who: Sequence[int], task: _Task) -> None:
         """All steps of a chunk, weights (b, d) in place."""
-        chunk, params = self._schedule(who, task.plan, task.step), model.views(weights)
+        private = self._private(who, task, weights)
+        chunk, params = self._schedule(who, task.plan, task.step, private), model.views(weights)
         optimizer = build_optimizer(task.plan.optimizer, params, task.plan.lr, task.plan.momentum)
         for s, k in enumerate(chunk.active):
             if not task.jobs:  # cleared after an error in another thread
                 return
-            index = chunk.index[s, :k]
+            index = chunk.index[s, :k, : chunk.width[s]]
             x = self._x.index_select(0, index.flatten()).view(*index.shape, *self._x.shape[1:])
             y = self._y.index_select(0, index.flatten()).view(*index.shape, *self._y.shape[1:])
             own = params if k == len(who) else {name: p[:k] for name, p in params.items()}
-            keys = None if chunk.keys is None else chunk.keys[s, :k]
-            self._step(model, own, x, y, chunk.weight[s, :k], keys, optimizer)
+            keys, weight = None if chunk.keys is None else chunk.keys[s, :k], chunk.weight[s, :k, : chunk.width[s]]
+            if private is None:
+                self._step(model, own, x, y, weight, keys, optimizer)
+            else:
+                private.step(model, own, x, y, weight, keys, index - chunk.first[:k], optimizer)
 
     def _step(
         self,
@@ -187,20 +189,28 @@ class Cohort:
         for name, gradient in gradients.items():
             optimizer.value(name, gradient)
 
+    def _private(self, who: Sequence[int], task: _Task, weights: torch.Tensor) -> Private | None:
+        """What DP-SGD from these weights (b, d) draws and remembers; None for plain training."""
+        if not task.plan.private or self.secret is None:
+            return None
+        from securecluster.per_example import Private
+
+        ids, sizes = [self.ids[i] for i in who], [self.sizes[i] for i in who]
+        return Private(self.secret, ids, sizes, weights, task.plan, task.step, self._fitting() if self.model.together else 1)
+
     def _chunk_size(self) -> int:
         """Clients trained together: on a CPU as many as keep their weights in cache, and one where it convolves or says so."""
         on_cpu = self.device.type == "cpu"
         alone = self.model.convolves or getattr(self.model.module, "alone_on_cpu", False)
-        if not self.model.together or (on_cpu and alone):
-            return 1
-        return max(1, (CPU_CHUNK if on_cpu else GPU_CHUNK) // self.model.dimension)
+        return 1 if not self.model.together or (on_cpu and alone) else self._fitting()
 
-    def _steps(self, who: int, plan: LocalTraining) -> int:
-        return plan.steps if plan.steps is not None else plan.epochs * -(-self.sizes[who] // plan.batch_size)
+    def _fitting(self) -> int:
+        """Models that fit into a chunk."""
+        return max(1, (CPU_CHUNK if self.device.type == "cpu" else GPU_CHUNK) // self.model.dimension)
 
     def _batches(self, who: int, plan: LocalTraining, step: int) -> Iterator[NDArray[np.int64]]:
         """Client `who`'s mini-batches in order: a fresh permutation an epoch, the last batch of an epoch may be smaller."""
-        size, left, epoch = self.sizes[who], self._steps(who, plan), 0
+        size, left, epoch = self.sizes[who], plan.number(self.sizes[who]), 0
         while left > 0:
             order = self._randomness.generator("client", self.ids[who], "batches", step, epoch).permutation(size) + self._offsets[who]
             for first in range(0, min(size, left * plan.batch_size), plan.batch_size):
@@ -208,23 +218,18 @@ class Cohort:
                 left -= 1
             epoch += 1
 
-    def _schedule(self, who: Sequence[int], plan: LocalTraining, step: int) -> _Chunk:
-        batches = [list(self._batches(i, plan, step)) for i in who]
-        width = max((len(b) for own in batches for b in own), default=0)
-        index = np.zeros((len(batches[0]), len(who), width), dtype=np.int64)
-        weight = np.zeros(index.shape)
-        for k, own in enumerate(batches):
-            sizes = np.array([len(batch) for batch in own])
-            filled = np.arange(width) < sizes[:, None]
-            index[: len(own), k] = [[batch[0]] for batch in own]  # padding is the client's own: 0 times another's overflow would be NaN
-            index[: len(own), k][filled] = np.concatenate(own)
-            weight[: len(own), k][filled] = np.repeat(1 / sizes, sizes)
-        active = [sum(len(own) > s for own in batches) for s in range(len(index))]
-        keys = None
-        if self.model.dropouts and plan.dropout:
-            drawn = [self._randomness.generator("client", self.ids[i], "dropout", step).integers(1 << 62, size=len(index)) for i in who]
-            keys = torch.as_tensor(np.stack(drawn, 1)).to(self.device)
-        return _Chunk(torch.as_tensor(index).to(self.device), torch.as_tensor(weight).to(self.device, self.dtype), keys, active)
+    def _schedule(self, who: Sequence[int], plan: LocalTraining, step: int, private: Private | None) -> Chunk:
+        if private is None:
+            batches = [list(self._batches(i, plan, step)) for i in who]
+        else:
+            batches = [[batch + self._offsets[i] for batch in private.batches(k)] for k, i in enumerate(who)]
+        divisors = None if private is None else [min(plan.batch_size, self.sizes[i]) for i in who]
+        chunk = packed(batches, self._offsets[list(who)], divisors, self.device, self.dtype)
+        if not (self.model.dropouts and plan.dropout):
+            return chunk
+        steps = len(chunk.active)
+        drawn = [self._randomness.generator("client", self.ids[i], "dropout", step).integers(1 << 62, size=steps) for i in who]
+        return replace(chunk, keys=torch.as_tensor(np.stack(drawn, 1)).to(self.device))
 
     def drawn(self, *path: Part) -> torch.Tensor:
         """Other initial weights than θ_0, (d,): every client of a run draws the same ones for `path`."""
@@ -244,21 +249,25 @@ class Cohort:
         order = self._randomness.generator("client", client, "aside").permutation(size)
         return order >= math.floor(aside * size)  # of one sample none is kept aside
 
-    def loss_aside(self, models: Rows, who: Sequence[int]) -> NDArray[np.float64]:
+    def loss_aside(self, models: Rows, who: Sequence[int], bound: float | None = None) -> NDArray[np.float64]:
         """As `loss`, of the samples kept aside; NaN where there are none."""
-        return self._aside_on.mean(self.model.objective.losses, self.model, models, who)
+        return self._aside_on.mean(self.model.objective.losses, self.model, models, who, bound)
 
-    def loss(self, models: Rows, who: Sequence[int]) -> NDArray[np.float64]:
-        """The mean loss (of labels and tokens in nats) on each of `who`'s training samples under its own row of `models`, (len(who),)."""
-        return self._train_on.mean(self.model.objective.losses, self.model, models, who)
+    def loss(self, models: Rows, who: Sequence[int], bound: float | None = None) -> NDArray[np.float64]:
+        """The mean loss (of labels and tokens in nats) on each of `who`'s training samples under its own row of `models`, (len(who),).
 
-    def losses(self, models: torch.Tensor, who: Sequence[int]) -> NDArray[np.float64]:
+        Args:
+            bound: B, where each sample's loss is clipped to [0, B]; one that is no number counts as B.
+        """
+        return self._train_on.mean(self.model.objective.losses, self.model, models, who, bound)
+
+    def losses(self, models: torch.Tensor, who: Sequence[int], bound: float | None = None) -> NDArray[np.float64]:
         """As `loss`, of several models (r, d) on the samples of each of `who`: (len(who), r).
 
         Each model sees the samples of all of `who` in one go: products of many samples with one model's weights are what a processor
         does best, and memory does not grow with r.
         """
-        columns = [self.loss(Rows(model[None], (0,) * len(who)), who) for model in models]
+        columns = [self.loss(Rows(model[None], (0,) * len(who)), who, bound) for model in models]
         return np.stack(columns, 1) if columns else np.zeros((len(who), 0))
 
 

@@ -74,6 +74,11 @@ def seeded(layers: list[SeededDropout], key: torch.Tensor | None) -> Iterator[No
             layer.key = None
 
 
+def example_keys(keys: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """A key for each example, from its mini-batch's key and its own number, int64: so its mask does not depend on who else is drawn."""
+    return _mixed(keys + numbers * -0x61C8864680B583EB)
+
+
 def _mixed(z: torch.Tensor) -> torch.Tensor:
     """SplitMix64's output function (Steele, Lea, Flood 2014) on int64 words, which wrap around."""
     z = z ^ _shifted(z, 30)

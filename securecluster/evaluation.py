@@ -43,6 +43,7 @@ class Samples:
         model: FlatModel,
         flat: Rows,
         who: Sequence[int],
+        bound: float | None = None,
     ) -> NDArray[np.float64]:
         """The mean score of each of `who`'s samples under its own row of `flat`, (len(who),); NaN where it has no sample.
 
@@ -50,6 +51,7 @@ class Samples:
             score: of (outputs, targets), a number a sample: the objective's `losses` or `scores`.
             flat: parameters, one row for each of `who`.
             who: positions of clients.
+            bound: B, where each sample's score is clipped to [0, B], so that none moves the mean by more than B over their number.
         """
         found = np.full(len(who), np.nan)
         index = flat.index if flat.index is not None else tuple(range(len(flat)))
@@ -58,6 +60,7 @@ class Samples:
             if mine:
                 places = [np.arange(self.offsets[k], self.offsets[k + 1]) for k in (who[n] for n in mine)]
                 scores = self._scores(score, model, own, np.concatenate(places))
+                scores = scores if bound is None else scores.clip(0, bound)
                 parts = np.split(scores, np.cumsum([len(p) for p in places])[:-1])
                 found[mine] = [part.mean() for part in parts]
         return found

@@ -18,6 +18,7 @@ from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.errors import PolicyError, UsageError, unknown
 from securecluster.messages import Rows
 from securecluster.network import Network
+from securecluster.noisy_losses import noised_rows
 from securecluster.privacy.keys import Hello, Secrets
 from securecluster.privacy.stages import Pipeline
 
@@ -66,26 +67,51 @@ def find_layer(flat: FlatModel, which: str) -> Layer:
     return Layer(name, starts[f"{name}.weight"], outputs, inputs, f"{name}.bias" in starts)
 
 
-def starts(cohort: Cohort, start: str) -> torch.Tensor:
-    """The weights that each client of a cohort begins with, (m, d)."""
+def starts(cohort: Cohort, start: str, ids: Sequence[int] | None = None) -> torch.Tensor:
+    """The weights that each client of a cohort, or of some numbers, begins with, (m, d)."""
+    who = cohort.ids if ids is None else ids
     if start == "common":
-        return cohort.start.repeat(len(cohort.ids), 1)
-    return torch.stack([cohort.drawn("client", i, "start") for i in cohort.ids])
+        return cohort.start.repeat(len(who), 1)
+    return torch.stack([cohort.drawn("client", i, "start") for i in who])
 
 
-def seen(layer: str, start: str) -> list[str]:
-    """What a server that trains synthetic users reads of a layer in the clear (`benchmarks.papers.nsim_masks` measures it)."""
-    common = "much of the rest of that model, whatever the mask: training starts from what the server knows, and synthetic users' does too"
-    own = "each client's first weights, from the seed: they tell where a permutation of the first sum has put most coordinates"
+def check_layer_mask(mask: str) -> None:
+    """Raise UsageError for any mask of the layers."""
+    if mask != "none":
+        raise UsageError(
+            f"layer_mask = {mask!r}: the network that predicts similarity reads the weights themselves, so under a mask it"
+            " would be fed noise; leave it at none (mask hides the averages)"
+        )
+
+
+def seen(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
+    """What a server that trains synthetic users sees of layers, and makes of them (`benchmarks.papers.nsim_masks` measures layers in the
+    clear).
+
+    Args:
+        noisy: the unit that noise protects; "" without any.
+        sizes: whether clients tell how many samples they hold.
+    """
     name = "last hidden" if layer == "hidden" else "last"
-    return [f"each client's {name} layer after training alone, in the clear", common if start == "common" else own]
+    how = {"": "in the clear", "client": "clipped and with noise, unmasked", "example": "unmasked, as training with noise left it"}[noisy]
+    much = "something" if noisy else "much"
+    common = (
+        f"{much} of the rest of that model, whatever the mask: training starts from what the server knows, and synthetic users' does too"
+    )
+    own = "each client's first weights, from the seed: they tell where a permutation of the first sum has put most coordinates"
+    return [
+        f"each client's {name} layer after training alone, {how}",
+        common if start == "common" else own,
+        "the predicted similarity of all pairs of clients' data, the clusters, and each client's cluster",
+        *["each client's number of samples (the plain sum reads every reply)"] * sizes,
+    ]
 
 
 @dataclass(frozen=True, eq=False)
 class Shown:
     """Client to server."""
 
-    layer: Rows  # (b, q) weights and bias of one layer, as they are
+    layer: Rows  # (b, q) weights and bias of one layer, as they are, or moved from the first ones by what was clipped and noised
 
 
 class LayerDiscloser(Contributor):
@@ -100,16 +126,24 @@ class LayerDiscloser(Contributor):
 
     def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, layer: Layer, start: str) -> None:
         super().__init__(cohort, training, pipeline, weighted)
-        self._layer = layer
+        self._layer, self._began = layer, start
         self._alone = [True] * len(cohort.ids)  # whether each client still holds a model of its own
         if start != "common":
             self.models = Rows(starts(cohort, start), tuple(range(len(cohort.ids))))
 
     @answers(GATHER)
     def hand_in(self, turn: Turn, query: Hello) -> Shown:
-        """The layer of θ_i; no mask can hide it, since a trained network is to read it. Asked again, the answer is the same."""
+        """The layer of θ_i; no mask can hide it, since a trained network is to read it. Asked again, the answer is the same.
+
+        Where the unit of privacy is the client, what it has moved from its first weights, which follow from the public configuration, is
+        clipped and noised (ours); where it is the example, training has paid for it.
+        """
         self._check_alone(turn, "hand_in")
-        return Shown(Rows(self._layer.rows(self.models.select(turn.at).values).clone()))
+        rows, guard = self._layer.rows(self.models.select(turn.at).values), self._pipeline.guard
+        if guard is None or guard.unit == "example":
+            return Shown(Rows(rows.clone()))
+        began = self._layer.rows(starts(self.cohort, self._began, turn.ids))
+        return Shown(Rows(began + noised_rows(guard, "layer", turn, rows - began)))
 
     @answers(SUM, through=("delta",), fresh=True)
     def pool(self, turn: Turn, query: Hello) -> Update:

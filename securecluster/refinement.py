@@ -1,8 +1,4 @@
-"""The server's side of refining a clustering of models (Vardhan et al. 2024, Algorithms 1 to 4).
-
-`ByDistance` and `ByLoss` say how far a client's one-shot model is from a cluster's model, and clusters from each other: the first from
-weights, under a mask that all of them carry, the second by asking clients for losses, of which only sums and choices leave.
-"""
+"""The server's side of refining a clustering of models (Vardhan et al. 2024, Algorithms 1 to 4); `nearness` says what is near."""
 
 from __future__ import annotations
 
@@ -10,34 +6,22 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.backend import torch
 from securecluster.clustering import largest
-from securecluster.components import OUTSIDE, components, groups, renumbered, trimmed_mean
-from securecluster.displacements import Outbox, invite, nothing
-from securecluster.distances import euclidean, to_others
+from securecluster.components import OUTSIDE, choose_reach, components, groups, renumbered, tree_edges, trimmed_mean
+from securecluster.displacements import Outbox, Update, invite, nothing
 from securecluster.endpoint import MINIMUM
 from securecluster.messages import Picks, Rows, Shared
+from securecluster.nearness import TRIES, ByDistance, ByLoss, Clusters, Nearness, apart
 from securecluster.network import Network
-from securecluster.privacy.keys import Hello
 from securecluster.refiner import Choose, Refiner, Relay
-from securecluster.replies import Pairs
+from securecluster.replies import Pairs, Replies
 
-TRIES = 5
 Array = NDArray[np.float64]
-
-
-@dataclass
-class Clusters:
-    """The clusters' models as the server holds them: displacements since w_0 under one mask."""
-
-    table: torch.Tensor = field(default_factory=nothing)  # (K, d)
-    step: int = 0  # the call whose mask they carry
-    kept: list[int] = field(default_factory=list)  # the label of each row, ascending
 
 
 @dataclass
@@ -82,6 +66,31 @@ class State:
         if len(self.models.table):
             self.restart(fresh)
             self.outbox.post(self.models.step, self.models.table, self.clusters)
+
+
+def compared(net: Network, state: State, got: Replies[Update], distance: str) -> Array:
+    """Distances of the one-shot models that came, (r, r), of those of the `judges`."""
+    rows = got.rows.delta.values if got.ids else torch.zeros(0, 0)
+    state.ids, state.step = got.ids, got.step
+    if distance == "l2":
+        state.judges, state.rows = got.ids, rows.cpu()
+        return apart(rows, net.noise("delta"))
+    state.judges, found = cross_losses(net, got.ids, rows, got.step)
+    return found
+
+
+def first_clusters(state: State, distance: Array, size: int, threshold: float | None, quantile: float | None) -> Array:
+    """Clusters of the `judges`, from their distances (r, r), and the edges of their spanning tree, (r − 1,); the rest has none yet.
+
+    Ours: without a component of `size` clients everyone is one cluster.
+    """
+    edges: Array = tree_edges(distance)
+    state.reach = choose_reach(distance, edges, size, threshold, quantile)
+    found = dict(zip(state.judges, components(distance, state.reach, size), strict=True))
+    none = max(found.values(), default=OUTSIDE) == OUTSIDE
+    state.clusters = [0 if none else found.get(i, OUTSIDE) for i in range(len(state.clusters))]
+    state.graph = Graph(list(state.judges), torch.from_numpy(edges), state.reach, torch.from_numpy(distance))
+    return edges
 
 
 def trimmed(net: Network, state: State, share: float, trim: float, t: int) -> None:
@@ -145,102 +154,10 @@ def offered(models: Clusters, clients: int) -> Choose:
     return Choose(Picks(models.table, (tuple(range(k)),) * clients), models.step, Rows(unknown))
 
 
-class Nearness(Protocol):
-    """dist between one-shot models and clusters, and between clusters; row c of the `Clusters` it was made for is cluster c here."""
-
-    def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
-        """The nearest of the clusters `among` to the one-shot model of each of `who`, as far as it can be told."""
-        ...
-
-    def between(self, labels: Sequence[int]) -> Array:
-        """dist of all pairs of clusters, (K, K); `labels[i]` is where client i belongs now."""
-        ...
-
-
-class ByDistance:
-    """L2 between weights, which the server sees through any orthonormal mask.
-
-    Args:
-        scattered: MERGE compares clusters as two clients of theirs would be compared (ours), and not their models alone.
-    """
-
-    def __init__(self, ids: Sequence[int], rows: torch.Tensor, models: Clusters, scattered: bool) -> None:
-        self._models, self._scattered = models, scattered
-        self._away = dict(zip(ids, to_others(rows, models.table).numpy(), strict=True)) if ids else {}
-
-    def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
-        """Of the clients whose model came."""
-        return {i: min(among, key=lambda c: float(self._away[i][c])) for i in who if i in self._away}
-
-    def between(self, labels: Sequence[int]) -> Array:
-        """‖ω_c − ω_c'‖; scattered: sqrt(‖ω_c − ω_c'‖² + v_c + v_c') with v_c the mean of ‖w_i − ω_c‖² over c's members.
-
-        One-shot models differ by what averaging takes away, so a λ that tells them apart may lie above all distances of averages.
-        """
-        found: Array = euclidean(self._models.table).numpy()
-        if not self._scattered:
-            return found
-        spread = np.zeros(len(found))
-        for c in set(labels):
-            own = [self._away[i][c] ** 2 for i, label in enumerate(labels) if label == c and i in self._away]
-            spread[c] = np.mean(own) if own else 0.0
-        return np.asarray(np.sqrt(found**2 + spread[:, None] + spread))
-
-
-class ByLoss:
-    """The cross-cluster loss ½(mean_{j∈c'} f_j(w_c) + mean_{i∈c} f_i(w_c')), of sums over clusters and of choices (from the authors' code).
-
-    Args:
-        ids: the clients whose one-shot models came.
-        judges: those that have judged them all.
-        old: each client's cluster when the models were made.
-    """
-
-    def __init__(self, net: Network, ids: Sequence[int], judges: Sequence[int], models: Clusters, old: Sequence[int]) -> None:
-        self._net, self._models = net, models
-        self._others = self._heard(ids, judges, old)
-        self._judged: set[int] = set()
-
-    def _heard(self, ids: Sequence[int], judges: Sequence[int], old: Sequence[int]) -> Array:
-        """mean_{j∈c} f_j(w_i), (m, K); NaN where nobody can tell."""
-        row = {label: n for n, label in enumerate(self._models.kept)}
-        own = {i: row[old[i]] for i in judges if old[i] in row}
-        sums, counts = _sums(self._net, Refiner.heard, own, len(row), len(old))
-        found = np.full((len(old), len(row)), math.nan)
-        for n in (n for n, count in enumerate(counts) if count):
-            found[list(ids), n] = sums[n, list(ids)] / counts[n]
-        return found
-
-    def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
-        """As they say themselves; who does not reply is asked again."""
-        if not len(who):
-            return {}
-        got = self._net.gather(Refiner.choose, self._query(who, among), to=who, tries=TRIES)
-        self._judged |= set(got.ids)
-        return dict(zip(got.ids, got.rows.model.values.tolist(), strict=True)) if got.ids else {}
-
-    def _query(self, to: Sequence[int], among: Sequence[int]) -> Choose:
-        others = np.full((len(to), len(self._models.table)), math.inf)
-        others[:, list(among)] = self._others[list(to)][:, list(among)]
-        everything = tuple(range(len(self._models.table)))
-        picks = tuple(() if i in self._judged else everything for i in to)
-        return Choose(Picks(self._models.table, picks), self._models.step, Rows(torch.as_tensor(others)))
-
-    def between(self, labels: Sequence[int]) -> Array:
-        """½(F[c, c']/|c| + F[c', c]/|c'|) of F[c, c'] = Σ_{i∈c} f_i(ω_c'); one half alone where nobody tells the other."""
-        K = len(self._models.table)
-        sums, counts = _sums(self._net, Refiner.fits, {i: labels[i] for i in sorted(self._judged)}, K, K)
-        mean = np.full((K, K), math.nan)
-        told = [c for c, count in enumerate(counts) if count]
-        mean[told] = sums[told] / np.array(counts)[told, None]
-        half = np.where(np.isnan(mean), mean.T, mean)
-        return np.nan_to_num((half + half.T) / 2, nan=math.inf)
-
-
 def nearness(net: Network, state: State, models: Clusters, distance: str, scattered: bool) -> Nearness:
     """The `distance` by its name, before clients go elsewhere."""
     if distance == "l2":
-        return ByDistance(state.ids, state.rows, models, scattered)
+        return ByDistance(state.ids, state.rows, models, scattered, net.noise("delta"))
     return ByLoss(net, state.ids, state.judges, models, state.clusters)
 
 
@@ -284,16 +201,3 @@ def merge(near: Nearness, labels: Sequence[int], models: Clusters, reach: float,
     final = renumbered(found)
     parts = [[c for c in among if into[c] == found[final.index(k)]] for k in range(1 + max(final))]
     return final, torch.stack([models.table[own].mean(0) for own in parts])
-
-
-def _sums(net: Network, method: Any, own: dict[int, int], groups_: int, width: int) -> tuple[Array, tuple[int, ...]]:
-    """Sums of losses over groups, (groups, width), and how many clients each holds; of fewer than two there is none."""
-    left = {i: g for i, g in own.items() if list(own.values()).count(g) >= MINIMUM}
-    total, counts = np.zeros((groups_, width)), [0] * groups_
-    for _ in range(TRIES):
-        open_ = {i: g for i, g in left.items() if not counts[g]}
-        if open_:
-            got = net.sum(method, Hello(), to=list(open_), by=list(open_.values()), groups=groups_)
-            for g in (g for g, count in enumerate(got.counts) if count >= MINIMUM):
-                total[g], counts[g] = got.rows.loss.table[g].numpy(), got.counts[g]
-    return total, tuple(counts)

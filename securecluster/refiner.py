@@ -20,6 +20,7 @@ from securecluster.distances import to_others
 from securecluster.endpoint import GATHER, PAIRS, SUM, Turn, answers
 from securecluster.errors import PolicyError
 from securecluster.messages import Picks, Rows, Shared
+from securecluster.noisy_losses import loss_clip, noised, noised_rows
 from securecluster.privacy.keys import Done, Hello, Secrets
 from securecluster.privacy.stages import Pipeline
 from securecluster.tree import WORST
@@ -42,7 +43,7 @@ class Relay:
 class Losses:
     """Client to server."""
 
-    loss: Rows  # (b, n) float64, nats: mean training losses f_i of n models
+    loss: Rows  # (b, n) float64, nats: mean training losses f_i of n models, with noise where the run adds some
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,13 @@ class Choose:
     models: Picks  # (K, d) displacements since θ_0; none for a client that has judged them already
     step: int  # the call whose mask they carry
     others: Rows  # (b, K) float64, mean over the cluster's members of the loss of the client's model; NaN: not known; inf: no choice
+
+
+@dataclass(frozen=True, eq=False)
+class Near:
+    """Newcomer to server."""
+
+    near: Rows  # (b,) int64, the cluster whose model is nearest to its own
 
 
 @dataclass(frozen=True)
@@ -87,11 +95,15 @@ class Refiner(Contributor):
 
     @answers(PAIRS)
     def losses(self, turn: Turn, query: Relay) -> Losses:
-        """f_i of everyone's one-shot model; the client keeps them, so that no model is relayed twice."""
+        """f_i of everyone's one-shot model, its own too, with noise where the run adds some: a row of m values, of which each costs.
+
+        The client keeps them as they left, so that no model is relayed twice and whatever else it makes of them tells nothing new.
+        """
         order = query.order.value.tolist()
         place = {i: n for n, i in enumerate(order)}
         found = np.zeros((len(turn.at), len(order)))
-        own = self.cohort.loss(self._rows(turn.at), turn.at)
+        clip = loss_clip(self._pipeline.guard)
+        own = self.cohort.loss(self._rows(turn.at), turn.at, clip)
         found[range(len(own)), [place[i] for i in turn.ids]] = own
         readers: dict[int, list[int]] = {}
         for k, picks in enumerate(query.models.picks):
@@ -99,8 +111,8 @@ class Refiner(Contributor):
                 readers.setdefault(row, []).append(k)
         for row, near in readers.items():  # one model unmasked at a time
             theta = self._relayed(query, row)
-            found[near, place[int(query.owner.table[row])]] = self.cohort.losses(theta[None], [turn.at[k] for k in near])[:, 0]
-        rows = torch.as_tensor(_finite(found))
+            found[near, place[int(query.owner.table[row])]] = self.cohort.losses(theta[None], [turn.at[k] for k in near], clip)[:, 0]
+        rows = torch.as_tensor(self._told("losses", turn, found))
         if self._known.shape[1] != query.clients:
             self._known = self._known.new_zeros(len(self._known), query.clients)
         self._known[torch.as_tensor(turn.at)[:, None], torch.as_tensor(order)] = rows
@@ -114,28 +126,46 @@ class Refiner(Contributor):
         like, owner = self._start.new_empty(self._pipeline.room(d)), int(query.owner.table[row])
         return self._start + self._pipeline.seal.open(query.models.table[row][None], [owner], query.step, like)[0, :d]
 
-    @answers(SUM)
+    @answers(SUM, derived=True)
     def heard(self, turn: Turn, query: Hello) -> Losses:
-        """f_i(w_j) of every client j, as kept; 0 where it has not judged w_j."""
+        """f_i(w_j) of every client j, as `losses` told them; 0 where it has not judged w_j."""
         return Losses(Rows(self._known[torch.as_tensor(turn.at)]))
 
     @answers(GATHER)
     def choose(self, turn: Turn, query: Choose) -> Choice:
-        """argmin_c ½(mean_{j∈c} f_j(w_i) + f_i(ω_c)) (Algorithm 2); where the first is not known, argmin_c f_i(ω_c) (ours)."""
+        """argmin_c ½(mean_{j∈c} f_j(w_i) + f_i(ω_c)) (Algorithm 2); where the first is not known, argmin_c f_i(ω_c) (ours).
+
+        It judges the models that the query brings: its f_i have noise where the run adds some, drawn here once for all that follows.
+        """
+        if not all(query.models.picks):
+            raise PolicyError("choose brings models to judge: by those it has judged a client answers in choose_again")
         self._judge(turn, query)
-        own, others = np.stack([self._fits[k] for k in turn.at]), query.others.values.numpy()
+        return self._nearest(turn, query)
+
+    @answers(GATHER, derived=True)
+    def choose_again(self, turn: Turn, query: Choose) -> Choice:
+        """The same among fewer clusters, by what it found when it judged their models."""
+        if any(query.models.picks):
+            raise PolicyError("choose_again brings no models: a client judges new ones in choose")
+        return self._nearest(turn, query)
+
+    def _nearest(self, turn: Turn, query: Choose) -> Choice:
+        own, others = self._judged(turn), query.others.values.numpy()
         return Choice(Rows(torch.as_tensor(np.where(np.isnan(others), own, (own + others) / 2).argmin(1))))
 
     @answers(GATHER)
-    def join(self, turn: Turn, query: Choose) -> Choice:
-        """argmin_c ‖w_i − ω_c‖, of a newcomer's own one-shot model (ours)."""
+    def join(self, turn: Turn, query: Choose) -> Near:
+        """argmin_c ‖w_i − ω_c‖, of a newcomer's own one-shot model (ours): where models leave with noise, of that with such noise."""
         models = torch.stack([self.model_at(row, query.step) for row in query.models.table])
-        return Choice(Rows(to_others(self._rows(turn.at).values, models).argmin(1)))
+        own, guard = self._rows(turn.at).values, self._pipeline.guard
+        if guard is not None and guard.unit == "client":
+            own = self._start + noised_rows(guard, "join", turn, own - self._start)
+        return Near(Rows(to_others(own, models).argmin(1)))
 
-    @answers(SUM)
+    @answers(SUM, derived=True)
     def fits(self, turn: Turn, query: Hello) -> Losses:
         """f_i of the clusters' models, as judged last: what MERGE needs."""
-        return Losses(Rows(torch.as_tensor(np.stack([self._fits[k] for k in turn.at]))))
+        return Losses(Rows(torch.as_tensor(self._judged(turn))))
 
     @answers(SUM, through=("delta",), fresh=True, trains="refine")
     def contribute(self, turn: Turn, query: Means) -> Update:
@@ -174,14 +204,25 @@ class Refiner(Contributor):
         return theta if not 0 < self.refining.radius < norm else self._start + away * (self.refining.radius / norm)
 
     def _judge(self, turn: Turn, query: Choose) -> None:
-        """f_i of the models that the query brings."""
-        new = [k for k, picks in enumerate(query.models.picks) if picks]
+        """f_i of the models that the query brings, the same ones to each client, with noise where the run adds some."""
         rows = sorted({row for picks in query.models.picks for row in picks})
-        found = np.full((len(new), len(query.models.table)), math.inf)
+        found = np.full((len(turn.at), len(query.models.table)), math.inf)
         for row in rows:
             theta = self.model_at(query.models.table[row], query.step)
-            found[:, row] = _finite(self.cohort.losses(theta[None], [turn.at[k] for k in new])[:, 0])
-        self._fits |= {turn.at[k]: own[list(query.models.picks[k])] for k, own in zip(new, found, strict=True)}
+            found[:, row] = self.cohort.losses(theta[None], turn.at, loss_clip(self._pipeline.guard))[:, 0]
+        own = np.stack([found[n, list(picks)] for n, picks in enumerate(query.models.picks)])
+        self._fits |= dict(zip(turn.at, self._told("choose", turn, own), strict=True))
+
+    def _judged(self, turn: Turn) -> Array:
+        """What it found of the models that were judged last, (b, K)."""
+        if not all(k in self._fits for k in turn.at):
+            raise PolicyError("choose comes first: a client tells of the clusters' models only what it has judged")
+        return np.stack([self._fits[k] for k in turn.at])
+
+    def _told(self, purpose: str, turn: Turn, losses: Array) -> Array:
+        """Losses (b, k) as they may leave."""
+        sizes = [self.cohort.sizes[k] for k in turn.at]
+        return np.nan_to_num(noised(self._pipeline.guard, purpose, turn, losses, sizes), nan=WORST, posinf=WORST)
 
     def state(self, secrets: Secrets) -> TraineeState:
         """For a checkpoint."""
@@ -195,5 +236,18 @@ class Refiner(Contributor):
         self._restart, self._known = state.extra[:, 0].int().tolist(), state.extra[:, 1:].clone()
 
 
-def _finite(losses: Array) -> Array:
-    return np.nan_to_num(losses, nan=WORST, posinf=WORST)
+def seen(distance: str, sealed: bool, trims: bool, noisy: bool) -> list[str]:
+    """What the server sees of clients under every mask."""
+    own = "with noise, " if noisy else ""
+    one_shot = f"{own}norms and inner products of the models that clients trained alone"
+    losses = f"{own}each client's losses under everyone's model and the clusters' (the plain sum reads all replies), and its choices"
+    compared = f"{one_shot}, their distances, and those to and between the clusters' models, all under one mask"
+    relayed = [*[f"{one_shot}, each of which goes to every client"] * (not sealed), losses]
+    updates = f"{own}each client's update" + (", one by one" if trims else " (the plain sum reads all replies)")
+    return [*([compared] if distance == "l2" else relayed), updates, "λ, the clusters, and how far their models have moved"]
+
+
+def seen_by_clients(distance: str) -> list[str]:
+    """What clients see of each other's models."""
+    models = ["all other clients' models that were trained alone", "all clusters' models, and how well its own does in each on average"]
+    return models if distance == "loss" else ["newcomers only: all clusters' models"]

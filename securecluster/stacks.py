@@ -16,10 +16,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from securecluster.optimizers import Optimizer
+from securecluster.clipping import Each, Outer
+from securecluster.optimizers import Optimizer, Sgd
 
 aten: Any = torch.ops.aten
 Params = Mapping[str, torch.Tensor]
+Parts = dict[str, Outer | Each]
+_NO_WEIGHTS = Sgd({}, 0.0)  # for layers that have none
 
 
 class Layer(Protocol):
@@ -56,6 +59,11 @@ class Dense:
             optimizer.value(self.bias, d.sum(1))
         return inner
 
+    def examples(self, params: Params, d: torch.Tensor, kept: Any, needed: bool) -> tuple[torch.Tensor, Parts]:
+        """The gradient at the input where it is `needed`, and those of each example at the weights."""
+        inner = torch.bmm(d, params[self.weight]) if needed else d
+        return inner, {self.weight: Outer(d, kept)} | ({} if self.bias is None else {self.bias: Each(d)})
+
 
 @dataclass(frozen=True)
 class Conv:
@@ -86,6 +94,18 @@ class Conv:
         if self.bias is not None:
             optimizer.value(self.bias, bias[None])
         return inner[None] if needed else d
+
+    def examples(self, params: Params, d: torch.Tensor, kept: Any, needed: bool) -> tuple[torch.Tensor, Parts]:
+        """The gradient at the input where it is `needed`, and those of each example at the weights, by the windows of its input."""
+        inner, kernel = d, self._kernel(params)
+        if needed:
+            rest = (self.stride, self.padding, self.dilation, False, [0, 0], self.groups, [True, False, False])
+            inner = aten.convolution_backward(d[0], kept, kernel, None, *rest)[0][None]
+        windows = torch.nn.functional.unfold(kept, kernel.shape[2:], self.dilation, self.padding, self.stride)
+        n, _, places = windows.shape
+        own = d[0].reshape(n, self.groups, -1, places) @ windows.view(n, self.groups, -1, places).mT
+        found: Parts = {self.weight: Each(own.flatten(1)[None])}
+        return inner, found | ({} if self.bias is None else {self.bias: Each(d.sum((3, 4)))})
 
     def _kernel(self, params: Params) -> torch.Tensor:
         return params[self.weight][0].contiguous(memory_format=torch.channels_last)
@@ -171,12 +191,29 @@ class Stack:
     def step(self, params: Params, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, optimizer: Optimizer) -> None:
         """One step of each client on its own mini-batch: x (b, n, …), labels y (b, n), the losses' weights (b, n)."""
         out, kept = self.forward(params, x)
-        d = out.softmax(-1)
-        d.scatter_add_(2, y[..., None], torch.full_like(d[..., :1], -1.0))  # softmax − one-hot
-        d *= weight[..., None]
+        d = _cross_entropy(out, y).mul_(weight[..., None])
         optimizer.begin()
         for number in reversed(range(self._first, len(self.layers))):
             d = self.layers[number].backward(params, d, kept[number], optimizer, needed=number > self._first)
+
+    def examples(self, params: Params, x: torch.Tensor, y: torch.Tensor) -> Parts:
+        """The gradient of each example's loss, (b, n) of them, by the weights' names: one backward pass."""
+        out, kept = self.forward(params, x)
+        d, found = _cross_entropy(out, y), Parts()
+        for number in reversed(range(self._first, len(self.layers))):
+            layer, needed = self.layers[number], number > self._first
+            if isinstance(layer, Dense | Conv):
+                d, own = layer.examples(params, d, kept[number], needed)
+                found |= own
+            else:
+                d = layer.backward(params, d, kept[number], _NO_WEIGHTS, needed)
+        return found
+
+
+def _cross_entropy(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The gradient of each sample's cross-entropy at the outputs: softmax − one-hot."""
+    d = out.softmax(-1)
+    return d.scatter_add_(2, y[..., None], torch.full_like(d[..., :1], -1.0))
 
 
 def compile_stack(module: nn.Module) -> Stack | None:

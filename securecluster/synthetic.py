@@ -4,7 +4,7 @@ layer of two models (Pacheco et al. 2021, Section 3.1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,9 @@ from securecluster.layers import LAYERS, STARTS, find_layer, starts
 from securecluster.lcss import similarities
 from securecluster.messages import Rows
 from securecluster.metrics import pearson
+from securecluster.objectives import Objective, Trajectory
+from securecluster.privacy.draws import Draws
+from securecluster.privacy.gaussian import Clip
 from securecluster.randomness import Randomness
 from securecluster.walks import Format, Generator, generated
 
@@ -53,6 +56,7 @@ class Synthesis:
         stride: LCSS compares every so many of their positions.
         grid: how many of the architectures of `GRID`, the first ones, are compared.
         shape: of a sample, what a generator of samples has to keep to; () takes any.
+        clip, noise: S and z of the layers that real users hand in: synthetic users' are made alike; noise 0 leaves them as they are.
     """
 
     users: int
@@ -65,6 +69,8 @@ class Synthesis:
     stride: int
     grid: int
     shape: tuple[int, ...] = ()
+    clip: float = 0.0
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         for name, word, words in (("layer", self.layer, LAYERS), ("init", self.start, STARTS)):
@@ -80,13 +86,13 @@ class Synthesis:
         if not (isinstance(self.radius, Real) and 0 <= float(self.radius) < np.inf):
             raise UsageError(f"radius = {self.radius!r} is no distance: give a finite number from 0, in units of the area")
 
-    def learned(self, flat: FlatModel, plan: LocalTraining, classes: int, dtype: str, draws: Randomness) -> Known:
-        """Synthetic data, M_synth, their LCSS, and the network, trained to tell it."""
+    def learned(self, flat: FlatModel, plan: LocalTraining, agreed: Mapping[str, Any], draws: Randomness) -> Known:
+        """Synthetic data, M_synth, their LCSS, and the network, trained to tell it; `agreed` is what everyone knows of the data."""
         users = generated(self.walks, self.form, self.users, draws.generator("walks"))
-        models = self.trained(users, flat, plan, classes, dtype, draws.integer("training"))
+        models = self.trained(users, flat, plan, agreed["classes"], agreed["dtype"], draws.integer("training"))
         true = true_similarity([y for _, y in users], self.radius, self.stride)
         layer = find_layer(flat, self.layer)
-        rows = layer.rows(models)
+        rows = self._shown(layer.rows(models), layer.rows(self._begun(flat, draws.integer("training"))), draws)
         fitted = fit(rows, torch.from_numpy(true), Randomness(draws.integer("estimator")), grid=GRID[: self.grid])
         told = fitted.predicted.double().numpy()
         scores = correlations(told, layer.weights(rows[fitted.unseen]), true[np.ix_(fitted.unseen, fitted.unseen)])
@@ -101,13 +107,36 @@ class Synthesis:
         federation = Federation.from_arrays(own, test=none, objective=flat.objective, classes=classes, seed=seed)
         if self.shape and federation.shape != self.shape:
             raise UsageError(f"the generator of synthetic users gives samples of shape {federation.shape}, and clients' have {self.shape}")
-        cohort = Cohort(federation, flat, Randomness(seed), torch.device("cpu"), getattr(torch, dtype))
+        secret = Draws.derived(Randomness(seed))  # they train with noise where users do; theirs is nobody's secret
+        cohort = Cohort(federation, flat, Randomness(seed), torch.device("cpu"), getattr(torch, dtype), secret=secret)
         models = starts(cohort, self.start)
         for step in range(1, self.rounds + 1):
             models = models + cohort.train(Rows(models), range(len(users)), plan, step)
         if not bool(models.isfinite().all()):
             raise UpdateError("the models of synthetic users are not finite: lower the learning rate (--lr)")
         return models
+
+    def _begun(self, flat: FlatModel, seed: int) -> torch.Tensor:
+        """The weights that synthetic users begin with, (1, d) or (u, d)."""
+        if self.start == "common":
+            return flat.initial()[None]
+        return torch.stack([flat.redrawn(Randomness(seed), "client", i, "start") for i in range(self.users)])
+
+    def _shown(self, rows: torch.Tensor, begun: torch.Tensor, draws: Randomness) -> torch.Tensor:
+        """Layers (u, q) as real users hand them in."""
+        if not self.noise:
+            return rows
+        drawn = torch.from_numpy(draws.generator("layer noise").normal(size=rows.shape)).to(rows)
+        return begun.to(rows) + Clip(self.clip).forward(rows - begun.to(rows), 0) + self.noise * self.clip * drawn
+
+
+def check_walks(walks: Any, objective: Objective) -> None:
+    """Raise UsageError where synthetic users are to be made by random walks, and clients' data are no positions."""
+    if isinstance(walks, str) and not isinstance(objective, Trajectory):
+        raise UsageError(
+            f"nsim makes synthetic users by random walks, for data that are positions, not for {objective.kind}: take such data (--data"
+            " mobility), or give it a generator of your own (walks=…), which makes samples of these data"
+        )
 
 
 def true_similarity(targets: Sequence[Any], radius: float, stride: int = 1) -> NDArray[np.float64]:

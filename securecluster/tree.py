@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from securecluster.backend import torch
+from securecluster.briefs import Outliner, updates_of
 from securecluster.cohort import LocalTraining
 from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, Update, nothing
 from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
 from securecluster.errors import UpdateError
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
+from securecluster.noisy_losses import loss_clip, noised
 from securecluster.privacy.keys import Hello
 from securecluster.similarity import cross_cosine
 
@@ -34,10 +36,10 @@ class Losses:
     """Client to server: how several models do on samples that it keeps aside."""
 
     loss: Rows  # (b, 1 + depth), summed over those samples: its own model's first, then the path's from the root; 0 after its end
-    size: Rows  # (b,) how many samples
+    size: Rows | None  # (b,) how many samples; without it losses are means
 
 
-class Branching(Discloser):
+class Branching(Outliner):
     """Clients that also reply with gradients, and judge the models on their path."""
 
     @answers(GATHER, through=("delta",), fresh=True, trains="full")
@@ -56,19 +58,25 @@ class Branching(Discloser):
 
     @answers(SUM)
     def judge(self, turn: Turn, query: Means) -> Losses:
-        """The losses of θ_i and of the models on its path, which the query brings, on the samples kept aside."""
-        depth = max((len(p) for p in query.means.picks), default=0)
+        """The losses of θ_i and of the models on its path, which the query brings, on the samples kept aside; with noise where the run
+        adds some.
+        """
+        widths = [1 + len(p) for p in query.means.picks]
+        depth, clip = max(widths) - 1, loss_clip(self._pipeline.guard)
         found = np.zeros((len(turn.at), 1 + depth))
-        size = np.array([self.cohort.aside[k] for k in turn.at], dtype=np.float64)
-        found[:, 0] = self.cohort.loss_aside(self.models.select(turn.at), turn.at)  # NaN for a client that keeps nothing aside
+        sizes = [self.cohort.aside[k] for k in turn.at]
+        found[:, 0] = self.cohort.loss_aside(self.models.select(turn.at), turn.at, clip)  # NaN for a client that keeps nothing aside
         for n in range(depth):
             far = [k for k, picks in enumerate(query.means.picks) if len(picks) > n]
             table, index = self._of(query, sorted({query.means.picks[k][n] for k in far}))
             rows = Rows(table, tuple(index[query.means.picks[k][n]] for k in far))
-            found[far, 1 + n] = self.cohort.loss_aside(rows, [turn.at[k] for k in far])
+            found[far, 1 + n] = self.cohort.loss_aside(rows, [turn.at[k] for k in far], clip)
         kind = self.models.table.dtype
-        found = np.nan_to_num(found, nan=WORST, posinf=WORST) * size[:, None]
-        return Losses(Rows(torch.as_tensor(found, dtype=kind)), Rows(torch.as_tensor(size, dtype=kind)))
+        found = np.nan_to_num(noised(self._pipeline.guard, "judge", turn, found, sizes, widths), nan=WORST, posinf=WORST)
+        if self._pipeline.clips:  # n_i stays here
+            return Losses(Rows(torch.as_tensor(found, dtype=kind)), None)
+        size = np.array(sizes, dtype=np.float64)
+        return Losses(Rows(torch.as_tensor(found * size[:, None], dtype=kind)), Rows(torch.as_tensor(size, dtype=kind)))
 
     def _of(self, query: Means, rows: Sequence[int]) -> tuple[torch.Tensor, dict[int, int]]:
         """The models that a letter's rows stand for, (len(rows), d), and each row's place."""
@@ -178,7 +186,7 @@ def walk(net: Network, tree: Tree, ask: Callable[..., Any], to: Sequence[int]) -
                 break
             got = net.gather(ask, tree.letter([[v]] * len(left)), to=left, step=node.step)
             if got.ids:
-                alpha = cross_cosine(got.rows.delta.values, node.updates).numpy()
+                alpha = cross_cosine(updates_of(got), node.updates).numpy()
                 one, two = (alpha[:, np.isin(node.members, tree.nodes[u].members)].max(1) for u in node.children)
                 at |= {i: node.children[0 if nearer else 1] for i, nearer in zip(got.ids, one > two, strict=True)}
             left = [i for i in left if at[i] == v]
@@ -210,12 +218,11 @@ def fall_back(net: Network, tree: Tree, outbox: Outbox, labels: Sequence[int]) -
     if not to:
         return handed
     total = net.sum(Branching.judge, tree.letter([above[labels[i]] for i in to]), to=to, by=[labels[i] for i in to], groups=len(leaves))
-    for c, count in enumerate(total.counts):
-        size = float(total.rows.size.table[c]) if count else 0.0
-        if size > 0:
-            nodes = [leaves[c], *above[c]]
-            losses = {v: float(total.rows.loss.table[c, n]) / size for n, v in enumerate(nodes)}
-            handed.losses[c], handed.nodes[c] = losses, min(nodes, key=losses.__getitem__)
+    sizes = [] if not total.ids else total.counts if total.rows.size is None else total.rows.size.table.tolist()
+    for c in (c for c, size in enumerate(sizes) if size):
+        nodes = [leaves[c], *above[c]]
+        losses = {v: float(total.rows.loss.table[c, n]) / sizes[c] for n, v in enumerate(nodes)}
+        handed.losses[c], handed.nodes[c] = losses, min(nodes, key=losses.__getitem__)
     back = [i for i, c in enumerate(labels) if handed.nodes[c] != leaves[c]]
     for _ in range(TRIES):
         if back:

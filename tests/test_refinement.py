@@ -17,8 +17,9 @@ from securecluster.displacements import Means, Outbox
 from securecluster.endpoint import Turn, config_hash
 from securecluster.errors import PolicyError
 from securecluster.messages import Call, Picks, Rows
+from securecluster.nearness import ByDistance, Clusters
 from securecluster.privacy.keys import Hello
-from securecluster.refinement import ByDistance, Clusters, State, cross_losses, merge, recluster
+from securecluster.refinement import State, cross_losses, merge, recluster
 from securecluster.refiner import Choose, Refiner
 from securecluster.transport import InProcess
 
@@ -71,7 +72,7 @@ def test_cross_losses_are_those_of_every_model_on_everyones_samples(mask: str, s
         d = client.cohort.model.dimension
         assert got.rows.delta.values.dtype == torch.uint8
         assert got.rows.delta.values.shape == (4, 8 * made.pipeline({"dimension": d}).width(d) + 16)
-        assert [e.fields for e in net.state.ledger.events if e.method == "hand_in"] == [()]
+        assert [(e.fields, e.seen) for e in net.state.ledger.events if e.method == "hand_in"] == [(("delta",), False)]
 
 
 def letter(restart: int | None, rows: Sequence[torch.Tensor] = (), clients: int = 1) -> Means:
@@ -148,7 +149,7 @@ def test_a_client_names_the_cluster_with_the_least_cross_loss(small: Federation)
     expected = [int(np.argmin((others[0] + fits[0]) / 2)), min((0, 2), key=lambda c: float(fits[1, c]))]
     assert client.choose(turn, query).model.values.tolist() == expected
     again = Choose(Picks(models[:0], ((), ())), 0, Rows(torch.as_tensor([[inf, inf, 0.0], [0.0, inf, 1e9]])))
-    assert client.choose(turn, again).model.values.tolist() == [2, 0]  # by what it keeps
+    assert client.choose_again(turn, again).model.values.tolist() == [2, 0]  # by what it keeps
     np.testing.assert_allclose(client.fits(turn, Hello()).loss.values, fits)
 
 

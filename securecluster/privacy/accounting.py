@@ -12,6 +12,7 @@ neighbouring relation is to add or remove what z refers to; sampling is Poisson'
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +25,9 @@ Step = tuple[float, float, int]
 
 # opacus' orders 1.1 … 63, and such as fit very large and very small ε
 ORDERS = [1.001, 1.003, 1.01, 1.03, 1.06, *(1 + k / 10 for k in range(1, 100)), *range(12, 64), 80, 96, 128, 192, 256, 512, 1024]
-GRID = 1 << 21  # most points of the PRV accountant's grid: about 0.3 GB
-ERRORS = (0.01, 0.1)  # of ε, that its grid is made for
+GRID = 1 << 20  # most points of the PRV accountant's grid: about 0.2 GB
+UNSAMPLED = 1e4  # noise multipliers above are priced as if nothing was sampled: more than it costs, and opacus' series would take long
+TOLERANCE = 1e-3  # relative, of the noise that is looked for
 LARGEST = 1e6  # noise multipliers beyond are not looked for
 
 
@@ -53,7 +55,7 @@ def merged(history: Iterable[Step]) -> tuple[Step, ...]:
     for z, q, steps in history:
         if steps <= 0 or q == 0 or math.isinf(z):
             continue
-        if q == 1:
+        if q == 1 or z > UNSAMPLED:
             precision += steps / z**2 if z else math.inf
         else:
             sampled[z, q] = sampled.get((z, q), 0) + steps
@@ -98,7 +100,7 @@ def dearest(histories: Sequence[tuple[Step, ...]], delta: float) -> tuple[tuple[
     costs more than its bound by Rényi divergences, so those below the best found need no price.
     """
     _check_delta(delta)
-    left = sorted(((_rdp(history, delta), history) for history in _undominated(histories)), key=lambda found: -found[0])
+    left = sorted(((_bound(history, delta), history) for history in _undominated(histories)), key=lambda found: -found[0])
     best: tuple[tuple[Step, ...], Cost] | None = None
     for bound, history in left:
         if best is None or bound > best[1].epsilon:
@@ -119,29 +121,56 @@ def find_noise(history: Callable[[float], Iterable[Step]], target: float, delta:
     _check_delta(delta)
     if not 0 < target < math.inf:
         raise UsageError(f"a target epsilon of {target:g} cannot be met: choose a number above 0")
-    high = _first(lambda z: _rdp(merged(history(z)), delta) <= target or epsilon(history(z), delta).epsilon <= target, target)
-    return _narrowed(lambda z: epsilon(history(z), delta).epsilon <= target, high / 2, high)
+    high = _bracket(lambda z: _bound(merged(history(z)), delta), target)
+    return _narrowed(lambda z: epsilon(history(z), delta).epsilon, target, high)
 
 
-def _first(enough: Callable[[float], bool], target: float) -> float:
-    """A z that is enough, where half of it is not (or is below 1e-4)."""
+def find_noise_for_all(histories: Sequence[Callable[[float], Iterable[Step]]], target: float, delta: float) -> float:
+    """The least z at which each of several histories costs at most the target, as `find_noise` finds it; 0 where none costs anything.
+
+    It is found for one history, and again for whichever costs most there, until none costs too much.
+    """
+    worst = max(range(len(histories)), key=lambda k: sum(steps * (q / z) ** 2 for z, q, steps in merged(histories[k](1.0))), default=None)
+    if worst is None or not merged(histories[worst](1.0)):
+        return 0.0
+    while True:
+        z = find_noise(histories[worst], target, delta)
+        at = [merged(history(z)) for history in histories]
+        found = dearest([history for history in at if history], delta)
+        if found is None or found[1].epsilon <= target:
+            return z
+        worst = at.index(found[0])
+
+
+def _bracket(bound: Callable[[float], float], target: float) -> float:
+    """A z whose bound is at most the target, while that of z/2 is above it (or z is below 1e-4)."""
     z = 1.0
-    while not enough(z):
+    while bound(z) > target:
         z *= 2
         if z > LARGEST:
-            raise UsageError(f"a target epsilon of {target:g} cannot be met with any noise: release less, or raise the target")
-    while z > 1e-4 and enough(z / 2):
+            raise UsageError(f"a target epsilon of {target:g} cannot be met by noise up to {LARGEST:g}: release less, or raise the target")
+    while z > 1e-4 and bound(z / 2) <= target:
         z /= 2
     return z
 
 
-def _narrowed(enough: Callable[[float], bool], low: float, high: float) -> float:
-    while low > 1e-5 and enough(low):  # Rényi bounds may have stopped early
-        low, high = low / 2, low
-    while high / low > 1 + 1e-3:
+def _narrowed(cost: Callable[[float], float], target: float, high: float) -> float:
+    """The least z that costs at most the target, below one that is known to; log ε is nearly linear in log z between two z."""
+    at_high = cost(high)
+    low, at_low = high / 2, cost(high / 2)
+    while at_low <= target and low > 1e-5:
+        low, high, at_low, at_high = low / 2, low, cost(low / 2), at_low
+    for turn in itertools.count():
+        if high / low <= 1 + TOLERANCE:
+            return high
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+        if 0 < at_high < at_low < math.inf and turn % 3 < 2:  # just above the crossing, then just below it: two calls may be all
+            slope = math.log(high / low) / math.log(at_high / at_low)
+            aim = low * math.exp(slope * math.log(target / at_low)) * (1 + TOLERANCE * (0.4, -0.4)[turn % 3])
+            middle = aim if low < aim < high else middle
+        found = cost(middle)
+        low, high, at_low, at_high = (low, middle, at_low, found) if found <= target else (middle, high, found, at_high)
+    raise AssertionError("unreachable")
 
 
 def _check_delta(delta: float) -> None:
@@ -160,8 +189,13 @@ def _epsilon(history: tuple[Step, ...], delta: float) -> Cost:
     least = gaussian_epsilon(1 / history[0][0], delta) if history[0][1] == 1 else 0.0
     if len(history) == 1 and history[0][1] == 1:
         return Cost(least, max(rdp, least), "exact Gaussian")
-    prv = _prv(history, delta)
+    prv = _prv(history, delta, rdp)
     return Cost(prv, rdp, "PRV") if prv is not None and least <= prv <= rdp else Cost(rdp, rdp, "RDP")
+
+
+def _bound(history: tuple[Step, ...], delta: float) -> float:
+    """At least what the history costs, found quickly."""
+    return _epsilon(history, delta).epsilon if all(q == 1 for _, q, _ in history) else _rdp(history, delta)
 
 
 def _rdp(history: Sequence[Step], delta: float) -> float:
@@ -187,14 +221,15 @@ def _divergences(z: float, q: float) -> Any:
         return compute_rdp(q=q, noise_multiplier=z, steps=1, orders=ORDERS)
 
 
-def _prv(history: Sequence[Step], delta: float) -> float | None:
+def _prv(history: Sequence[Step], delta: float, rdp: float) -> float | None:
     """opacus' upper bound; None where its grid is too large, or it fails."""
     import numpy as np
     from opacus.accountants import PRVAccountant
 
     accountant = PRVAccountant()
     accountant.history = [*history]
-    error = next((error for error in ERRORS if _points(history, delta, error) <= GRID), None)
+    errors = (min(0.1, max(0.01, rdp / 1000)), 0.1)
+    error = next((error for error in errors if _points(history, delta, error) <= GRID), None)
     if error is None:
         return None
     with warnings.catch_warnings(), np.errstate(all="ignore"):

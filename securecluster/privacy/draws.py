@@ -13,15 +13,12 @@ from collections.abc import Callable
 import numpy as np
 
 from securecluster.backend import torch
-from securecluster.privacy.stream import gaussians
+from securecluster.normals import Normals
 from securecluster.randomness import Randomness
 
 
 class Draws:
     """The secret draws of some clients.
-
-    The Gaussians are floating-point numbers (Φ⁻¹ of 53 bits, none beyond 8.2 standard deviations): not hardened against attacks on
-    their lowest bits (Mironov 2012).
 
     Args:
         key: a client's 32-byte key. The noise of who tells it is known.
@@ -48,8 +45,8 @@ class Draws:
 
         They are those of this client, purpose, call and row alone.
         """
-        drawn = gaussians(self.seed(client, purpose, step, digest(row)), 0, row.numel() if count is None else count)
-        out = torch.from_numpy(drawn).to(row.device, row.dtype)
+        out = row.new_empty(row.numel() if count is None else count)
+        Normals([self.seed(client, purpose, step, digest(row))]).fill(out[None], out.new_ones(1))
         return out.view(row.shape) if count is None else out
 
     def generator(self, client: int, purpose: str, step: int, about: bytes = b"") -> np.random.Generator:

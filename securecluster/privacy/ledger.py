@@ -24,7 +24,7 @@ class Event:
         ids: the clients that replied.
         mechanism: "exact": nothing random was added. "gaussian": noise of `noise_multiplier` times the sensitivity. "dp-sgd": a local
             training. "free": made from what was released before, or taken as public.
-        replace: the sensitivity under replacing over that under adding or removing.
+        replace: the sensitivity under replacing over that under adding or removing, of "gaussian"; it is 2 for "dp-sgd".
         batch: expected samples in a step of dp-sgd; None: all of a client's, with q = 1.
         epochs: of dp-sgd; ceil(n / batch) steps each.
         kept: nothing left the client yet; it counts once anything of that client's does.
@@ -185,11 +185,10 @@ def _size(samples: Mapping[int, int], client: int) -> int:
 
 def _steps(cost: _Cost, times: int, n: int | None, relation: Relation) -> Iterable[Step]:
     """What an event adds to its client's history, `times` times."""
-    divisor = cost.replace if relation == "replace" else 1.0
     if cost.mechanism == "gaussian":
-        return [(cost.noise_multiplier / divisor, 1.0, times)]
+        return [(cost.noise_multiplier / (cost.replace if relation == "replace" else 1.0), 1.0, times)]
     q, steps = accounting.sampling(n or 0, cost.batch, cost.epochs)
-    return [(cost.noise_multiplier / (divisor if q == 1 else 1.0), q, steps * times)]
+    return [(cost.noise_multiplier / (2.0 if relation == "replace" else 1.0), q, steps * times)]
 
 
 def _largest(owners: Mapping[tuple[Step, ...], int], delta: float) -> Price:

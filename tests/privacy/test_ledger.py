@@ -1,26 +1,145 @@
-"""What was released, and that nothing without noise counts as private."""
+"""What was released and what it cost: each client's own union, in series; clients in parallel."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import pytest
+from opacus.accountants import PRVAccountant
+
+from securecluster.privacy import accounting
+from securecluster.privacy.accounting import gaussian_epsilon
 from securecluster.privacy.ledger import Event, Ledger
 from securecluster.state import pack, unpack
 
+DELTA = 1e-5
+
+
+def gaussian(z: float, ids: Sequence[int], method: str = "train", verb: str = "sum", field: str = "delta", **more: Any) -> Event:
+    return Event(method, verb, (field,), 1, tuple(ids), "gaussian", z, **more)
+
+
+def training(ids: Sequence[int], z: float = 1.1, batch: int | None = 10, epochs: int = 2, kept: bool = False) -> Event:
+    return Event("train", "sum", (), 1, tuple(ids), "dp-sgd", z, batch=batch, epochs=epochs, kept=kept)
+
+
+def ledger(*events: Event, **samples: int) -> Ledger:
+    return Ledger(list(events), {int(name[1:]): n for name, n in samples.items()})
+
+
+def prv(*history: tuple[float, float, int]) -> float:
+    accountant = PRVAccountant()
+    accountant.history = list(history)
+    with np.errstate(divide="ignore"):  # at q = 1
+        return float(accountant.get_epsilon(DELTA))
+
 
 def test_epsilon_is_zero_before_and_infinite_after_any_exact_release() -> None:
-    ledger = Ledger()
-    assert (ledger.epsilon, ledger.reported()) == (0.0, 0.0)
-    ledger.add(Event("train", "sum", ("delta",), 1, (4, 7)))
-    assert ledger.epsilon == math.inf
-    assert ledger.reported() is None
+    run = Ledger()
+    assert (run.epsilon, run.reported(), run.price(DELTA).client) == (0.0, 0.0, None)
+    run.add(gaussian(4.0, (4, 7)))
+    assert 0 < run.epsilon < 1
+    run.add(Event("train", "sum", ("delta",), 1, (7, 9)))
+    assert (run.epsilon, run.reported()) == (math.inf, None)
+    assert (run.price(DELTA).client, run.price(DELTA, "replace")) == (7, run.price(DELTA))
 
 
 def test_ledgers_are_apart_keep_order_and_survive_a_checkpoint() -> None:
     one, other = Ledger(), Ledger()
     again = Event("b", "sum", ("x", "y"), 2, (3, 1))
-    events = [again, Event("a", "gather", (), 1, (1,), "gaussian", 0.5), again]
+    events = [again, gaussian(0.5, (1,), replace=math.sqrt(2)), again, training((1, 2), batch=None, kept=True)]
     for event in events:
         one.add(event)
+    one.samples = {1: 30, 2: 40}
     assert (one.events, other.events) == (events, [])
-    assert unpack(pack(one), Ledger) == one
+    assert (again.clients, unpack(pack(one), Ledger)) == (2, one)
+
+
+def test_one_client_composes_in_series_over_rounds_methods_verbs_and_fields() -> None:
+    run = ledger(
+        gaussian(4, (0, 1)),
+        gaussian(4, (0, 1)),
+        gaussian(3, (1, 2), field="loss"),
+        gaussian(5, (1,), method="judge", verb="gather"),
+        gaussian(6, (1,), verb="pairs"),
+    )
+    mu = math.sqrt(2 / 16 + 1 / 9 + 1 / 25 + 1 / 36)
+    assert run.price(DELTA).epsilon == pytest.approx(gaussian_epsilon(mu, DELTA), rel=1e-8)
+    assert (run.price(DELTA).client, run.price(DELTA).accountant) == (1, "exact Gaussian")
+    assert run.price(1e-9).epsilon > run.price(DELTA).epsilon
+
+
+def test_clients_compose_in_parallel() -> None:
+    alone, spread = ledger(*[gaussian(4, (0,))] * 3), ledger(*[gaussian(4, (i,)) for i in range(3)])
+    assert spread.price(DELTA) == ledger(gaussian(4, (0,))).price(DELTA)
+    assert alone.price(DELTA).epsilon > spread.price(DELTA).epsilon
+    uneven = ledger(gaussian(4, (0, 1, 2)), gaussian(2, (2,)), gaussian(3, (1,)))
+    assert uneven.price(DELTA).client == 2
+    assert uneven.price(DELTA).epsilon == pytest.approx(gaussian_epsilon(math.sqrt(1 / 16 + 1 / 4), DELTA), rel=1e-8)
+
+
+def test_a_thousand_clients_that_dropped_out_now_and_then_are_priced_once_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ledger(*[gaussian(4 + f, range(1000 - 10 * r), field=str(f)) for r in range(40) for f in range(2)])
+    calls, genuine = list[object](), accounting.merged
+    monkeypatch.setattr(accounting, "merged", lambda steps: calls.append(steps) or genuine(steps))
+    found = run.price(DELTA)
+    assert found.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(40 / 16 + 40 / 25), DELTA), rel=1e-8)
+    assert (found.client, len(calls)) == (0, 40)
+
+
+def test_what_costs_nothing_is_in_the_ledger_and_not_in_the_price() -> None:
+    run = ledger(Event("post", "gather", ("delta",), 2, (0, 1), "free"), gaussian(4, (1,)))
+    assert (run.price(DELTA), len(run.summary())) == (ledger(gaussian(4, (1,))).price(DELTA), 2)
+    assert ledger(Event("post", "gather", ("delta",), 2, (0,), "free")).price(DELTA).accountant == "nothing released"
+
+
+def test_training_is_priced_by_the_samples_of_its_client() -> None:
+    run = ledger(training((0, 1)), training((0, 1)), gaussian(4, (0, 1), field="loss"), c0=100, c1=400)
+    found = run.price(DELTA)
+    assert (found.client, found.accountant) == (0, "PRV")
+    assert found.epsilon == pytest.approx(prv((4, 1, 1), (1.1, 0.1, 40)), abs=1e-6)
+    few = ledger(training((0,)), c0=7)  # all of them in both steps
+    assert few.price(DELTA).epsilon == pytest.approx(gaussian_epsilon(math.sqrt(2) / 1.1, DELTA), rel=1e-8)
+    assert ledger(training((0,), batch=None, epochs=3), c0=50).price(DELTA).epsilon == pytest.approx(
+        gaussian_epsilon(math.sqrt(3) / 1.1, DELTA), rel=1e-8
+    )
+    assert ledger(training((0,)), c0=0).price(DELTA).epsilon == 0
+    with pytest.raises(ValueError, match="number of samples"):
+        ledger(training((0,))).price(DELTA)
+
+
+def test_training_that_was_kept_counts_once_anything_leaves() -> None:
+    kept = [training((0, 1), kept=True), training((0, 1), kept=True)]
+    assert ledger(*kept, c0=100, c1=100).price(DELTA).accountant == "nothing released"
+    told = ledger(*kept, Event("hand_in", "gather", ("delta",), 3, (1,), "free"), c0=100, c1=100)
+    assert (told.price(DELTA).client, round(told.price(DELTA).epsilon, 6)) == (1, round(prv((1.1, 0.1, 40)), 6))
+    assert [(row.mechanism, row.count) for row in told.summary()] == [("dp-sgd", 2), ("free", 1)]
+
+
+def test_replacing_costs_what_each_release_says_and_sampling_makes_no_claim() -> None:
+    run = ledger(gaussian(4, (0,)), gaussian(4, (0,), replace=math.sqrt(2)), training((0,), z=3.0, batch=None, epochs=1), c0=9)
+    found = run.price(DELTA, "replace")
+    assert found is not None
+    assert found.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(4 / 16 + 2 / 16 + 4 / 9), DELTA), rel=1e-8)
+    assert found.epsilon > run.price(DELTA).epsilon
+    assert ledger(gaussian(4, (0,)), training((0,)), c0=100).price(DELTA, "replace") is None
+
+
+def test_the_report_has_what_is_exact_and_every_kind_of_release() -> None:
+    run = ledger(
+        gaussian(4, (0, 1, 2)),
+        gaussian(4, (1,)),
+        Event("tell", "gather", ("size", "loss"), 2, (1, 2)),
+        Event("hold", "gather", ("size",), 2, (8,), kept=True),
+        gaussian(4, (1,), reader="lps"),
+    )
+    assert run.exact() == [("tell", "loss"), ("tell", "size")]
+    assert [(r.method, r.field, r.mechanism, r.noise_multiplier, r.count, r.reader) for r in run.summary()] == [
+        ("train", "delta", "gaussian", 4, 2, "server"),
+        ("tell", "size", "exact", None, 1, "server"),
+        ("tell", "loss", "exact", None, 1, "server"),
+        ("train", "delta", "gaussian", 4, 1, "lps"),
+    ]

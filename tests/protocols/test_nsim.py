@@ -76,7 +76,8 @@ def test_the_layer_comes_as_it_is_and_nothing_else_of_a_client(corners: Federati
         state = alone.model_of(k)  # trained alone as long, from the same weights
         wanted = torch.cat([state["1.weight"].flatten(), state["1.bias"]])
         torch.testing.assert_close(reply.layer.values[k], wanted, rtol=0, atol=0)
-    assert [(e.method, e.verb, e.fields) for e in fitted.ledger_.events] == [("hand_in", "gather", ()), ("pool", "sum", ("delta",))]
+    told = [("hand_in", "gather", ("layer",)), ("pool", "sum", ("delta",)), ("pool", "sum", ("size",))]
+    assert [(e.method, e.verb, e.fields) for e in fitted.ledger_.events] == told
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])

@@ -1,0 +1,153 @@
+"""How far a client's one-shot model is from a cluster's model, and clusters from each other (Vardhan et al. 2024).
+
+`ByDistance` tells it from weights, under a mask that all of them carry, `ByLoss` by asking clients for losses, of which only sums and
+choices leave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.backend import torch
+from securecluster.displacements import nothing
+from securecluster.distances import euclidean, to_others
+from securecluster.endpoint import MINIMUM
+from securecluster.messages import Picks, Rows
+from securecluster.network import Network
+from securecluster.privacy.keys import Hello
+from securecluster.refiner import Choose, Refiner
+
+TRIES = 5
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Clusters:
+    """The clusters' models as the server holds them: displacements since w_0 under one mask."""
+
+    table: torch.Tensor = field(default_factory=nothing)  # (K, d)
+    step: int = 0  # the call whose mask they carry
+    kept: list[int] = field(default_factory=list)  # the label of each row, ascending
+
+
+def apart(rows: torch.Tensor, noise: float) -> Array:
+    """L2 of all pairs of rows, (n, n), without the noise in them: each row's has the expected squared norm `noise`."""
+    found: Array = euclidean(rows).cpu().numpy()
+    return np.sqrt(np.maximum(found**2 - 2 * noise, 0)) if noise else found
+
+
+class Nearness(Protocol):
+    """dist between one-shot models and clusters, and between clusters; row c of the `Clusters` it was made for is cluster c here."""
+
+    def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
+        """The nearest of the clusters `among` to the one-shot model of each of `who`, as far as it can be told."""
+        ...
+
+    def between(self, labels: Sequence[int]) -> Array:
+        """dist of all pairs of clusters, (K, K); `labels[i]` is where client i belongs now."""
+        ...
+
+
+class ByDistance:
+    """L2 between weights, which the server sees through any orthonormal mask.
+
+    Args:
+        scattered: MERGE compares clusters as two clients of theirs would be compared (ours), and not their models alone.
+        noise: expected squared norm of the noise in each row; who is nearest does not depend on it.
+    """
+
+    def __init__(self, ids: Sequence[int], rows: torch.Tensor, models: Clusters, scattered: bool, noise: float = 0.0) -> None:
+        self._models, self._scattered, self._noise = models, scattered, noise
+        self._away = dict(zip(ids, to_others(rows, models.table).numpy(), strict=True)) if ids else {}
+
+    def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
+        """Of the clients whose model came."""
+        return {i: min(among, key=lambda c: float(self._away[i][c])) for i in who if i in self._away}
+
+    def between(self, labels: Sequence[int]) -> Array:
+        """‖ω_c − ω_c'‖; scattered: sqrt(‖ω_c − ω_c'‖² + v_c + v_c') with v_c the mean of ‖w_i − ω_c‖² over c's members.
+
+        One-shot models differ by what averaging takes away, so a λ that tells them apart may lie above all distances of averages.
+        """
+        found: Array = euclidean(self._models.table).numpy()
+        if not self._scattered:
+            return found
+        spread = np.zeros(len(found))
+        for c in set(labels):
+            own = [self._away[i][c] ** 2 for i, label in enumerate(labels) if label == c and i in self._away]
+            spread[c] = max(0.0, np.mean(own) - self._noise) if own else 0.0
+        return np.asarray(np.sqrt(found**2 + spread[:, None] + spread))
+
+
+class ByLoss:
+    """The cross-cluster loss ½(mean_{j∈c'} f_j(w_c) + mean_{i∈c} f_i(w_c')), of sums over clusters and of choices (from the authors' code).
+
+    Args:
+        ids: the clients whose one-shot models came.
+        judges: those that have judged them all.
+        old: each client's cluster when the models were made.
+    """
+
+    def __init__(self, net: Network, ids: Sequence[int], judges: Sequence[int], models: Clusters, old: Sequence[int]) -> None:
+        self._net, self._models = net, models
+        self._others = self._heard(ids, judges, old)
+        self._judged: set[int] = set()
+
+    def _heard(self, ids: Sequence[int], judges: Sequence[int], old: Sequence[int]) -> Array:
+        """mean_{j∈c} f_j(w_i), (m, K); NaN where nobody can tell."""
+        row = {label: n for n, label in enumerate(self._models.kept)}
+        own = {i: row[old[i]] for i in judges if old[i] in row}
+        sums, counts = _sums(self._net, Refiner.heard, own, len(row), len(old))
+        found = np.full((len(old), len(row)), math.nan)
+        for n in (n for n, count in enumerate(counts) if count):
+            found[list(ids), n] = sums[n, list(ids)] / counts[n]
+        return found
+
+    def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
+        """As they say themselves; who does not reply is asked again. Who has judged the models answers by what it found."""
+        known, new = [i for i in who if i in self._judged], [i for i in who if i not in self._judged]
+        found: dict[int, int] = {}
+        step = None
+        for method, to in ((Refiner.choose_again, known), (Refiner.choose, new)):
+            if to:  # both under one number, so that later calls draw the same batches
+                got = self._net.gather(method, self._query(to, among), to=to, step=step, tries=TRIES)
+                step = got.step
+                found |= dict(zip(got.ids, got.rows.model.values.tolist(), strict=True)) if got.ids else {}
+        self._judged |= set(found)
+        return found
+
+    def _query(self, to: Sequence[int], among: Sequence[int]) -> Choose:
+        others = np.full((len(to), len(self._models.table)), math.inf)
+        others[:, list(among)] = self._others[list(to)][:, list(among)]
+        everything = tuple(range(len(self._models.table)))
+        picks = tuple(() if i in self._judged else everything for i in to)
+        return Choose(Picks(self._models.table, picks), self._models.step, Rows(torch.as_tensor(others)))
+
+    def between(self, labels: Sequence[int]) -> Array:
+        """½(F[c, c']/|c| + F[c', c]/|c'|) of F[c, c'] = Σ_{i∈c} f_i(ω_c'); one half alone where nobody tells the other."""
+        K = len(self._models.table)
+        sums, counts = _sums(self._net, Refiner.fits, {i: labels[i] for i in sorted(self._judged)}, K, K)
+        mean = np.full((K, K), math.nan)
+        told = [c for c, count in enumerate(counts) if count]
+        mean[told] = sums[told] / np.array(counts)[told, None]
+        half = np.where(np.isnan(mean), mean.T, mean)
+        return np.nan_to_num((half + half.T) / 2, nan=math.inf)
+
+
+def _sums(net: Network, method: Any, own: dict[int, int], groups_: int, width: int) -> tuple[Array, tuple[int, ...]]:
+    """Sums of losses over groups, (groups, width), and how many clients each holds; of fewer than two there is none."""
+    left = {i: g for i, g in own.items() if list(own.values()).count(g) >= MINIMUM}
+    total, counts = np.zeros((groups_, width)), [0] * groups_
+    for _ in range(TRIES):
+        open_ = {i: g for i, g in left.items() if not counts[g]}
+        if open_:
+            got = net.sum(method, Hello(), to=list(open_), by=list(open_.values()), groups=groups_)
+            for g in (g for g, count in enumerate(got.counts) if count >= MINIMUM):
+                total[g], counts[g] = got.rows.loss.table[g].numpy(), got.counts[g]
+    return total, tuple(counts)

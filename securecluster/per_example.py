@@ -1,0 +1,151 @@
+"""DP-SGD of many clients at once: each example's gradient clipped, their sum with noise (Abadi et al. 2016, Algorithm 1).
+
+Where the model is a stack of layers by hand, one backward pass gives every layer's input and output gradient, and from these the norm of
+each example's gradient, ‖d‖²(‖x‖² + 1) for a dense layer (Goodfellow 2015; Lee and Kifer 2021; "ghost clipping": Li et al. 2022). The
+clipped sum is one more product of the same tensors with rescaled rows (Bu et al. 2023, "book-keeping"), so no gradient of a single
+example of a dense layer is ever made. Any other module trains its examples as if each were a client of its own (`FlatModel.gradients`).
+
+What is secret is drawn from a seed of the client, the call, the weights that it starts from and the plan: which examples are in a batch,
+and the noise. Asked the same again, a client makes the same draws; asked anything else, others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from securecluster.clipping import Each, clipped
+from securecluster.dropout import example_keys
+from securecluster.flat import FlatModel, Params
+from securecluster.normals import Normals
+from securecluster.optimizers import Optimizer
+from securecluster.stacks import Stack
+from securecluster.training import LocalTraining, Secret
+
+CONVOLVED = 64  # examples whose convolutions' gradients are in memory at once (ours)
+FEW = 8  # clients whose examples fill a block (ours): that many go one at a time, more go together
+
+
+class Private:
+    """The secret draws of a chunk's clients in one call, and their steps.
+
+    Args:
+        ids: the clients' numbers.
+        sizes: how many examples each has, taken as public.
+        weights: the models they start from, (b, d).
+        block: examples whose gradients may be in memory at once, where a model has none by hand.
+    """
+
+    def __init__(
+        self,
+        secret: Secret,
+        ids: Sequence[int],
+        sizes: Sequence[int],
+        weights: torch.Tensor,
+        plan: LocalTraining,
+        step: int,
+        block: int,
+    ) -> None:
+        self._plan, self._sizes, self._block = plan, sizes, block
+        about = list(_digests(weights, plan))
+        self._batches = [secret.seed(i, "dp-sgd batches", step, a) for i, a in zip(ids, about, strict=True)]
+        self._normals = Normals([secret.seed(i, "dp-sgd noise", step, a) for i, a in zip(ids, about, strict=True)])
+        self._deviations = weights.new_tensor([plan.noise * plan.clip / min(plan.batch_size, n) for n in sizes])
+        self._room = torch.empty_like(weights)
+
+    def batches(self, k: int) -> Iterator[NDArray[np.int64]]:
+        """The k-th client's mini-batches in order, places among its own examples; some are empty."""
+        size = self._sizes[k]
+        rate, everyone = self._plan.rate(size), np.arange(size)
+        draw = np.random.Generator(np.random.Philox(key=int.from_bytes(self._batches[k][:16], "little")))
+        for _ in range(self._plan.number(size)):
+            yield everyone if rate == 1 else np.flatnonzero(draw.random(size) < rate)
+
+    def step(
+        self,
+        model: FlatModel,
+        params: Params,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        weight: torch.Tensor,
+        keys: torch.Tensor | None,
+        places: torch.Tensor,
+        optimizer: Optimizer,
+    ) -> None:
+        """One step of the first k clients, by (Σ clipped gradients + noise)/(q n).
+
+        Args:
+            x: (k, n, …). y: targets (k, n, …). weight: (k, n), 1/(q n), 0 for padding. keys: of dropout, (k,).
+            places: of the examples among their client's own, (k, n): which mask an example has does not depend on who else is drawn.
+        """
+        total = self._room[: len(x)]
+        if self._plan.noise:
+            self._normals.fill(total, self._deviations[: len(x)])
+        else:
+            total.zero_()
+        views = model.views(total)
+        if model.stack is not None and (len(x) == 1 or not model.stack.convolves):
+            _by_hand(model.stack, params, x, y, weight, self._plan.clip, views)
+        else:
+            keys = None if keys is None else example_keys(keys[:, None], places)
+            _one_by_one(model, params, x, y, weight, keys, self._plan.clip, views, self._block)
+        optimizer.begin()
+        for name, gradient in views.items():
+            optimizer.value(name, gradient)
+
+
+def _digests(weights: torch.Tensor, plan: LocalTraining) -> Iterator[bytes]:
+    """What each client's call is about, beside its number: the weights it starts from, often its neighbour's, and how it trains."""
+    found = b""
+    for k, row in enumerate(weights):
+        if not k or not torch.equal(row, weights[k - 1]):
+            found = hashlib.blake2b(row.cpu().numpy().tobytes() + repr(plan).encode(), digest_size=32).digest()
+        yield found
+
+
+@torch.no_grad()
+def _by_hand(stack: Stack, params: Params, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, clip: float, total: Params) -> None:
+    """Add the clipped and weighted gradients to `total`, by name."""
+    block = CONVOLVED if stack.convolves else max(1, x.shape[1])
+    for first in range(0, x.shape[1], block):
+        part = slice(first, first + block)
+        found, factors = clipped(stack.examples(params, x[:, part], y[:, part]), weight[:, part], clip)
+        for name, own in found.items():
+            own.add_to(total[name], factors)
+
+
+def _one_by_one(
+    model: FlatModel,
+    params: Params,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    weight: torch.Tensor,
+    keys: torch.Tensor | None,
+    clip: float,
+    total: Params,
+    block: int,
+) -> None:
+    """Add the clipped and weighted gradients to `total`, by name: `block` examples at a time, each as a client with one sample."""
+    if len(x) > 1 and block < FEW * x.shape[1]:  # their weights need no copies one client at a time
+        for c in range(len(x)):
+            one = slice(c, c + 1)
+            mine = [{name: v[one] for name, v in views.items()} for views in (params, total)]
+            own_keys = None if keys is None else keys[one]
+            _one_by_one(model, mine[0], x[one], y[one], weight[one], own_keys, clip, mine[1], block)
+        return
+    owners, places = weight.nonzero(as_tuple=True)
+    for first in range(0, len(owners), block):
+        i, j = owners[first : first + block], places[first : first + block]
+        own = {name: p.expand(len(i), *p.shape[1:]) if len(p) == 1 else p[i] for name, p in params.items()}
+        ones = weight.new_ones(len(i), 1)
+        gradients = model.gradients(own, x[i, j][:, None], y[i, j][:, None], ones, None if keys is None else keys[i, j])
+        found, factors = clipped({name: Each.of(g) for name, g in gradients.items()}, weight[i, j][None], clip)
+        for name, each in found.items():
+            if len(x) == 1:
+                each.add_to(total[name], factors)
+            else:
+                each.deal_to(total[name], factors, i)
