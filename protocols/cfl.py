@@ -9,25 +9,28 @@ Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.protocols.base import Kept, Protocol, opened
+from securecluster.protocols.base import Kept, Releases, opened
+from securecluster.protocols.briefly import Briefly
 
 from securecluster.backend import torch
-from securecluster.clustering import bipartition, evidence
+from securecluster.checks import check_choice, check_number, check_whole
 from securecluster.clustering import members as clusters_of
 from securecluster.data import Federation
 from securecluster.displacements import Outbox, Trainee, deliver, invite
-from securecluster.errors import UsageError, unknown
-from securecluster.looks import Look, compare_gradients, divide, look_at, model_for
+from securecluster.errors import UsageError
+from securecluster.looks import Look, compare_gradients, divide, hear, look_at, model_for, post_means, visible
 from securecluster.network import Network
+from securecluster.partitions import halves, weighed
 from securecluster.run import Line, Run
 from securecluster.separation import largest_noise, separation_gap
-from securecluster.similarity import cosine
+from securecluster.similarity import FLOOR, cosine
 from securecluster.tree import Branching, Handed, Leaves, Tree, fall_back, walk
 
 
@@ -46,7 +49,7 @@ class State:
 
 
 @dataclass
-class CFL(Protocol):
+class CFL(Briefly):
     """Recursive bipartition of the clients once federated learning has become stationary."""
 
     mask: str = "permutation"
@@ -80,19 +83,15 @@ class CFL(Protocol):
         m = len(net.clients)
         state = State([0] * m, Outbox.start(m, fresh=self.mask != "none"), Tree.start(m))
         for t in run.rounds("train", state, self.rounds):
-            asked = self._invited(net, state, t)
-            got = net.gather(Branching.train, state.outbox.letter(asked), to=asked)
-            state.outbox.delivered(got.ids)
+            got, total = hear(net, state.outbox, self._invited(net, state, t), state.labels, self.briefs)
             looks, state.shared = [], False
             for c, members in enumerate(clusters_of(state.labels)):
-                looks.append(look := look_at(net, got, c, members, state.labels))
+                looks.append(look := look_at(net, got, c, members, state.labels, total))
                 if look.came:
                     self._test(net, state, look)
                 if look.halves and self.tree and not model_for(net, state.outbox, look):
                     look.halves = None  # nobody posts the model: the split waits
-            if got.ids:
-                still = torch.zeros_like(got.rows.delta.row(0))  # where nobody replied
-                state.outbox.post(got.step, torch.stack([still if k.mean is None else k.mean for k in looks]), state.labels)
+            post_means(state.outbox, looks, got.step if total is None else total.step, state.labels)
             splits, seen = [k for k in looks if k.halves], [k.line() for k in looks if k.mean is not None]
             run.note(splits=[[k.members, *(k.halves or ())] for k in splits], looks=seen, wanted=list(state.wanted))
             for look in splits:
@@ -108,7 +107,8 @@ class CFL(Protocol):
         """Algorithm 4, down the parameter tree."""
         if not self.tree:
             raise UsageError("newcomers find their cluster down the parameter tree, and this run kept none: run it with tree=True")
-        return walk(net, state.tree, Branching.gradient if self.similarity == "gradient" else Branching.train, to)
+        usual = Branching.outline if self.briefs else Branching.train
+        return walk(net, state.tree, Branching.gradient if self.similarity == "gradient" else usual, to)
 
     def _test(self, net: Network, state: State, look: Look) -> None:
         """Lines 16–21: ε1, ε2, bipartition, γ_max. A cluster waits for a reply of every member."""
@@ -122,18 +122,19 @@ class CFL(Protocol):
             compare_gradients(net, state.outbox, look)
         if len(look.came) < 2:
             return
-        alpha = cosine(look.inner).cpu()
+        alpha = cosine(look.inner, FLOOR if look.scatter else 0.0).cpu()
         state.shared = look.complete and len(look.members) == len(state.labels)
         state.alpha = alpha if state.shared else state.alpha
         if not tested:
             return
-        halves = bipartition(alpha.numpy())
-        look.gap, weighed = evidence(alpha.numpy(), halves)
-        look.evidence = weighed * look.max_norm / state.scale if state.scale else 0.0
+        found = halves(alpha.numpy(), self.clusterer, net.randomness.integer("server", "clusterer", net.round, look.cluster))
+        look.gap, sure = weighed(alpha.numpy(), found, self.clusterer, look.scatter)
+        look.evidence = sure * look.max_norm / state.scale if state.scale else 0.0
+        stationary = stationary and min(len(found.first), len(found.second)) >= self.least
         if stationary and self._incongruent(look) and not look.complete:
             state.wanted.append(look.cluster)
-        elif stationary and self._incongruent(look) and self.gamma_max < largest_noise(halves.cross_max):
-            look.halves = ([look.members[k] for k in halves.first], [look.members[k] for k in halves.second])
+        elif stationary and self._incongruent(look) and self.gamma_max < largest_noise(found.cross_max):
+            look.halves = ([look.members[k] for k in found.first], [look.members[k] for k in found.second])
 
     def _incongruent(self, look: Look) -> bool:
         """The clients of a stationary cluster still pull: max ‖Δ_i‖ > ε2 (eq. 33), or the scale-free form of it (ours).
@@ -146,7 +147,12 @@ class CFL(Protocol):
     def _invited(self, net: Network, state: State, t: int) -> list[int]:
         """A share of each cluster; all of a cluster that only waits for complete replies to be split."""
         clusters, share = enumerate(clusters_of(state.labels)), self.participation
-        return sorted(i for c, own in clusters for i in invite(net, own, 1.0 if c in state.wanted else share, t, c))
+        return sorted(i for c, own in clusters for i in invite(net, own, 1.0 if c in state.wanted else share, t, c, least=self.least))
+
+    def releases(self) -> Releases:
+        """An update a round, or a brief and the update; full gradients; the losses that the fallback goes by."""
+        full = self.rounds * (self.similarity == "gradient")
+        return Releases(self.rounds * (1 + self.briefs) + full, int(self.fallback > 0), trainings=self.rounds, full=full)
 
     @property
     def weighted(self) -> bool:
@@ -161,22 +167,16 @@ class CFL(Protocol):
     def check(self, clients: int) -> None:
         """Adds the split test's own fields."""
         super().check(clients)
-        names = {"criterion": ("relative", "absolute"), "average": ("uniform", "weighted"), "similarity": ("update", "gradient")}
-        for what in (name for name, of in names.items() if getattr(self, name) not in of):
-            raise unknown(what, getattr(self, what), names[what])
-        given = (self.eps1, self.eps2, self.evidence, self.gamma_max, self.min_size)
-        known = all(isinstance(value, int | float | np.number) and abs(value) < float("inf") for value in given)
-        if not (known and min(given[:3]) > 0 and 0 <= self.gamma_max < 1 and self.min_size >= 2):
-            raise UsageError("eps1, eps2 and evidence are positive and finite, gamma_max lies in [0, 1) and min_size is at least 2")
-        if not (isinstance(self.fallback, int | float | np.number) and 0 <= self.fallback < 1) or (self.fallback and not self.tree):
-            raise UsageError("fallback is a share of the training samples, in [0, 1), and needs the tree: leave tree on")
+        check_choice(self, criterion=("relative", "absolute"), average=("uniform", "weighted"), similarity=("update", "gradient"))
+        check_whole(self, min_size=2)
+        for name, most in {"eps1": math.inf, "eps2": math.inf, "evidence": math.inf, "gamma_max": 1, "fallback": 1}.items():
+            check_number(self, name, 0, most, low_in=most == 1)
+        if self.fallback and not self.tree:
+            raise UsageError("the fallback judges the models in the tree: leave tree on")
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
-        found = ["norms and pairwise cosines of a round's updates (and full gradients, if asked for)", "the clusters, splits and members"]
-        judged = ["each client's losses under the models on its path, and the number of samples kept aside (the plain sum reads both)"]
-        moved = ["how far each node's model has moved"] * self.tree
-        return ["each client's number of samples"] * self.weighted + found + moved + judged * (self.fallback > 0)
+        return visible(self.weighted, self.briefs, self.tree, self.fallback > 0)
 
     def observe(self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]) -> Line:
         """Adds the true separation gap g (eq. 28) while all clients share one model."""

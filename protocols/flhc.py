@@ -12,25 +12,28 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from securecluster.protocols.base import Protocol
+from securecluster.protocols.base import Releases
+from securecluster.protocols.briefly import Briefly
 
 from securecluster.averaging import Averaged, Contributor, average
 from securecluster.backend import torch
+from securecluster.briefs import Outliner, everyones, updates_of
+from securecluster.checks import check_choice
 from securecluster.clustering import largest
 from securecluster.clustering import members as clusters_of
-from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, check_newcomers, deliver
-from securecluster.distances import METRICS, distances
-from securecluster.errors import UsageError, unknown
+from securecluster.displacements import Means, Outbox, Posted, Trainee, check_newcomers, deliver
+from securecluster.distances import METRICS, alike, distances
+from securecluster.errors import UsageError
 from securecluster.hierarchy import check_linkage, cut, gap_of, merges, nearest, representatives, threshold
 from securecluster.messages import Picks
 from securecluster.network import Network
+from securecluster.partitions import partition
 from securecluster.privacy.masks import ENTRYWISE
+from securecluster.replies import Replies
 from securecluster.run import Run
 from securecluster.tree import ask_for_model
-
-TRIES = 5  # a client that does not reply in the clustering round is asked again (ours)
 
 
 @dataclass
@@ -52,6 +55,7 @@ class Memory:
     rows: torch.Tensor  # (r, d) the updates, or (K, d) their means where the linkage needs no more
     labels: list[int]
     sizes: list[int]  # how many clients a row stands for
+    linkage: str  # what newcomers are placed by
 
 
 @dataclass
@@ -63,12 +67,12 @@ class State(Averaged):
     absent: list[int] = field(default_factory=list)  # who never replied in the clustering round
 
 
-class Client(Contributor, Discloser):
+class Client(Contributor, Outliner):
     """Clients that contribute to means, and whose updates the clustering round reads one by one."""
 
 
 @dataclass
-class FLHC(Protocol):
+class FLHC(Briefly):
     """FedAvg, then one clustering of all clients' updates, then FedAvg in each cluster."""
 
     mask: str = "permutation"
@@ -99,14 +103,18 @@ class FLHC(Protocol):
 
     def _cluster(self, net: Network, state: State) -> None:
         """Lines 6–10: everyone's update from the joint model, merged up to the threshold. These updates move no model."""
-        ids, rows, step = _everyones(net, state)
+        ids, rows, step = everyones(net, state.outbox, Client.outline if self.briefs else Client.train)
         state.absent = [i for i in net.clients if i not in ids]
         if len(ids) < 2:
             return
-        distance = distances(rows, self.metric).cpu()
+        noise = net.noise("brief" if self.briefs else "delta")
+        distance = distances(rows, self.metric, noise).cpu()
         tree = merges(distance.numpy(), self.linkage)
         at = threshold(tree, gap_of(self.metric, self.linkage)) if self.threshold is None else self.threshold
         labels = cut(tree, at)
+        if self.clusterer != "paper":
+            seed = net.randomness.integer("server", "clusterer")
+            labels = partition(alike(rows, self.metric, noise).cpu().numpy(), self.clusterer, None, seed)
         state.look = Look(ids, distance, torch.from_numpy(tree), float(at))
         state.memory = self._memory(net, state, ids, rows, labels, step)
         place = dict(zip(ids, labels, strict=True))
@@ -114,11 +122,12 @@ class FLHC(Protocol):
 
     def _memory(self, net: Network, state: State, ids: list[int], rows: torch.Tensor, labels: list[int], step: int) -> Memory | None:
         """What newcomers need; none where nobody posts the joint model, which all who replied hold."""
-        joint = ask_for_model(net, state.outbox, ids, rows.shape[1])
+        joint = ask_for_model(net, state.outbox, ids, int(net.agreed["dimension"]) if self.briefs else rows.shape[1])
         if not len(joint.displacement):
             return None
-        kept, of, sizes = representatives(rows, labels, self.linkage)
-        return Memory(joint, step, kept.cpu(), of, sizes)
+        linkage = self.linkage if self.clusterer == "paper" else "average"
+        kept, of, sizes = representatives(rows, labels, linkage)
+        return Memory(joint, step, kept.cpu(), of, sizes, linkage)
 
     def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
         """Ours: a newcomer trains from the clustering round's model and joins the cluster at the least linkage distance.
@@ -130,24 +139,24 @@ class FLHC(Protocol):
             raise UsageError("nobody replied in the clustering round, so there is nothing to compare newcomers with: run it anew")
         picks = ((0,),) * len(to)
         query = Means(Picks(known.joint.displacement[None], picks), Picks(torch.tensor([known.joint.step]), picks), absolute=True)
-        got = net.gather(Client.train, query, to=to, step=known.step)
+        got: Replies[Any] = net.gather(Client.outline if self.briefs else Client.train, query, to=to, step=known.step)
         check_newcomers(to, got.ids)
-        updates = got.rows.delta.values
-        apart = distances(torch.cat([known.rows.to(updates), updates]), self.metric).cpu().numpy()
+        updates = updates_of(got)
+        noise = net.noise("brief" if self.briefs else "delta") / torch.tensor([*known.sizes, *(1 for _ in got.ids)])
+        apart = distances(torch.cat([known.rows.to(updates), updates]), self.metric, noise).cpu().numpy()
         r = len(known.rows)
-        found = dict(zip(got.ids, nearest(apart[r:, :r], known.labels, known.sizes, self.linkage), strict=True))
+        found = dict(zip(got.ids, nearest(apart[r:, :r], known.labels, known.sizes, known.linkage), strict=True))
         return [found[i] for i in to]
 
     def _note(self, run: Run, state: State) -> None:
         look = state.look
-        seen = {} if look is None else {"threshold": look.threshold, "merges": look.merges.tolist()}
+        seen = {} if look is None or self.clusterer != "paper" else {"threshold": look.threshold, "merges": look.merges.tolist()}
         run.note(clustered=clusters_of(state.labels), absent=list(state.absent), **seen)
 
     def check(self, clients: int) -> None:
         """Adds what belongs to the clustering."""
         super().check(clients)
-        if self.metric not in METRICS:
-            raise unknown("metric", self.metric, METRICS)
+        check_choice(self, metric=METRICS)
         check_linkage(self.metric, self.linkage)
         if self.metric == "l1" and self.mask not in ENTRYWISE:
             raise UsageError(
@@ -162,35 +171,18 @@ class FLHC(Protocol):
             raise UsageError(
                 f"threshold = {self.threshold!r} is no distance: give a finite number from 0, or leave it out for the largest gap"
             )
+        if self.threshold is not None and self.clusterer != "paper":
+            raise UsageError(f"a threshold cuts the paper's merges, and the clusterer {self.clusterer!r} has none: leave one of them out")
+
+    def releases(self) -> Releases:
+        """What every round takes, and an update, or a brief, in the clustering round."""
+        return Releases(updates=self.rounds + 1, trainings=self.rounds + 1)
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
-        return [
+        found = [
             "pairwise distances, norms and inner products of all clients' updates of the clustering round",
             "how far the model of the clustering round has moved from the first one",
             "the clusters, and each client's cluster",
-            "each client's number of samples (the plain sum reads every reply)",
         ]
-
-
-def _everyones(net: Network, state: State) -> tuple[list[int], torch.Tensor, int]:
-    """Lines 7–9: the clients that replied, their updates (r, d), and the number of the call.
-
-    Whoever is asked again is asked with the same call number, so that all replies carry one mask.
-    """
-    ids: list[int] = []
-    parts: list[torch.Tensor] = []
-    step: int | None = None
-    for _ in range(TRIES):
-        left = [i for i in net.clients if i not in ids]
-        if left:
-            got = net.gather(Client.train, state.outbox.letter(left), to=left, step=step)
-            step = got.step
-            state.outbox.delivered(got.ids)
-            ids += got.ids
-            parts += [got.rows.delta.values] if got.ids else []
-    assert step is not None
-    if len(parts) < 2:
-        return ids, parts[0] if parts else torch.zeros(0, 0), step
-    order = sorted(range(len(ids)), key=ids.__getitem__)
-    return [ids[k] for k in order], torch.cat(parts)[torch.as_tensor(order)], step
+        return found + ["each client's number of samples (the plain sum reads every reply)"] * (not self.per_client)

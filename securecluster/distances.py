@@ -11,12 +11,13 @@ WIDE = 1 << 18  # numbers of a float64 column block: 2 MB, which stay in cache w
 CLOSE = 1e-6  # rows whose squared distance is below this share of their squared norms are compared number by number
 
 
-def distances(rows: torch.Tensor, metric: str, noise: float = 0.0) -> torch.Tensor:
+def distances(rows: torch.Tensor, metric: str, noise: float | torch.Tensor = 0.0) -> torch.Tensor:
     """Distances of all pairs of rows (m, d), symmetric and zero on the diagonal; one block of columns is held beside them.
 
     Args:
-        noise: expected squared norm of the independent noise in each row. A squared L2 distance exceeds that of the rows without noise by
-            twice as much, which is taken off (down to 0), as it is of norms in cosines; L1 has no such correction and stays as it is.
+        noise: expected squared norm of the independent noise in each row, one for all or (m,). A squared L2 distance exceeds that of the
+            rows without noise by both rows' noise, which is taken off (down to 0), as it is of norms in cosines; L1 has no such
+            correction and stays as it is.
 
     Raises:
         UsageError: an unknown metric.
@@ -50,7 +51,7 @@ def manhattan(rows: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def euclidean(rows: torch.Tensor, noise: float = 0.0) -> torch.Tensor:
+def euclidean(rows: torch.Tensor, noise: float | torch.Tensor = 0.0) -> torch.Tensor:
     """L2: ‖x − y‖, relative error below 1e-9.
 
     From the Gram matrix of the rows less their mean; where that cancels, for rows much closer to each other than to the mean,
@@ -71,7 +72,8 @@ def euclidean(rows: torch.Tensor, noise: float = 0.0) -> torch.Tensor:
     if len(first):
         exact = _squared(rows, first, second)
         square[first, second] = square[second, first] = exact
-    return (square - 2 * noise).clamp_min(0).fill_diagonal_(0).sqrt()
+    each = torch.as_tensor(noise, dtype=torch.float64, device=rows.device).expand(len(rows))
+    return (square - each[:, None] - each).clamp_min(0).fill_diagonal_(0).sqrt()
 
 
 def to_others(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -95,11 +97,11 @@ def _squared(rows: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> t
     return total
 
 
-def angular(rows: torch.Tensor, noise: float = 0.0) -> torch.Tensor:
+def angular(rows: torch.Tensor, noise: float | torch.Tensor = 0.0) -> torch.Tensor:
     """Cosine distance 1 − cos, in [0, 2], absolute error below 1e-12; a zero row is at distance 1 from every other (`cosine`).
 
     Args:
         noise: as in `distances`.
     """
-    apart = 1 - cosine(gram(rows, None, noise), FLOOR if noise else 0.0)
+    apart = 1 - cosine(gram(rows, None, noise), FLOOR if torch.as_tensor(noise).any() else 0.0)
     return ((apart + apart.T) / 2).fill_diagonal_(0)

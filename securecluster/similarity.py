@@ -11,19 +11,19 @@ BLOCK = 1 << 24  # numbers of a column block
 FLOOR = 0.5  # share of the median norm: under noise no row counts as shorter
 
 
-def gram(rows: torch.Tensor, who: Sequence[int] | None = None, noise: float = 0.0) -> torch.Tensor:
+def gram(rows: torch.Tensor, who: Sequence[int] | None = None, noise: float | torch.Tensor = 0.0) -> torch.Tensor:
     """Inner products of rows (m, d), or of those of `who`, as (m, m) float64; by column blocks, so no second (m, d) is made.
 
     Args:
-        noise: expected squared norm of the independent noise in each row, which is taken off the diagonal: ‖Δ + noise‖² exceeds ‖Δ‖² by
-            about σ²d. Norms and cosines that are made from it are then those of the rows without noise.
+        noise: expected squared norm of the independent noise in each row, one for all or (m,), which is taken off the diagonal:
+            ‖Δ + noise‖² exceeds ‖Δ‖² by about σ²d. Norms and cosines that are made from it are then those of the rows without noise.
     """
     m = len(rows) if who is None else len(who)
     total = torch.zeros(m, m, dtype=torch.float64, device=rows.device)
     for block in blocks(rows, who):
         wide = block.double()
         total += wide @ wide.T
-    return (total + total.T) / 2 - noise * torch.eye(m, dtype=total.dtype, device=total.device)
+    return (total + total.T) / 2 - torch.as_tensor(noise) * torch.eye(m, dtype=total.dtype, device=total.device)
 
 
 def cross_cosine(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:

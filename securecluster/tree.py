@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from securecluster.backend import torch
+from securecluster.briefs import Outliner, updates_of
 from securecluster.cohort import LocalTraining
 from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, Update, nothing
 from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
@@ -38,7 +39,7 @@ class Losses:
     size: Rows | None  # (b,) how many samples; without it losses are means
 
 
-class Branching(Discloser):
+class Branching(Outliner):
     """Clients that also reply with gradients, and judge the models on their path."""
 
     @answers(GATHER, through=("delta",), fresh=True, trains="full")
@@ -185,7 +186,7 @@ def walk(net: Network, tree: Tree, ask: Callable[..., Any], to: Sequence[int]) -
                 break
             got = net.gather(ask, tree.letter([[v]] * len(left)), to=left, step=node.step)
             if got.ids:
-                alpha = cross_cosine(got.rows.delta.values, node.updates).numpy()
+                alpha = cross_cosine(updates_of(got), node.updates).numpy()
                 one, two = (alpha[:, np.isin(node.members, tree.nodes[u].members)].max(1) for u in node.children)
                 at |= {i: node.children[0 if nearer else 1] for i, nearer in zip(got.ids, one > two, strict=True)}
             left = [i for i in left if at[i] == v]
@@ -217,12 +218,11 @@ def fall_back(net: Network, tree: Tree, outbox: Outbox, labels: Sequence[int]) -
     if not to:
         return handed
     total = net.sum(Branching.judge, tree.letter([above[labels[i]] for i in to]), to=to, by=[labels[i] for i in to], groups=len(leaves))
-    for c, count in enumerate(total.counts):
-        size = 0.0 if not count else count if total.rows.size is None else float(total.rows.size.table[c])
-        if size > 0:
-            nodes = [leaves[c], *above[c]]
-            losses = {v: float(total.rows.loss.table[c, n]) / size for n, v in enumerate(nodes)}
-            handed.losses[c], handed.nodes[c] = losses, min(nodes, key=losses.__getitem__)
+    sizes = [] if not total.ids else total.counts if total.rows.size is None else total.rows.size.table.tolist()
+    for c in (c for c, size in enumerate(sizes) if size):
+        nodes = [leaves[c], *above[c]]
+        losses = {v: float(total.rows.loss.table[c, n]) / sizes[c] for n, v in enumerate(nodes)}
+        handed.losses[c], handed.nodes[c] = losses, min(nodes, key=losses.__getitem__)
     back = [i for i, c in enumerate(labels) if handed.nodes[c] != leaves[c]]
     for _ in range(TRIES):
         if back:

@@ -27,6 +27,7 @@ LAYERS = [
     {"costs"},
     {"network", "noisy_losses"},
     {"displacements"},
+    {"briefs"},
     {"averaging", "banks", "tree"},
     {"looks", "refiner", "hierarchical", "layers"},
     {"nearness", "relevance"},
@@ -34,7 +35,7 @@ LAYERS = [
     {"protocols"},
     {"app", "benchmarks"},
 ]
-SHARED = ("base", "method", "private", "assembly", "saving")  # of protocols: what every method stands on
+SHARED = ("base", "agreed", "briefly", "method", "private", "assembly", "saving")  # of protocols: what every method stands on
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 FILES = [p for folder in ("securecluster", "protocols", "benchmarks") for p in sorted((ROOT / folder).rglob("*.py"))]
 
@@ -69,7 +70,7 @@ def upward(module: str, source: str) -> list[str]:
         return []
     wrong = [m for m in imported(source) if room(m) != here and RANK[str(room(m))] >= RANK[here]]
     if here == "protocols" and module.split(".")[-1] not in ("protocols", *SHARED):
-        wrong += [m for m in imported(source) if room(m) == "protocols" and m.split(".")[-1] != "base"]
+        wrong += [m for m in imported(source) if room(m) == "protocols" and m.split(".")[-1] not in ("base", "briefly")]
     return wrong
 
 

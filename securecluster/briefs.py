@@ -1,0 +1,134 @@
+"""Updates told in brief: a short reply that clusters are told from, and the update itself in a sum only (ours).
+
+A brief is the update behind a sketch, or compressed, or both: (sketch) → clip → noise → (mask) → quantise. What a client told in brief it
+hands over next, so that the server needs the sum of a cluster's updates and never one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from securecluster.backend import torch
+from securecluster.displacements import Discloser, Means, Outbox, Update
+from securecluster.endpoint import GATHER, SUM, Turn, answers
+from securecluster.errors import UpdateError, UsageError, unknown
+from securecluster.messages import Rows
+from securecluster.network import Network
+from securecluster.partitions import CLUSTERERS
+from securecluster.privacy import masks, quantise
+from securecluster.privacy.keys import Hello
+from securecluster.privacy.sketches import Sketch, check_size
+from securecluster.privacy.stages import Pipeline, Stage
+from securecluster.randomness import Randomness
+from securecluster.replies import Replies
+
+TRIES = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Brief:
+    """Client to server."""
+
+    brief: Rows  # (b, q) the sketch of SGD_n(θ_i, D_i) − θ_i, or (b, n) its bytes
+
+
+class Outliner(Discloser):
+    """Clients that tell their update in brief, and hand it over to a sum."""
+
+    _kept: tuple[dict[int, int], torch.Tensor] | None = None  # where each client's row is, and the rows (b, d), before any mask
+
+    @answers(GATHER, through=("brief",), trains="usual")
+    def outline(self, turn: Turn, query: Means) -> Brief:
+        """θ_i ← θ_i + P⁻¹Δ_c(i); train, keep the update, and reply its brief. Sketch, clip, noise and mask are applied on the way out."""
+        self.take(turn.at, query)
+        delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step)
+        self._kept = ({k: n for n, k in enumerate(turn.at)}, delta)
+        return Brief(Rows(delta))
+
+    @answers(SUM, through=("delta",), fresh=True)
+    def hand_over(self, turn: Turn, query: Hello) -> Update:
+        """The update that was last told in brief; in sums only, times |D_i| where the average is weighted."""
+        place, kept = self._kept or ({}, None)
+        missing = [i for i, k in zip(turn.ids, turn.at, strict=True) if k not in place]
+        if kept is None or missing:
+            few = ", ".join(map(str, missing[:5]))
+            raise UpdateError(f"round {turn.round}: client(s) {few} have no update to hand over: ask for a brief first")
+        d = self.cohort.model.dimension
+        delta = kept.new_zeros(len(turn.at), self._pipeline.room(d))
+        delta[:, :d] = kept[torch.as_tensor([place[k] for k in turn.at], device=kept.device)]
+        if not self._weighted:
+            return Update(Rows(delta), None)
+        size = self._sizes(turn)
+        delta *= size.table.to(delta)[:, None]
+        return Update(Rows(delta), size)
+
+
+def updates_of(got: Replies[Any]) -> torch.Tensor:
+    """The rows that some clients replied with, (r, n): updates, or briefs of them."""
+    rows: torch.Tensor = (got.rows.brief if isinstance(got.rows, Brief) else got.rows.delta).values
+    return rows
+
+
+def everyones(net: Network, outbox: Outbox, ask: Callable[..., Any]) -> tuple[list[int], torch.Tensor, int]:
+    """The clients that replied, in order, their updates or briefs (r, n), and the number of the call.
+
+    Whoever does not reply is asked again, with the same call number, so that all replies carry one mask (ours).
+    """
+    ids: list[int] = []
+    parts: list[torch.Tensor] = []
+    step: int | None = None
+    for _ in range(TRIES):
+        left = [i for i in net.clients if i not in ids]
+        if left:
+            got: Replies[Any] = net.gather(ask, outbox.letter(left), to=left, step=step)
+            step = got.step
+            outbox.delivered(got.ids)
+            ids += got.ids
+            parts += [updates_of(got)] if got.ids else []
+    assert step is not None
+    if len(parts) < 2:
+        return ids, parts[0] if parts else torch.zeros(0, 0), step
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    return [ids[k] for k in order], torch.cat(parts)[torch.as_tensor(order)], step
+
+
+def briefed(config: Mapping[str, Any]) -> bool:
+    """Whether clients tell their updates in brief."""
+    return config["sketch"] is not None or config["compress"] != "none"
+
+
+def with_briefs(pipeline: Pipeline, private: Sequence[Stage], config: Mapping[str, Any]) -> Pipeline:
+    """A pipeline, and beside it the one of the field `brief`, where there are any.
+
+    Args:
+        private: the stages that clip and add noise.
+
+    Raises:
+        UsageError: a sketch that is no shorter than the model.
+    """
+    if not briefed(config):
+        return pipeline
+    q, sketch = int(config["dimension"]), tuple[Stage, ...]()
+    if config["sketch"] is not None:
+        short = Sketch(config["sketch"], Randomness(config["seed"]))
+        q, sketch = short.width(q), (short,)
+    mask = masks.build(config["mask"], q)
+    coded = quantise.build(config["compress"], Pipeline(mask).width(q))
+    found = Pipeline(pipeline.stages, pipeline.seal, {**pipeline.fields, "brief": Pipeline([*sketch, *private, *mask, *coded])})
+    found.common = pipeline.common
+    return found
+
+
+def check_briefs(given: Any) -> None:
+    """Raise UsageError for a sketch, compression or clusterer that cannot work with a method's other options."""
+    if given.sketch is not None:
+        check_size(given.sketch)
+    quantise.check(given.compress, given.mask, given.sketch)
+    if given.clusterer not in CLUSTERERS:
+        raise unknown("clusterer", given.clusterer, CLUSTERERS)
+    if getattr(given, "similarity", "update") == "gradient" and briefed(vars(given)):
+        raise UsageError("sketches and compression are of updates, and similarity='gradient' compares full gradients: choose one of them")
+    if getattr(given, "metric", "l2") == "l1" and given.sketch is not None:
+        raise UsageError("a sketch keeps inner products, hence l2 and cosine, and not l1: use one of these metrics, or no sketch")

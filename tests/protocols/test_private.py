@@ -1,0 +1,196 @@
+"""Every protocol × unit of privacy × placement: the properties a private run must keep whatever it does."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
+
+from securecluster import Federation, synthetic, wire
+from securecluster.endpoint import message_types, release_of
+from securecluster.errors import UsageError
+from securecluster.estimator import fit
+from securecluster.messages import RELAY, Rows, Shared, reply_header
+from securecluster.pair_network import Plan
+from securecluster.run import Run
+from securecluster.transport import Framed
+from securecluster.walks import Format
+
+CLIENT = {"clip": 1.0, "noise": 0.7, "dp_unit": "client"}
+EXAMPLE = {"clip": 1.0, "noise": 0.7, "dp_unit": "example"}
+WAYS: dict[str, dict[str, Any]] = {"local": CLIENT, "central": {**CLIENT, "placement": "central"}, "example": EXAMPLE}
+FULL = Settings(transcript="full")
+
+
+def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
+    """Synthetic users of NSIM, for images of digits."""
+    return [(draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
+
+
+OWN: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
+    "cfl": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}),
+    "flhc": (FLHC, {"pre_rounds": 1}),
+    "srfca-loss": (SRFCA, {"local_rounds": 1, "refine": 1}),
+    "srfca-l2": (SRFCA, {"local_rounds": 1, "refine": 1, "distance": "l2"}),
+    "oneshot": (OneShot, {"tasks": 2, "gram_noise": 0.7}),
+    "nsim": (NSIM, {"synthetic": 8, "walks": digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0}),
+    "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1}),
+    "local-kmeans": (LocalKMeans, {"k": 2, "local_rounds": 1}),
+    "random": (RandomClusters, {"k": 2}),
+    "fedavg": (FedAvg, {}),
+}
+EVERY = [(name, way) for name in OWN for way in WAYS]
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair network for NSIM that hardly trains: what it tells matters nowhere here."""
+    monkeypatch.setattr(synthetic, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
+
+
+def method(name: str, **params: Any) -> Any:
+    """A protocol of few rounds, under a permutation."""
+    kind, own = OWN[name]
+    return kind(**{"rounds": 3, "epochs": 1, "mask": "permutation", **own, **params})
+
+
+def events_owed(fitted: Protocol) -> Counter[Any]:
+    """(method, field, round, clients) of everything private that the transcript shows to have left clients."""
+    owed: Counter[Any] = Counter()
+    for position, entry in enumerate(fitted.transcript_.entries):
+        call, answer = fitted.transcript_.content(position)
+        target = getattr(fitted.client, call.method, None)
+        if target is None or answer.reply is None or not release_of(target).private:
+            continue  # a key agreement, a server, or nothing of anyone's data
+        names = [name for name, value in vars(answer.reply).items() if isinstance(value, Rows | Shared)]
+        owed.update((call.method, name, entry.round, i) for name in names for i in answer.ids)
+    return owed
+
+
+@pytest.mark.parametrize(("name", "way"), EVERY)
+def test_whatever_leaves_writes_an_event_and_with_noise_epsilon_is_finite(name: str, way: str, small: Federation) -> None:
+    fitted = method(name, **WAYS[way]).fit(small, FULL)
+    written = Counter((e.method, f, e.round, i) for e in fitted.ledger_.events for f in e.fields for i in e.ids)
+    assert written == events_owed(fitted)
+    price = fitted.ledger_.price(1e-5)
+    assert fitted.ledger_.exact() == [] and 0 < price.epsilon < math.inf, price
+    assert fitted.ledger_.price(1e-6).epsilon > price.epsilon
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_without_noise_epsilon_is_infinite(name: str, small: Federation) -> None:
+    own = {"gram_noise": 0.0} if name == "oneshot" else {}
+    for params in ({}, {"clip": 1.0}, {"clip": 1.0, "dp_unit": "example"}):
+        fitted = method(name, **{**own, **params}).fit(small)
+        assert fitted.ledger_.epsilon == math.inf and fitted.ledger_.exact(), params
+
+
+def test_a_client_that_trains_alone_releases_nothing(small: Federation) -> None:
+    for params in WAYS.values():
+        assert Local(rounds=2, epochs=1, **params).fit(small).ledger_.epsilon == 0
+
+
+@pytest.mark.parametrize(("name", "way"), EVERY)
+def test_the_server_replays_and_frames_are_as_long_as_told(name: str, way: str, small: Federation) -> None:
+    made = method(name, **WAYS[way])
+    fitted = made.fit(small, Settings(transcript="full", dropout=0.2))
+    assert made.replay(fitted.transcript_, made.config(small, "float32")) == fitted.server_state_
+    for position, entry in enumerate(fitted.transcript_.entries):
+        call, answer = fitted.transcript_.content(position)
+        if answer.reply is not None and call.verb != RELAY:
+            up = [len(wire.encode(reply_header(call.header(call.to.index(i))), answer.reply, n)) for n, i in enumerate(answer.ids)]
+            assert up == [length for length in entry.up if length]  # who is silent sends none
+
+
+@pytest.mark.parametrize(("name", "way"), EVERY)
+def test_a_stopped_run_ends_as_if_it_never_had_been(name: str, way: str, small: Federation, tmp_path: Path) -> None:
+    settings = Settings(transcript="sizes", dropout=0.1)
+    whole = method(name, **WAYS[way]).fit(small, settings)
+
+    def interrupt(line: dict[str, object]) -> None:
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        method(name, **WAYS[way]).fit(small, settings, folder=tmp_path / "run", report=interrupt)
+    resumed = method(name, **WAYS[way]).fit(small, settings, folder=tmp_path / "run")
+    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
+    assert resumed.ledger_ == whole.ledger_ and resumed.bytes_ == whole.bytes_ and resumed.server_state_ == whole.server_state_
+
+
+@pytest.mark.parametrize(("name", "way"), EVERY)
+def test_nodes_with_one_client_each_draw_as_they_do_together(name: str, way: str, small: Federation) -> None:
+    made, settings = method(name, **WAYS[way]), Settings(dtype="float64")
+    nodes = [made.build_client(small, settings, [i]) for i in range(6)]
+    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
+    net = made.build_network(Framed(doors, lambda call: message_types(made.client, call)[1]), made.config(small, "float64"))
+    state = made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    together = made.fit(small, settings)
+    assert list(state.labels) == list(together.labels_)
+    finals = torch.cat([made.final(node.client, state).values for node in nodes]) if name != "ifca" else None
+    if finals is not None:
+        torch.testing.assert_close(finals, together.client_models_.values, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", OWN)
+def test_the_target_is_met_and_the_noise_is_not_wasted(name: str, way: str, small: Federation) -> None:
+    own = {"gram_noise": 0.0} if name == "oneshot" else {}
+    made = method(name, **{**own, **WAYS[way], "noise": 0.0, "target_epsilon": 20.0})
+    fitted = made.fit(small)
+    spent = fitted.ledger_.price(1e-5).epsilon
+    assert 0 < spent <= 20.0
+    assert made.config(small, "float32")["noise"] > 0.05
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
+@pytest.mark.parametrize("name", ["fedavg", "cfl", "flhc"])
+def test_a_clip_that_cuts_nothing_is_a_uniform_average(name: str, mask: str, small: Federation) -> None:
+    """All clients of this federation hold equally many samples, so uniform and weighted averages agree."""
+    assert len({len(s.y) for s in small.shards}) == 1
+    plain, clipped = method(name, mask=mask).fit(small), method(name, mask=mask, clip=1e9).fit(small)
+    assert list(plain.labels_) == list(clipped.labels_)
+    torch.testing.assert_close(plain.client_models_.values, clipped.client_models_.values, rtol=1e-4, atol=1e-6)
+
+
+def test_central_noise_on_a_mean_is_smaller_by_the_root_of_the_clients(small: Federation) -> None:
+    """One round with a learning rate of next to nothing: what the models move is the noise alone."""
+    moved = {}
+    for way in ("local", "central"):
+        fitted = FedAvg(rounds=1, epochs=1, lr=1e-9, mask="none", **WAYS[way]).fit(small)
+        start = method("fedavg").build_client(small, Settings()).client.cohort.start
+        moved[way] = float((fitted.client_models_.values[0] - start).square().mean().sqrt())
+    assert moved["local"] == pytest.approx(0.7 / math.sqrt(6), rel=0.05)
+    assert moved["central"] == pytest.approx(0.7 / 6, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("params", "sentence"),
+    [
+        ({"noise": 1.0}, "without a clip"),
+        ({"target_epsilon": 1.0}, "without a clip"),
+        ({"clip": 1.0, "noise": 1.0, "target_epsilon": 1.0}, "give one of them"),
+        ({"clip": 0.0}, "clip = 0.0"),
+        ({"clip": math.nan}, "clip = nan"),
+        ({"clip": 1.0, "noise": -1.0}, "noise = -1.0"),
+        ({"clip": 1.0, "noise": math.inf}, "noise = inf"),
+        ({"clip": 1.0, "noise": True}, "noise = True"),
+        ({"delta": 0.0}, "delta = 0.0"),
+        ({"delta": 1.0}, "delta = 1.0"),
+        ({"placement": "here"}, "placement 'here'"),
+        ({"dp_unit": "record"}, "dp_unit 'record'"),
+        ({"clip": 1.0, "noise": 1.0, "placement": "central", "dp_unit": "example"}, "leave the placement local"),
+        ({"clip": 1.0, "average": "weighted"}, "average uniform"),
+        ({"clip": 1.0, "target_epsilon": 0.0}, "target_epsilon = 0.0"),
+    ],
+)
+def test_options_that_cannot_protect_are_refused_in_one_sentence(params: dict[str, Any], sentence: str, small: Federation) -> None:
+    with pytest.raises(UsageError, match=sentence) as told:
+        CFL(rounds=1, **params).fit(small)
+    assert "\n" not in str(told.value)
