@@ -448,6 +448,27 @@ def test_one_example_shows_as_the_priced_mechanism_says(batch: int) -> None:
     assert stats.kstest(along, stats.norm(0, std).cdf).pvalue < 1e-6  # without the example
 
 
+@pytest.mark.parametrize("change", [{}, {"momentum": 0.9}, {"steps": 1, "momentum": 0.5}, {"batch_size": 20}], ids=str)
+def test_the_noise_of_an_update_is_as_large_as_is_said(change: dict[str, Any]) -> None:
+    """Two runs that differ in nothing but their keys differ by twice its variance."""
+    plan = replace(LocalTraining(1e-3, 6, 1 << 62, clip=0.5, noise=2.0), **change)
+    k, runs = 5, 40
+    found = []
+    for seed in range(runs):
+        batched = cohort(seed=seed)
+        found.append(batched.train(Rows(batched.start[None]), [k], plan, 1)[0])
+    measured = float(torch.stack(found).var(0).mean())
+    numbers = (runs - 1) * len(found[0])  # the mean of so many squares
+    assert measured / plan.variance(SIZES[k]) == pytest.approx(1, abs=5 * np.sqrt(2 / numbers))
+
+
+def test_a_full_steps_noise_is_exact_and_adams_is_not_told() -> None:
+    assert LocalTraining(0.5, 1, 1 << 62, clip=3.0, noise=2.0).variance(100) == pytest.approx((0.5 * 2 * 3 / 100) ** 2)
+    assert LocalTraining(0.5, 2, 10, momentum=0.5, clip=3.0, noise=2.0).variance(10) == pytest.approx(0.3**2 * (1 + 1.5**2))
+    assert LocalTraining(0.5, 1, 10, optimizer="adam", clip=3.0, noise=2.0).variance(100) == 0
+    assert LocalTraining(0.5, 1, 10).variance(100) == 0
+
+
 def test_masks_of_dropout_belong_to_examples() -> None:
     """Whoever else is in a batch: else one example more would change the gradients of all."""
     with torch.random.fork_rng():
