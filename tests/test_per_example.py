@@ -208,6 +208,8 @@ def test_asked_the_same_a_client_answers_the_same_and_else_draws_anew() -> None:
     one = starts(batched)[3]
     same = drawn(batched, one, plan, 1)
     assert drawn(cohort(), one.clone(), replace(plan), 1) == same
+    typed = replace(plan, lr=np.float64(plan.lr), batch_size=np.int64(plan.batch_size))
+    assert drawn(batched, one, typed, 1) == same  # as a plan may be before it is written down
     moved = one.clone()
     moved[0] += 1e-12
     others = [
