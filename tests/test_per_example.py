@@ -375,6 +375,14 @@ def test_clipping_by_hand() -> None:
     torch.testing.assert_close(total, torch.tensor([[[1 + 6 / 13, 1.0]]]))
 
 
+def test_a_tiny_and_a_huge_side_do_not_hide_a_gradient() -> None:
+    """1e-24 · 1e19 = 1e-5, though the square of 1e-24 is nothing in float32."""
+    part, total = Outer(torch.tensor([[[1e-24]]]), torch.tensor([[[1e19]]])), torch.zeros(1, 1, 1)
+    found, factors = clipped({"w": part}, torch.ones(1, 1), 1e-7)
+    found["w"].add_to(total, factors)
+    assert float(total) == pytest.approx(1e-7, rel=1e-5)
+
+
 # --- draws ---
 
 
