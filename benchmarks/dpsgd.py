@@ -181,7 +181,7 @@ def main() -> None:
         for row in (found := measure(model, CLIENTS[model], options.rounds)):
             print(row, flush=True)
         rows += found
-    print(write("dpsgd", rows))
+        print(write("dpsgd", rows))
 
 
 if __name__ == "__main__":
