@@ -36,7 +36,7 @@ from securecluster.randomness import Randomness
 from securecluster.recurrent import LSTM
 
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=10, steps=10, dropout=False, clip=1.0, noise=1.0)
-CLIENTS = {"mlp-200": 100, "cnn-ali": 50, "cnn-briggs": 10, "lstm-trajectory": 100, "lstm-chars": 10}
+CLIENTS = {"mlp-200": 100, "cnn-ali": 50, "cnn-briggs": 10, "lstm-trajectory": 100}
 
 
 class General(FlatModel):
