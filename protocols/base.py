@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.protocols.assembly import Joined, build_client, carry_out, join, numbers, opened
+from securecluster.protocols.agreed import check_kind, known, numbers
+from securecluster.protocols.assembly import Joined, build_client, carry_out, join, opened
 from securecluster.protocols.method import Method
 from securecluster.protocols.private import Private, Releases
 from securecluster.protocols.saving import Kept, load, save
@@ -28,6 +29,7 @@ from securecluster.errors import UsageError
 from securecluster.messages import Rows
 from securecluster.network import Network
 from securecluster.objectives import Objective, objective
+from securecluster.privacy.draws import Draws
 from securecluster.privacy.masks import MaskInfo, build, describe
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
@@ -118,7 +120,7 @@ class Protocol(Private, Method):
             SecureClusterError: one sentence on what is wrong and what to do; a folder stays resumable.
         """
         settings = settings or Settings()
-        _check_kind(federation)
+        check_kind(federation)
         self.check(len(federation))
         check_settings(settings, federation)
         with torch.inference_mode(False), cpu_threads(settings.threads):
@@ -164,7 +166,7 @@ class Protocol(Private, Method):
         Raises:
             UsageError: not fitted, or no client, or samples of another shape, or classes that the run did not know.
         """
-        _check_kind(newcomers)
+        check_kind(newcomers)
         if not len(newcomers):
             raise UsageError("there are no newcomers in this federation: give at least one client")
         self.joined_: Joined = join(self.as_run(), newcomers)
@@ -205,7 +207,7 @@ class Protocol(Private, Method):
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """What client and server must agree on; its hash is in every frame."""
         dimension = self.flat_model(federation).dimension
-        own = {**self.shown_params(), **self.resolved(federation), **_known(federation), **self.facts(federation)}
+        own = {**self.shown_params(), **self.resolved(federation), **known(federation), **self.facts(federation)}
         found = {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **own}
         self.pipeline(found)  # a mask that cannot work on this model is refused before anything is written
         return numbers(found)
@@ -256,10 +258,14 @@ class Protocol(Private, Method):
         """The client's side of this method, over a cohort."""
         return self.client(cohort, self.training(config), pipeline, self.weighted)
 
-    def build_network(self, transport: Transport, config: Mapping[str, Any]) -> Network:
-        """The server's side: ids and verbs, from the configuration alone."""
+    def build_network(self, transport: Transport, config: Mapping[str, Any], key: bytes | None = None) -> Network:
+        """The server's side: ids and verbs, from the configuration alone.
+
+        Args:
+            key: what a trusted server draws its noise by, 32 secret bytes; None, for simulations: from the seed, which clients know.
+        """
         pipeline, draws = self.pipeline(config), Randomness(config["seed"])
-        costs = self.costs(pipeline, self.training(config), config)
+        costs = self.costs(pipeline, config, Draws.derived(draws) if key is None else Draws(lambda _: key))
         return Network(config["clients"], transport, config_hash(config), pipeline, draws, agreed=config, costs=costs)
 
     def replay(self, transcript: Transcript, config: dict[str, Any], threads: int = 0) -> bytes:
@@ -283,17 +289,6 @@ class Protocol(Private, Method):
         d, itemsize = self._flat.dimension, self.client_models_.table.element_size()
         wide = self.as_run().pipeline(self.kept_.learned.config).width(d)
         return replace(describe(self.mask, d, itemsize), padding_bytes=(wide - d) * itemsize)
-
-
-def _known(federation: Federation) -> dict[str, Any]:
-    """What everyone knows of the data."""
-    shape = {"shape": list(federation.shape), "classes": federation.classes, "objective": federation.objective.as_json()}
-    return {**shape, "clients": len(federation), "seed": federation.seed}
-
-
-def _check_kind(given: Any) -> None:
-    if not isinstance(given, Federation):
-        raise UsageError(f"clients and their data are a Federation, not {type(given).__name__}: make one with Federation.from_arrays")
 
 
 __all__ = ["Joined", "Kept", "Protocol", "Releases", "opened"]

@@ -29,16 +29,13 @@ from securecluster.displacements import Outbox, Trainee, check_newcomers, delive
 from securecluster.errors import UsageError
 from securecluster.hierarchical import GPS, average_in_layers, common_layers
 from securecluster.network import Network
-from securecluster.noisy_gram import GramNoise
 from securecluster.privacy.blocks import Blocks
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.guard import Guard
 from securecluster.privacy.keys import Hello
 from securecluster.privacy.masks import build, width
 from securecluster.privacy.seals import Seal
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
-from securecluster.relevance import Found, Look, Relative, State, agglomerate, check_options, others
+from securecluster.relevance import SEEN, Found, Look, Relative, State, agglomerate, check_options, others
 from securecluster.run import Run
 
 TRIES = 5  # who does not reply before training is asked again (ours)
@@ -70,6 +67,8 @@ class OneShot(Protocol):
     """rounds of the LPSs between two averages of the common layers at the GPS"""
     sealed: bool = True
     """eigenvectors can be read by the run's clients only; otherwise the GPS sees them under the mask"""
+    clusterer: str = field(default="paper", kw_only=True)
+    """what parts R: paper (average linkage), average (the same), spectral or kmeans; without T into as many clusters as the paper's has"""
     dp_unit: str = field(default="example", kw_only=True)
     """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in local training)"""
     gram_noise: float = field(default=0.0, kw_only=True)
@@ -101,7 +100,9 @@ class OneShot(Protocol):
             raise UsageError(f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run it anew, with another seed")
         vectors = shared.rows.vectors.values.cpu()
         letters = others(shared.ids, vectors, shared.step, to=shared.ids)
-        pairs = net.pairs(Relative.relevance, letters, to=shared.ids, then=agglomerate(self.tasks, self.height), tries=TRIES)  # lines 6–19
+        seed, noisy = net.randomness.integer("server", "clusterer"), net.agreed["gram_noise"] > 0
+        part = agglomerate(self.tasks, self.height, self.clusterer, seed, noisy)
+        pairs = net.pairs(Relative.relevance, letters, to=shared.ids, then=part, tries=TRIES)  # lines 6–19
         group = pairs.value
         of, kept = dict(zip(pairs.ids, group.labels, strict=True)), [k for k, i in enumerate(shared.ids) if i in pairs.ids]
         everyone = [of.get(i, largest(group.labels)) for i in net.clients]
@@ -165,15 +166,9 @@ class OneShot(Protocol):
         """Of the Gram matrix; of eigenvectors any change is bounded alike."""
         return {"cluster": noisy_gram.REPLACE, "vectors": 1.0 if self.gram_mechanism == "naive" else noisy_gram.REPLACE}
 
-    def guard(self, config: Mapping[str, Any], draws: Draws) -> Guard | None:
-        """Also where Gram matrices alone have noise."""
-        own = Guard(config["dp_unit"], config["clip"] or 0.0, config["noise"], config["loss_clip"], draws)
-        return own if config["gram_noise"] else super().guard(config, draws)
-
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Relative:
         """Adds Φ, and the noise of Gram matrices."""
-        phi, z, guard = self._phi(config["shape"], config["seed"]).agreed(config["phi"]), config["gram_noise"], pipeline.guard
-        noise = GramNoise(z, self.gram_mechanism, self.dp_unit == "client", guard.draws) if z and guard else None
+        phi, noise = self._phi(config["shape"], config["seed"]).agreed(config["phi"]), noisy_gram.hidden(config, cohort.secret)
         count = min(int(self.vectors), phi.dimension)
         return Relative(cohort, self.training(config), pipeline, self.weighted, phi, count, self.floor, noise)
 
@@ -188,18 +183,16 @@ class OneShot(Protocol):
 
     def sees(self) -> list[str]:
         """What the GPS sees."""
-        return [
-            "each client's relevance to every other's data (the plain pairs read the rows), and so R",
-            "the clusters, and each client's cluster",
-            "how each cluster's common layers have moved in every round (under the mask), and over how many samples",
-            *noisy_gram.said(float(self.gram_noise), self.gram_mechanism, int(self.vectors), float(self.delta)),
-        ]
+        return list(SEEN["gps"])
+
+    def not_covered(self) -> list[str]:
+        """Adds naive noise, whose own price is not the run's."""
+        return super().not_covered() + noisy_gram.said(self.gram_noise, self.gram_mechanism, int(self.vectors), self.delta)
 
     def client_sees(self) -> list[str]:
         """Eigenvectors."""
-        return ["all other clients' eigenvectors: directions in which their data vary", "newcomers: these, and each client's cluster"]
+        return list(SEEN["client"])
 
     def lps_sees(self) -> list[str]:
         """What an LPS sees of its own cluster."""
-        others = "how the common layers of all clusters have moved on average: of two clusters, the other's up to their samples"
-        return ["each of its clients' number of samples (the plain sum reads every reply)", others]
+        return list(SEEN["lps"][int(self.per_client) :])  # clipped updates count the same, and how many samples is not told

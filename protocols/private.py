@@ -10,7 +10,7 @@ import math
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from securecluster.checks import check_choice, check_number
@@ -22,7 +22,6 @@ from securecluster.privacy.draws import Draws
 from securecluster.privacy.gaussian import Clip, Curator, Noise
 from securecluster.privacy.guard import Guard
 from securecluster.privacy.stages import Pipeline, Stage
-from securecluster.randomness import Randomness
 from securecluster.tree import FULL
 
 History = list[tuple[float, float, int]]
@@ -137,12 +136,11 @@ class Private(ABC):
         """The kinds of training that clients' methods name (`Release.trains`)."""
         return {"usual": usual, "refine": usual, "full": self.private_training(FULL, config)}
 
-    def costs(self, pipeline: Pipeline, usual: LocalTraining, config: Mapping[str, Any]) -> Costs:
-        """What the server knows of the noise."""
-        known = self.trainings(usual, config) if self.per_example and config["noise"] else {}
-        curator = None
-        if self.per_client and config["noise"] and config["placement"] == "central":
-            curator = Curator(config["clip"], config["noise"], Draws.derived(Randomness(config["seed"])))
+    def costs(self, pipeline: Pipeline, config: Mapping[str, Any], draws: Draws) -> Costs:
+        """What the server knows of the noise, and adds where it is trusted to."""
+        known = self.trainings(self.training(config), config) if self.per_example and config["noise"] else {}
+        central = self.per_client and config["noise"] and config["placement"] == "central"
+        curator = Curator(config["clip"], config["noise"], draws) if central else None
         return Costs(pipeline, self.multipliers(config), self.replacements(), known, curator)
 
     def history(self, z: float, samples: int, usual: LocalTraining) -> History:
@@ -158,20 +156,19 @@ class Private(ABC):
         kind, found = federation.objective, {"noise": float(self.noise)}
         if self.target_epsilon is not None:
             plan = LocalTraining(lr, self.epochs, self.batch_size)
-            sizes = [len(shard.y) - math.floor(aside * len(shard.y)) for shard in federation.shards]
-            worst = sizes[:1]
-            if self.dp_unit == "example":
-                worst = sorted(set(sizes), key=lambda n: -(plan.rate(n) ** 2) * plan.number(n))[:3]
-            priced = [_least(tuple(self.history(1.0, n, plan)), float(self.target_epsilon), float(self.delta)) for n in worst]
-            found = {"noise": max(priced)}
+            sizes = {len(shard.y) - math.floor(aside * len(shard.y)) for shard in federation.shards}
+            each = {tuple(self.history(1.0, n, plan)) for n in sizes}
+            found = {"noise": _least(tuple(sorted(each)), float(self.target_epsilon), float(self.delta))}
         return {"loss_clip": kind.loss_bound(federation.classes) if self.loss_clip is None else float(self.loss_clip), **found}
 
 
 @lru_cache(maxsize=64)
-def _least(unit: tuple[tuple[float, float, int], ...], target: float, delta: float) -> float:
-    """The least z with which releases of multiplier z times those of `unit` cost at most the target."""
-    from securecluster.privacy.accounting import find_noise
+def _least(units: tuple[tuple[tuple[float, float, int], ...], ...], target: float, delta: float) -> float:
+    """The least z with which releases of multiplier z times those of any of `units` cost at most the target."""
+    from securecluster.privacy.accounting import find_noise_for_all
 
-    if not unit:
-        return 0.0
-    return float(find_noise(lambda z: [(z * k, q, steps) for k, q, steps in unit], target, delta))
+    return float(find_noise_for_all([partial(_scaled, unit) for unit in units], target, delta))
+
+
+def _scaled(unit: tuple[tuple[float, float, int], ...], z: float) -> History:
+    return [(z * k, q, steps) for k, q, steps in unit]

@@ -34,9 +34,20 @@ class Outer:
 
 @dataclass(frozen=True)
 class Each:
-    """Gradients of single examples, (b, n, numbers)."""
+    """Gradients of single examples, (b, n, numbers).
+
+    Args:
+        turned: their numbers are in the order of the weights' transpose.
+    """
 
     rows: torch.Tensor
+    turned: bool = False
+
+    @classmethod
+    def of(cls, gradients: torch.Tensor) -> Each:
+        """Those of one client (n, …), in the order in which they lie in memory: autograd's own is often the transpose."""
+        turned = gradients.ndim == 3 and not gradients.is_contiguous() and gradients.mT.is_contiguous()
+        return cls((gradients.mT if turned else gradients).reshape(1, len(gradients), -1), turned)
 
     def norms(self) -> torch.Tensor:
         """L2 norms (b, n)."""
@@ -44,18 +55,19 @@ class Each:
 
     def add_to(self, total: torch.Tensor, factors: torch.Tensor) -> None:
         """Add Σ_n factors[n] rows_n, of factors (b, n), to (b, …)."""
-        total += torch.bmm(factors[:, None], self.rows).view(total.shape)
+        self._order(total).add_(torch.bmm(factors[:, None], self.rows).view(self._order(total).shape))
 
     def deal_to(self, total: torch.Tensor, factors: torch.Tensor, owners: torch.Tensor) -> None:
-        """As `add_to`, of one row of examples (b = 1) that belong to several rows of `total`."""
-        if len(total) == 1:
-            self.add_to(total, factors)
-        else:
-            total.view(len(total), -1).index_add_(0, owners, self.rows[0] * factors[0, :, None])
+        """As `add_to`, of one client's row of examples that belong to several rows of `total` (k, …)."""
+        rows = self.rows[0] * factors[0, :, None]
+        total.index_add_(0, owners, self._order(rows.view(len(rows), *self._order(total).shape[1:])))
 
     def without(self, wrong: torch.Tensor) -> Each:
         """The same with zeros for some examples, (b, n)."""
-        return Each(self.rows.masked_fill(wrong[..., None], 0))
+        return Each(self.rows.masked_fill(wrong[..., None], 0), self.turned)
+
+    def _order(self, total: torch.Tensor) -> torch.Tensor:
+        return total.mT if self.turned else total
 
 
 def _norms(rows: torch.Tensor) -> torch.Tensor:

@@ -196,15 +196,17 @@ class Cohort:
         from securecluster.per_example import Private
 
         ids, sizes = [self.ids[i] for i in who], [self.sizes[i] for i in who]
-        return Private(self.secret, ids, sizes, weights, task.plan, task.step, self._chunk_size())
+        return Private(self.secret, ids, sizes, weights, task.plan, task.step, self._fitting() if self.model.together else 1)
 
     def _chunk_size(self) -> int:
         """Clients trained together: on a CPU as many as keep their weights in cache, and one where it convolves or says so."""
         on_cpu = self.device.type == "cpu"
         alone = self.model.convolves or getattr(self.model.module, "alone_on_cpu", False)
-        if not self.model.together or (on_cpu and alone):
-            return 1
-        return max(1, (CPU_CHUNK if on_cpu else GPU_CHUNK) // self.model.dimension)
+        return 1 if not self.model.together or (on_cpu and alone) else self._fitting()
+
+    def _fitting(self) -> int:
+        """Models that fit into a chunk."""
+        return max(1, (CPU_CHUNK if self.device.type == "cpu" else GPU_CHUNK) // self.model.dimension)
 
     def _batches(self, who: int, plan: LocalTraining, step: int) -> Iterator[NDArray[np.int64]]:
         """Client `who`'s mini-batches in order: a fresh permutation an epoch, the last batch of an epoch may be smaller."""

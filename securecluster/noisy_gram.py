@@ -12,17 +12,16 @@ Zhang 2014), which has N(0, s²) everywhere, and the spectral norm tends to s·�
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from securecluster.backend import torch
 from securecluster.checks import check_choice, check_number
 from securecluster.errors import UsageError
+from securecluster.privacy.draws import Draws
 from securecluster.similarity import BLOCK
 from securecluster.spectra import leading
-
-if TYPE_CHECKING:
-    from securecluster.privacy.draws import Draws
 
 REPLACE = math.sqrt(2)  # ‖xxᵀ − yyᵀ‖ ≤ √2 where ‖x‖, ‖y‖ ≤ 1; so do two positive semidefinite matrices of norm 1 differ
 APART = 2.0  # `benchmarks.papers.oneshot_noise` tells what it is good for; chosen by trial on other seeds (ours)
@@ -31,7 +30,8 @@ APART = 2.0  # `benchmarks.papers.oneshot_noise` tells what it is good for; chos
 def clipped(features: torch.Tensor) -> torch.Tensor:
     """x·min(1, 1/‖x‖) of each row of (n, D), float64."""
     wide = features.double()
-    return wide / wide.norm(dim=1, keepdim=True).clamp_min(1)
+    found: torch.Tensor = wide / wide.norm(dim=1, keepdim=True).clamp_min(1)
+    return found
 
 
 def gram(features: torch.Tensor, mean: bool = False) -> torch.Tensor:
@@ -113,7 +113,8 @@ class GramNoise:
         """The naive mechanism: unit eigenvectors (p, D), or zeros, with noise of std z·2√p, scaled to unit norm again."""
         sigma = self.multiplier * 2 * math.sqrt(len(vectors))
         noisy = vectors + sigma * self.draws.normal(client, "eigenvectors", 0, vectors)
-        return noisy / noisy.norm(dim=1, keepdim=True).clamp_min(torch.finfo(noisy.dtype).tiny)
+        found: torch.Tensor = noisy / noisy.norm(dim=1, keepdim=True).clamp_min(torch.finfo(noisy.dtype).tiny)
+        return found
 
 
 def told_by_all(vectors: torch.Tensor) -> torch.Tensor:
@@ -125,6 +126,14 @@ def told_by_all(vectors: torch.Tensor) -> torch.Tensor:
     everywhere = there.all(0)
     everywhere[:1] = True
     return there & everywhere
+
+
+def hidden(config: Mapping[str, Any], secret: object) -> GramNoise | None:
+    """The noise of a run's configuration, drawn from its clients' secret; None where there is none."""
+    if not config["gram_noise"]:
+        return None
+    assert isinstance(secret, Draws)
+    return GramNoise(config["gram_noise"], config["gram_mechanism"], config["dp_unit"] == "client", secret)
 
 
 def multipliers(z: float, mechanism: str) -> dict[str, float]:
@@ -151,13 +160,13 @@ def check(given: Any) -> None:
 
 
 def said(z: float, mechanism: str, p: int, delta: float) -> list[str]:
-    """What a server is told of the naive mechanism's price, which does not stand for the run's."""
+    """What the naive mechanism's own price is, which does not stand for the run's."""
     if not (z and mechanism == "naive"):
         return []
     from securecluster.privacy.accounting import epsilon
 
     alone = epsilon([(z, 1.0, 1)], delta).epsilon
     return [
-        f"each client's eigenvectors with naive noise of std {z * 2 * math.sqrt(p):.3g}: by their trivial sensitivity 2√p, whatever is"
-        f" protected, ε = {alone:.3g} for them alone; relevance is exact, so for all together ε is infinite"
+        f"naive noise of std {z * 2 * math.sqrt(p):.3g} is on eigenvectors alone: by their trivial sensitivity 2√p, whoever is protected,"
+        f" ε = {alone:.3g} for them; relevance is exact, so ε of all that is released is infinite"
     ]

@@ -55,9 +55,10 @@ def _box_muller(words: torch.Tensor, scale: torch.Tensor, rows: torch.Tensor) ->
     """Pairs of Gaussians from three words each: two for the radius, so that its tail is fine, one for the angle."""
     half = words.shape[1] // 3
     high, low, angle = torch.split(words, half, dim=1)
-    u = (high & 0x7FFFFFFF).to(rows.dtype).mul_(2.0**-31)
-    u.add_((low & 0x7FFFFFFF).to(rows.dtype).add_(0.5), alpha=2.0**-62)
-    radius = u.log_().mul_(-2).clamp_(min=0).sqrt_().mul_(scale)  # u may round to a little over 1
+    words[:, : 2 * half].bitwise_and_(0x7FFFFFFF)
+    u = high.to(rows.dtype).mul_(2.0**-31)  # in (0, 1]
+    u.add_(low.to(rows.dtype).add_(0.5), alpha=2.0**-62)
+    radius = u.log_().mul_(-2).sqrt_().mul_(scale)
     turned = angle.to(rows.dtype).mul_(math.pi * 2.0**-31)
     torch.mul(radius, turned.cos(), out=rows[:, :half])
     rest = rows.shape[1] - half

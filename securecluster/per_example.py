@@ -27,6 +27,7 @@ from securecluster.stacks import Stack
 from securecluster.training import LocalTraining, Secret
 
 CONVOLVED = 64  # examples whose convolutions' gradients are in memory at once (ours)
+FEW = 8  # clients whose examples fill a block (ours): that many go one at a time, more go together
 
 
 class Private:
@@ -50,7 +51,7 @@ class Private:
         block: int,
     ) -> None:
         self._plan, self._sizes, self._block = plan, sizes, block
-        about = [_digest(row, plan) for row in weights]
+        about = list(_digests(weights, plan))
         self._batches = [secret.seed(i, "dp-sgd batches", step, a) for i, a in zip(ids, about, strict=True)]
         self._normals = Normals([secret.seed(i, "dp-sgd noise", step, a) for i, a in zip(ids, about, strict=True)])
         self._deviations = weights.new_tensor([plan.noise * plan.clip / min(plan.batch_size, n) for n in sizes])
@@ -97,9 +98,13 @@ class Private:
             optimizer.value(name, gradient)
 
 
-def _digest(row: torch.Tensor, plan: LocalTraining) -> bytes:
-    """What a call is about, beside its number: the weights it starts from, and how it trains."""
-    return hashlib.blake2b(row.cpu().numpy().tobytes() + repr(plan).encode(), digest_size=32).digest()
+def _digests(weights: torch.Tensor, plan: LocalTraining) -> Iterator[bytes]:
+    """What each client's call is about, beside its number: the weights it starts from, often its neighbour's, and how it trains."""
+    found = b""
+    for k, row in enumerate(weights):
+        if not k or not torch.equal(row, weights[k - 1]):
+            found = hashlib.blake2b(row.cpu().numpy().tobytes() + repr(plan).encode(), digest_size=32).digest()
+        yield found
 
 
 @torch.no_grad()
@@ -125,13 +130,22 @@ def _one_by_one(
     block: int,
 ) -> None:
     """Add the clipped and weighted gradients to `total`, by name: `block` examples at a time, each as a client with one sample."""
+    if len(x) > 1 and block < FEW * x.shape[1]:  # their weights need no copies one client at a time
+        for c in range(len(x)):
+            one = slice(c, c + 1)
+            mine = [{name: v[one] for name, v in views.items()} for views in (params, total)]
+            own_keys = None if keys is None else keys[one]
+            _one_by_one(model, mine[0], x[one], y[one], weight[one], own_keys, clip, mine[1], block)
+        return
     owners, places = weight.nonzero(as_tuple=True)
     for first in range(0, len(owners), block):
         i, j = owners[first : first + block], places[first : first + block]
         own = {name: p.expand(len(i), *p.shape[1:]) if len(p) == 1 else p[i] for name, p in params.items()}
         ones = weight.new_ones(len(i), 1)
         gradients = model.gradients(own, x[i, j][:, None], y[i, j][:, None], ones, None if keys is None else keys[i, j])
-        parts = {name: Each(g.reshape(1, len(i), -1)) for name, g in gradients.items()}
-        found, factors = clipped(parts, weight[i, j][None], clip)
+        found, factors = clipped({name: Each.of(g) for name, g in gradients.items()}, weight[i, j][None], clip)
         for name, each in found.items():
-            each.deal_to(total[name], factors, i)
+            if len(x) == 1:
+                each.add_to(total[name], factors)
+            else:
+                each.deal_to(total[name], factors, i)

@@ -218,12 +218,11 @@ def fall_back(net: Network, tree: Tree, outbox: Outbox, labels: Sequence[int]) -
     if not to:
         return handed
     total = net.sum(Branching.judge, tree.letter([above[labels[i]] for i in to]), to=to, by=[labels[i] for i in to], groups=len(leaves))
-    for c, count in enumerate(total.counts):
-        size = 0.0 if not count else count if total.rows.size is None else float(total.rows.size.table[c])
-        if size > 0:
-            nodes = [leaves[c], *above[c]]
-            losses = {v: float(total.rows.loss.table[c, n]) / size for n, v in enumerate(nodes)}
-            handed.losses[c], handed.nodes[c] = losses, min(nodes, key=losses.__getitem__)
+    sizes = [] if not total.ids else total.counts if total.rows.size is None else total.rows.size.table.tolist()
+    for c in (c for c, size in enumerate(sizes) if size):
+        nodes = [leaves[c], *above[c]]
+        losses = {v: float(total.rows.loss.table[c, n]) / sizes[c] for n, v in enumerate(nodes)}
+        handed.losses[c], handed.nodes[c] = losses, min(nodes, key=losses.__getitem__)
     back = [i for i, c in enumerate(labels) if handed.nodes[c] != leaves[c]]
     for _ in range(TRIES):
         if back:

@@ -425,6 +425,29 @@ def test_noise_has_the_variance_that_is_priced() -> None:
     assert (torch.corrcoef(torch.stack(drawn)) - torch.eye(3)).abs().max() < 5 / np.sqrt(4000)
 
 
+@pytest.mark.parametrize("batch", [5, 2])
+def test_one_example_shows_as_the_priced_mechanism_says(batch: int) -> None:
+    """Of five examples one has a gradient, of a known direction and longer than C: along it, T steps add N(k C, T z² C²)/(q n).
+
+    k ~ Bin(T, q). This is the distribution that accountants price, with the example and, at k = 0, without it.
+    """
+    clients, size, steps, rate = 2000, 5, 4, batch / 5
+    x, y = np.zeros((size, 1)), np.zeros(size, dtype=int)
+    x[2] = 1e4
+    arrays = {f"c{k}": (x, y) for k in range(clients)}
+    fed = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, classes=2, seed=0)
+    flat = models.adopt(nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)), fed.shape, 2)
+    batched = Cohort(fed, flat, Randomness(0), CPU, torch.float64, secret=Keys())
+    plan = LocalTraining(1e-6, 1, batch, steps=steps, clip=0.7, noise=0.8)
+    moved = batched.train(Rows(torch.zeros(1, 2, dtype=torch.float64), (0,) * clients), range(clients), plan, 1).numpy()
+    along, across = (moved @ np.array(v) / np.sqrt(2) * rate * size / (1e-6 * 0.7) for v in ((1.0, -1.0), (1.0, 1.0)))
+    std, k = 0.8 * np.sqrt(steps), np.arange(steps + 1)
+    seen = lambda v: (stats.binom(steps, rate).pmf(k) * stats.norm.cdf((np.asarray(v)[..., None] - k) / std)).sum(-1)  # noqa: E731
+    assert stats.kstest(along, seen).pvalue > 1e-4
+    assert stats.kstest(across, stats.norm(0, std).cdf).pvalue > 1e-4
+    assert stats.kstest(along, stats.norm(0, std).cdf).pvalue < 1e-6  # without the example
+
+
 def test_masks_of_dropout_belong_to_examples() -> None:
     """Whoever else is in a batch: else one example more would change the gradients of all."""
     with torch.random.fork_rng():

@@ -3,11 +3,13 @@
 python -m securecluster.benchmarks.papers.oneshot_noise [--seeds 5] [--full] [--minutes 30]
 
 Ten clients (`--full` 100) of 100, 300 and 1000 samples, 10 % of them of other tasks; of the digits 700, which is about what their tasks
-have, and clients share samples from 300 on. p = 5; the unit of privacy is one sample, added or removed; δ = 1e-5; one release of each
-client's Gram matrix, which is all that it releases before training. Features: pixels; "dct", the 16 lowest frequencies, which need no
-data; "pca", 16 components of public MNIST. Mechanisms: "gram"; "all", the same with every eigenvector counted, whether or not it stands out
-of the noise; "naive", noise of std s on the eigenvectors alone, whose ε (`alone`) is by their trivial sensitivity 2√p, while a run's is
-infinite, since relevance stays exact. ARI with T given, and (`found`) without. Seeds are from 20 on: no constant was chosen on them.
+have, and clients share samples from 300 on. p = 5; the unit of privacy is one sample, added or removed; δ = 1e-5 (at ε = ∞ neither clip
+nor noise); one release of each client's Gram matrix, which is all that it releases before training. Features: pixels; "dct", the 16
+lowest frequencies, which need no data; "pca", 16 components of public MNIST. Mechanisms: "gram"; "all", the same with every eigenvector
+counted, whether or not it stands out of the noise; "naive", noise of std s on the eigenvectors alone, whose ε (`alone`) is by their
+trivial sensitivity 2√p, while a run's is infinite, since relevance stays exact. ARI with T given, and (`found`) without, where clients of
+one distribution (iid) should be one cluster; and with T given where `spectral` clustering or `kmeans` part R. Seeds are from 20 on: no
+constant was chosen on them.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from numpy.typing import NDArray
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
 
 from securecluster import Federation
-from securecluster.data.scenarios import Tasks
+from securecluster.data.scenarios import Iid, Tasks
 from securecluster.features import build
 from securecluster.metrics import agreement
 from securecluster.noisy_gram import GramNoise, told_by_all
+from securecluster.partitions import CLUSTERERS
 from securecluster.privacy.accounting import epsilon, find_noise
 from securecluster.privacy.draws import Draws
 from securecluster.randomness import Randomness
@@ -45,11 +48,16 @@ PUBLIC, COMPONENTS, OVERLAP = "mnist", 16, 200
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Data by features by samples by mechanism by seed."""
     kinds = [
-        {"data": data, "samples": n, "features": features, "mechanism": mechanism}
+        {"data": data, "samples": n, "features": features, "mechanism": mechanism, "scenario": "tasks"}
         for data, own in FEATURES.items()
         for n in SAMPLES[data]
         for features in own
         for mechanism in ("gram", "all", "naive")
+    ]
+    kinds += [
+        {"data": data, "samples": n, "features": "dct", "mechanism": "gram", "scenario": "iid"}
+        for data, own in SAMPLES.items()
+        for n in own
     ]
     fixed = {"scale": scale, "clients": CLIENTS if scale == "cpu" else 10 * CLIENTS}
     return [{**kind, **fixed, "seed": seed} for seed in range(FIRST, FIRST + seeds) for kind in kinds]
@@ -58,10 +66,10 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 def measure(cell: Cell) -> dict[str, Any]:
     """ARI for each ε, or, of the naive mechanism, for each s, with the ε that its eigenvectors alone would have."""
     shared = cell["data"] == "digits" and cell["samples"] > OVERLAP
-    scenario = Tasks(minority=0.1, overlap=shared)
+    scenario = Tasks(minority=0.1, overlap=shared) if cell["scenario"] == "tasks" else Iid(overlap=shared)
     federation = Federation.simulate(cell["data"], scenario=scenario, clients=cell["clients"], samples=cell["samples"], seed=cell["seed"])
-    small = {"public": PUBLIC if cell["features"] == "pca" else None, "dimension": None if cell["features"] == "identity" else COMPONENTS}
-    phi = build(cell["features"], federation.shape, Randomness(cell["seed"]), **small)
+    public, dimension = PUBLIC if cell["features"] == "pca" else None, None if cell["features"] == "identity" else COMPONENTS
+    phi = build(cell["features"], federation.shape, Randomness(cell["seed"]), public, dimension)
     features, truth = [phi(torch.from_numpy(shard.x)) for shard in federation.shards], federation.truth
     assert truth is not None
     made = GramNoise(1.0, "naive" if cell["mechanism"] == "naive" else "gram", False, Draws.derived(Randomness(cell["seed"])))
@@ -74,7 +82,9 @@ def measure(cell: Cell) -> dict[str, Any]:
         return found
     for e in EPSILONS:
         noise = None if np.isinf(e) else replace(made, multiplier=multiplier(e))
-        found[f"ari_{e:g}"], found[f"found_{e:g}"] = scored(exact(features) if noise is None else noisy(features, noise), truth)
+        r = exact(features) if noise is None else noisy(features, noise)
+        found[f"ari_{e:g}"], found[f"found_{e:g}"] = scored(r, truth, noised=noise is not None)
+        found |= {f"{name}_{e:g}": scored(r, truth, name)[0] for name in CLUSTERERS[2:]}
     return found
 
 
@@ -122,9 +132,9 @@ def symmetric(r: Array) -> Array:
     return np.asarray(out, dtype=np.float64)
 
 
-def scored(r: Array, truth: Sequence[int]) -> tuple[float, float]:
+def scored(r: Array, truth: Sequence[int], clusterer: str = "paper", noised: bool = True) -> tuple[float, float]:
     """ARI with T given, and without."""
-    one, two = (agglomerate(t, None)(torch.from_numpy(r)).labels for t in (len(set(truth)), None))
+    one, two = (agglomerate(t, None, clusterer, noisy=noised)(torch.from_numpy(r)).labels for t in (len(set(truth)), None))
     return float(agreement(one, truth)["ari"]), float(agreement(two, truth)["ari"])
 
 
@@ -136,7 +146,7 @@ def draw(rows: Sequence[Row]) -> Any:
         for place, n in zip(line, sizes, strict=True):
             for k, features in enumerate(FEATURES[data]):
                 for mechanism, style in (("gram", "-"), ("all", ":")):
-                    own = [row for row in rows if [row[key] for key in KEYS] == [data, str(n), features, mechanism]]
+                    own = [row for row in rows if [row[key] for key in KEYS] == ["tasks", data, str(n), features, mechanism]]
                     found = [spread(own, KEYS, f"ari_{e:g}") for e in EPSILONS]
                     known = [next(iter(value.values()))[:3] for value in found if value]
                     if len(known) == len(over):
@@ -151,7 +161,7 @@ def draw(rows: Sequence[Row]) -> Any:
     return made
 
 
-KEYS = ("data", "samples", "features", "mechanism")
+KEYS = ("scenario", "data", "samples", "features", "mechanism")
 NAMES = {"identity": "pixels", "dct": "16 lowest frequencies", "pca": "16 components of MNIST"}
 
 
@@ -160,7 +170,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen, sheet = options(__doc__, argv, seeds=5, minutes=30.0), Sheet("oneshot_noise")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise([row for row in rows if row["mechanism"] != "naive"], KEYS, [f"ari_{e:g}" for e in EPSILONS])
+    for what in ("ari", "found", "spectral", "kmeans"):
+        summarise([row for row in rows if row["mechanism"] != "naive"], KEYS, [f"{what}_{e:g}" for e in EPSILONS])
     summarise([row for row in rows if row["mechanism"] == "naive"], KEYS, [f"{what}_{s:g}" for s in DEVIATIONS for what in ("s", "alone")])
     return sheet.save(draw(rows), chosen.scale)
 

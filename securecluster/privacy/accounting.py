@@ -25,6 +25,7 @@ Step = tuple[float, float, int]
 
 # opacus' orders 1.1 … 63, and such as fit very large and very small ε
 ORDERS = [1.001, 1.003, 1.01, 1.03, 1.06, *(1 + k / 10 for k in range(1, 100)), *range(12, 64), 80, 96, 128, 192, 256, 512, 1024]
+FEW = [1.06, 1.12, 1.25, 1.5, 2, 3, 5, 9, 17, 33, 63]  # orders for a first look, which is a bound as well
 GRID = 1 << 20  # most points of the PRV accountant's grid: about 0.2 GB
 UNSAMPLED = 1e4  # noise multipliers above are priced as if nothing was sampled: more than it costs, and opacus' series would take long
 TOLERANCE = 1e-3  # relative, of the noise that is looked for
@@ -100,10 +101,9 @@ def dearest(histories: Sequence[tuple[Step, ...]], delta: float) -> tuple[tuple[
     costs more than its bound by Rényi divergences, so those below the best found need no price.
     """
     _check_delta(delta)
-    left = sorted(((_bound(history, delta), history) for history in _undominated(histories)), key=lambda found: -found[0])
     best: tuple[tuple[Step, ...], Cost] | None = None
-    for bound, history in left:
-        if best is None or bound > best[1].epsilon:
+    for bound, history in sorted(((_bound(history, delta, FEW), history) for history in _undominated(histories)), reverse=True):
+        if best is None or (bound > best[1].epsilon and _bound(history, delta) > best[1].epsilon):
             cost = _epsilon(history, delta)
             best = (history, cost) if best is None or cost.epsilon > best[1].epsilon else best
     return best
@@ -123,6 +123,23 @@ def find_noise(history: Callable[[float], Iterable[Step]], target: float, delta:
         raise UsageError(f"a target epsilon of {target:g} cannot be met: choose a number above 0")
     high = _bracket(lambda z: _bound(merged(history(z)), delta), target)
     return _narrowed(lambda z: epsilon(history(z), delta).epsilon, target, high)
+
+
+def find_noise_for_all(histories: Sequence[Callable[[float], Iterable[Step]]], target: float, delta: float) -> float:
+    """The least z at which each of several histories costs at most the target, as `find_noise` finds it; 0 where none costs anything.
+
+    It is found for one history, and again for whichever costs most there, until none costs too much.
+    """
+    worst = max(range(len(histories)), key=lambda k: sum(steps * (q / z) ** 2 for z, q, steps in merged(histories[k](1.0))), default=None)
+    if worst is None or not merged(histories[worst](1.0)):
+        return 0.0
+    while True:
+        z = find_noise(histories[worst], target, delta)
+        at = [merged(history(z)) for history in histories]
+        found = dearest([history for history in at if history], delta)
+        if found is None or found[1].epsilon <= target:
+            return z
+        worst = at.index(found[0])
 
 
 def _bracket(bound: Callable[[float], float], target: float) -> float:
@@ -176,32 +193,32 @@ def _epsilon(history: tuple[Step, ...], delta: float) -> Cost:
     return Cost(prv, rdp, "PRV") if prv is not None and least <= prv <= rdp else Cost(rdp, rdp, "RDP")
 
 
-def _bound(history: tuple[Step, ...], delta: float) -> float:
+def _bound(history: tuple[Step, ...], delta: float, orders: Sequence[float] = ORDERS) -> float:
     """At least what the history costs, found quickly."""
-    return _epsilon(history, delta).epsilon if all(q == 1 for _, q, _ in history) else _rdp(history, delta)
+    return _epsilon(history, delta).epsilon if all(q == 1 for _, q, _ in history) else _rdp(history, delta, orders)
 
 
-def _rdp(history: Sequence[Step], delta: float) -> float:
+def _rdp(history: Sequence[Step], delta: float, orders: Sequence[float] = ORDERS) -> float:
     """ε by Rényi divergences; opacus warns where the best order is the first or the last, where the bound is loose but holds."""
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
     if any(z == 0 for z, _, _ in history):
         return math.inf
-    total = sum(steps * _divergences(z, q) for z, q, steps in history)
+    total = sum(steps * _divergences(z, q, tuple(orders)) for z, q, steps in history)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found, _ = get_privacy_spent(orders=ORDERS, rdp=total, delta=delta)
+        found, _ = get_privacy_spent(orders=list(orders), rdp=total, delta=delta)
     return max(0.0, float(found)) if history else 0.0
 
 
 @lru_cache(4096)
-def _divergences(z: float, q: float) -> Any:
-    """Of one step, at each of ORDERS."""
+def _divergences(z: float, q: float, orders: tuple[float, ...]) -> Any:
+    """Of one step, at each order."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return compute_rdp(q=q, noise_multiplier=z, steps=1, orders=ORDERS)
+        return compute_rdp(q=q, noise_multiplier=z, steps=1, orders=list(orders))
 
 
 def _prv(history: Sequence[Step], delta: float, rdp: float) -> float | None:
@@ -231,15 +248,15 @@ def _points(history: Sequence[Step], delta: float, error: float) -> float:
     return 2 * reach * math.sqrt(steps * math.log(12 / tiny) / 2) / error if reach < 600 else math.inf  # e^709 overflows
 
 
-def _undominated(histories: Sequence[tuple[Step, ...]]) -> list[tuple[Step, ...]]:
-    """Without those that another one costs at least as much as: alike but for q, and none of its q is smaller."""
-    best: dict[tuple[tuple[float, int], ...], list[tuple[Step, ...]]] = {}
-    for history in histories:
-        kept = best.setdefault(tuple((z, steps) for z, _, steps in history), [])
+def _undominated(histories: Iterable[tuple[Step, ...]]) -> list[tuple[Step, ...]]:
+    """Without those that another one costs at least as much as: of the same noise, nowhere with fewer steps or a smaller q."""
+    best: dict[tuple[float, ...], list[tuple[Step, ...]]] = {}
+    for history in sorted(histories, key=lambda found: [(-q, -steps) for _, q, steps in found]):
+        kept = best.setdefault(tuple(z for z, _, _ in history), [])
         if not any(_at_least(other, history) for other in kept):
-            kept[:] = [other for other in kept if not _at_least(history, other)] + [history]
+            kept.append(history)
     return [history for kept in best.values() for history in kept]
 
 
 def _at_least(one: tuple[Step, ...], other: tuple[Step, ...]) -> bool:
-    return all(q >= p for (_, q, _), (_, p, _) in zip(one, other, strict=True))
+    return all(q >= p and steps >= few for (_, q, steps), (_, p, few) in zip(one, other, strict=True))

@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 import torch
 from securecluster.benchmarks import tasks
-from securecluster.benchmarks.papers import oneshot_fig2, oneshot_fig3, oneshot_fig4, oneshot_runs, oneshot_table1, oneshot_table2
+from securecluster.benchmarks.papers import (
+    oneshot_fig2,
+    oneshot_fig3,
+    oneshot_fig4,
+    oneshot_noise,
+    oneshot_runs,
+    oneshot_table1,
+    oneshot_table2,
+)
 from securecluster.benchmarks.papers.oneshot_runs import CLUSTERS, RandomTasks, dealt, judged, matrices, parts, trained, usable
-from securecluster.benchmarks.papers.sheet import numbers
+from securecluster.benchmarks.papers.sheet import figure, numbers
 
 from securecluster import Federation
 from securecluster.data.scenarios import Tasks
@@ -148,3 +156,51 @@ def test_the_rule_for_the_number_of_tasks_is_judged() -> None:
     assert rows[0]["possible"] and rows[0]["within"] > rows[0]["across"]
     (iid, _) = tasks.measure(tasks.loaded("digits"), "iid", 10, 60, 10)
     assert iid["right"] and iid["possible"] and iid["across"] is None
+
+
+def test_clusters_over_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [
+        {
+            "data": "digits",
+            "samples": 60,
+            "features": "dct",
+            "mechanism": mechanism,
+            "scenario": "tasks",
+            "scale": "cpu",
+            "clients": 6,
+            "seed": 20,
+        }
+        for mechanism in ("gram", "all", "naive")
+    ]
+    drawn = list[Any]()
+    monkeypatch.setattr(oneshot_noise, "draw", lambda rows: drawn.append(rows) or figure(2, 2)[0])
+    gram, every, naive = run(oneshot_noise, "oneshot_noise", monkeypatch, cells)
+    assert len(drawn) == 1
+    assert gram["dimension"] == "16" and float(gram["ari_inf"]) == float(every["ari_inf"]) == 1
+    assert float(gram["ari_16"]) == 1 and float(gram["ari_0.25"]) < 1
+    assert float(naive["s_0.02"]) == 1 and float(naive["s_1"]) < 1
+    assert float(naive["alone_0.05"]) == pytest.approx(4380, rel=0.01) and float(naive["alone_1"]) == pytest.approx(28.4, rel=0.01)
+
+
+def test_noise_multipliers_are_those_of_the_gaussian_mechanism() -> None:
+    for e in (0.25, 1.0, 8.0):
+        z = oneshot_noise.multiplier(e)
+        normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0)
+        above, below = (float(normal.cdf(torch.tensor(sign * 0.5 / z - e * z, dtype=torch.float64))) for sign in (1, -1))
+        assert 9.7e-6 < above - np.exp(e) * below <= 1.0001e-5  # Balle & Wang 2018, eq. 6: never more than δ
+        assert oneshot_noise.priced(z) == pytest.approx(e, rel=1e-3)
+
+
+def test_epsilon_is_drawn_with_and_without_a_projection() -> None:
+    rows = [
+        {"data": data, "samples": str(n), "features": features, "mechanism": mechanism, "scenario": "tasks", "seed": str(seed)}
+        | {f"ari_{e:g}": f"{0.1 * seed:g}" for e in oneshot_noise.EPSILONS}
+        for data, sizes in oneshot_noise.SAMPLES.items()
+        for n in sizes
+        for features in oneshot_noise.FEATURES[data]
+        for mechanism in ("gram", "all")
+        for seed in (1, 3)
+    ]
+    axes = oneshot_noise.draw(rows).axes
+    assert len(axes) == 6 and [len(place.lines) for place in axes] == [4] * 3 + [6] * 3
+    assert all(np.allclose(line.get_ydata(), 0.2) for place in axes for line in place.lines)

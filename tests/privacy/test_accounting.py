@@ -12,7 +12,7 @@ import pytest
 
 from securecluster.errors import UsageError
 from securecluster.privacy import accounting
-from securecluster.privacy.accounting import dearest, epsilon, find_noise, gaussian_epsilon, merged, sampling
+from securecluster.privacy.accounting import dearest, epsilon, find_noise, find_noise_for_all, gaussian_epsilon, merged, sampling
 
 ROOT = Path(__file__).resolve().parents[2]
 DELTA = 1e-5
@@ -117,6 +117,16 @@ def test_the_least_noise_for_a_target(target: float) -> None:
     for history in (lambda z: [(z, 1, 40), (2 * z, 1, 1)], lambda z: [(z, 0.1, 50), (2 * z, 1, 1)]):
         z = find_noise(history, target, DELTA)
         assert epsilon(history(z), DELTA).epsilon <= target < epsilon(history(z / 1.002), DELTA).epsilon
+
+
+def test_the_least_noise_for_all_clients() -> None:
+    sizes = (25, 40, 41, 90)
+    histories = [lambda z, n=n: [(z, *sampling(n, 20, 3)), (z, 1, 2)] for n in sizes]
+    z = find_noise_for_all(histories, 2.0, DELTA)
+    costs = [epsilon(history(z), DELTA).epsilon for history in histories]
+    assert 1.99 < max(costs) <= 2
+    assert z == max(find_noise(history, 2.0, DELTA) for history in histories)
+    assert find_noise_for_all([], 2.0, DELTA) == find_noise_for_all([lambda z: []], 2.0, DELTA) == 0
 
 
 def test_targets_that_cannot_be_met_say_so() -> None:

@@ -157,8 +157,8 @@ def test_naive_noise_says_what_it_is_worth(tasks: Federation) -> None:
     fitted = OneShot(rounds=1, tasks=2, model="linear", gram_noise=0.05 / (2 * 5**0.5), gram_mechanism="naive", sealed=False).fit(
         tasks, FULL
     )
-    (text,) = [line for line in fitted.sees() if "naive" in line]
-    assert "std 0.05" in text and "ε is infinite" in text
+    (text,) = [line for line in fitted.not_covered() if "naive" in line]
+    assert "std 0.05" in text and "released is infinite" in text
     alone = float(text.split("ε = ")[1].split()[0])
     assert alone == pytest.approx(4400, rel=0.01)  # at s = 0.05, p = 5, δ = 1e-5
     assert math.isinf(fitted.ledger_.epsilon)
@@ -166,7 +166,24 @@ def test_naive_noise_says_what_it_is_worth(tasks: Federation) -> None:
         [s.content.vectors.values for s in fitted.transcript_.seen_by({SERVER}) if s.method == "eigen" and s.receiver == SERVER]
     )
     torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(10, 5))
-    assert not [line for line in OneShot(gram_noise=1.0).sees() if "naive" in line]
+    assert not [line for line in OneShot(gram_noise=1.0).not_covered() if "naive" in line]
+
+
+def test_numbers_of_samples_are_not_said_to_be_seen_where_they_are_not_told() -> None:
+    assert any("number of samples" in text for text in OneShot(clip=1.0, noise=1.0).lps_sees())
+    assert not any("number of samples" in text for text in OneShot(clip=1.0, noise=1.0, dp_unit="client").lps_sees())
+
+
+@pytest.mark.parametrize("clusterer", ["average", "spectral", "kmeans"])
+def test_other_clusterers_part_the_tasks_too(clusterer: str, tasks: Federation) -> None:
+    for z in (0.0, 0.2):
+        for count in (2, None):
+            fitted = OneShot(rounds=1, tasks=count, model="linear", gram_noise=z, clusterer=clusterer).fit(tasks)
+            assert fitted.agreement_ is not None
+            assert count is None or fitted.agreement_["exact"]
+            config = fitted.kept_.learned.config
+            assert config["clusterer"] == clusterer
+            assert len(fitted.state_.look.merges) == 9
 
 
 @pytest.mark.parametrize("mechanism", ["gram", "naive"])
@@ -217,6 +234,8 @@ def test_a_target_is_reached_with_the_gram_matrix_in_it(tasks: Federation) -> No
     [
         ({"gram_noise": -1.0}, "gram_noise = -1.0"),
         ({"gram_noise": float("nan")}, "gram_noise = nan"),
+        ({"clusterer": "kmean"}, "did you mean 'kmeans'"),
+        ({"clusterer": "kmeans", "height": 0.2}, "give tasks, or neither"),
         ({"gram_noise": "x"}, "gram_noise = 'x'"),
         ({"gram_mechanism": "grams"}, "did you mean 'gram'"),
         ({"gram_mechanism": "naive"}, "say how much"),

@@ -304,7 +304,7 @@ def test_newcomers_that_cannot_be_placed_are_an_error(two: Federation, monkeypat
         ({"trim": 0.1, "mask": "rotation"}, "mixes coordinates"),
         ({"trim": 0.1, "mask": "haar"}, "mixes coordinates"),
         ({"sealed": True, "distance": "l2"}, "must read them"),
-        ({"rounds": 0}, "rounds is a whole number"),
+        ({"rounds": 0}, "rounds = 0"),
     ],
 )
 def test_what_is_not_possible_is_refused_in_one_sentence(wrong: dict[str, Any], told: str, two: Federation) -> None:

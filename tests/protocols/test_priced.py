@@ -1,0 +1,125 @@
+"""What clients really did, spied on while protocols ran, against what their ledger says; and an audit of a whole run with canaries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
+
+from securecluster import Federation, Iid, synthetic
+from securecluster.cohort import Cohort, LocalTraining
+from securecluster.estimator import fit
+from securecluster.messages import Rows
+from securecluster.pair_network import Plan
+from securecluster.privacy.accounting import gaussian_epsilon
+from securecluster.privacy.canaries import Audit, lower_bound
+from securecluster.privacy.draws import Draws
+from securecluster.walks import Format
+
+
+def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
+    """Synthetic users of NSIM, for images of digits."""
+    return [(draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
+
+
+EVERY: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
+    "cfl": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}),
+    "cfl of gradients": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "similarity": "gradient"}),
+    "cfl with a fallback": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "fallback": 0.25}),
+    "flhc": (FLHC, {"pre_rounds": 1}),
+    "srfca-loss": (SRFCA, {"local_rounds": 1, "refine": 1}),
+    "srfca-l2": (SRFCA, {"local_rounds": 1, "refine": 1, "distance": "l2"}),
+    "srfca trimmed": (SRFCA, {"local_rounds": 1, "refine": 1, "trim": 0.2}),
+    "oneshot": (OneShot, {"tasks": 2, "gram_noise": 0.7}),
+    "nsim": (NSIM, {"synthetic": 8, "walks": digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0}),
+    "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1}),
+    "local-kmeans": (LocalKMeans, {"k": 2, "local_rounds": 1}),
+    "random": (RandomClusters, {"k": 2}),
+    "fedavg": (FedAvg, {}),
+    "local": (Local, {}),
+}
+Z = 0.7
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair network for NSIM that hardly trains: what it tells matters nowhere here."""
+    monkeypatch.setattr(synthetic, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
+
+
+def method(name: str, **params: Any) -> Any:
+    kind, own = EVERY[name]
+    return kind(**{"rounds": 3, "epochs": 2, "batch_size": 16, "mask": "none", "clip": 1.0, "noise": Z, **own, **params})
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_training_of_a_client_is_priced_as_it_was(name: str, small: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: Counter[Any] = Counter()
+    genuine = Cohort.train
+
+    def train(self: Cohort, start: Rows, who: Sequence[int], plan: LocalTraining, *rest: Any, **more: Any) -> torch.Tensor:
+        if len(self.ids) == len(small):  # not NSIM's synthetic users
+            assert plan.private
+            done.update((self.ids[k], plan.noise, plan.rate(self.sizes[k]), plan.number(self.sizes[k])) for k in who)
+        return genuine(self, start, who, plan, *rest, **more)
+
+    monkeypatch.setattr(Cohort, "train", train)
+    fitted = method(name, dp_unit="example").fit(small)
+    priced: Counter[Any] = Counter()
+    for event in (e for e in fitted.ledger_.events if e.mechanism == "dp-sgd"):
+        for i in event.ids:
+            n = fitted.ledger_.samples[i]
+            whole = event.batch is None or event.batch >= n
+            priced[i, event.noise_multiplier, 1.0 if whole else event.batch / n, event.epochs * (1 if whole else -(-n // event.batch))] += 1
+    assert priced == done
+    assert done
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+@pytest.mark.parametrize("name", EVERY)
+def test_every_release_with_noise_has_a_draw_of_its_own(name: str, unit: str, small: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: set[tuple[int, str, int]] = set()
+    genuine = Draws.normal
+
+    def normal(self: Draws, client: int, purpose: str, step: int, *rest: Any, **more: Any) -> torch.Tensor:
+        drawn.add((client, purpose, step))
+        return genuine(self, client, purpose, step, *rest, **more)
+
+    monkeypatch.setattr(Draws, "normal", normal)
+    fitted = method(name, dp_unit=unit).fit(small)
+    told = Counter(i for event in fitted.ledger_.events if event.mechanism == "gaussian" for i in event.ids)
+    assert told == Counter(i for i, _, _ in drawn)
+
+
+def audited(z: float) -> tuple[Audit, Any]:
+    """Clients' updates as a server reads them, along what they would be without privacy, against clients that have learned nothing."""
+    federation = Federation.simulate("digits", scenario=Iid(), clients=150, samples=8, seed=0)
+
+    def told(**more: Any) -> tuple[torch.Tensor, Any]:
+        made = CFL(rounds=1, epochs=1, mask="none", model="linear", **more)
+        fitted = made.fit(federation, Settings(transcript="full"))
+        place = next(n for n, entry in enumerate(fitted.transcript_.entries) if entry.method == "train")
+        return fitted.transcript_.content(place)[1].reply.delta.values.double(), fitted
+
+    canaries, _ = told(lr=1.0)
+    assert float(canaries.norm(dim=1).min()) > 0.1
+    along = canaries / canaries.norm(dim=1, keepdim=True)
+    (there, fitted), (gone, _) = told(lr=1.0, clip=0.1, noise=z), told(lr=1e-12, clip=0.1, noise=z)
+    return lower_bound(*((rows * along).sum(1).numpy() for rows in (there, gone))), fitted
+
+
+@pytest.mark.parametrize("halved", [False, True])
+def test_an_audit_of_a_whole_run_stays_below_its_epsilon_and_finds_half_the_noise(halved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if halved:
+        genuine = Draws.normal
+        monkeypatch.setattr(Draws, "normal", lambda self, *rest, **more: genuine(self, *rest, **more) / 2)
+    audit, fitted = audited(0.5)
+    claimed = gaussian_epsilon(1 / 0.5, 1e-5)
+    assert fitted.ledger_.price(1e-5).epsilon == pytest.approx(claimed, rel=1e-8)
+    assert (gaussian_epsilon(audit.mu, 1e-5) <= claimed) == (not halved)
+    assert audit.mu > 1.4
