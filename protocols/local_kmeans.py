@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import ClassVar
 
-from securecluster.protocols.base import Protocol
+from securecluster.protocols.base import Protocol, Releases
 
 from securecluster.averaging import Averaged, Contributor, average
 from securecluster.backend import torch
+from securecluster.checks import check_whole
 from securecluster.clustering import check_number, kmeans
 from securecluster.clustering import members as clusters_of
 from securecluster.displacements import Means, Outbox, Trainee, Update, check_newcomers, deliver
+from securecluster.distances import to_others
 from securecluster.endpoint import GATHER, Turn, answers
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
@@ -121,22 +122,26 @@ class LocalKMeans(Protocol):
             net.gather(Contributor.alone, nothing.letter(to), to=to)
         got = net.gather(Client.hand_in, Hello(), to=to, step=state.step, tries=TRIES)
         check_newcomers(to, got.ids)
-        delta = got.rows.delta.values
-        away = [[float((row.cpu().double() - centre).square().sum()) for centre in state.centres.double()] for row in delta]
-        found = {i: own.index(min(own)) for i, own in zip(got.ids, away, strict=True)}
+        away = to_others(got.rows.delta.values.cpu(), state.centres).square()
+        blur = torch.tensor([net.noise("delta") / state.labels.count(c) for c in range(len(state.centres))], dtype=away.dtype)
+        found = dict(zip(got.ids, (away - blur).argmin(1).tolist(), strict=True))  # the noise of a mean is its members'
         return [found[i] for i in to]
 
     def check(self, clients: int) -> None:
         """Adds the number of clusters and the local rounds."""
         super().check(clients)
         check_number(self.k, clients)
-        if not isinstance(self.local_rounds, Integral) or self.local_rounds < 1:
-            raise UsageError(f"local_rounds = {self.local_rounds!r} is not possible: it is a whole number from 1")
+        check_whole(self, local_rounds=1)
+
+    def releases(self) -> Releases:
+        """What it learned alone, and an update a round after that."""
+        return Releases(updates=1 + self.rounds - self._local, trainings=self.rounds)
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
+        own = "with noise, " if self.noisy else ""
         return [
-            "norms and inner products of what each client learned alone",
+            f"{own}norms and inner products of what each client learned alone",
             "each client's cluster",
-            "each client's number of samples (the plain sum reads every reply)",
+            *["each client's number of samples (the plain sum reads every reply)"] * (not self.per_client),
         ]
