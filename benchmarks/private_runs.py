@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
 from securecluster.benchmarks.table import RESULTS
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, LocalKMeans, OneShot, Protocol, RandomClusters
 
 from securecluster import Federation
-from securecluster.app.options import PROTOCOLS, protocol_class
 from securecluster.data.scenarios import Tasks
 
+PROTOCOLS: dict[str, type[Protocol]] = {p.name: p for p in (CFL, FLHC, SRFCA, OneShot, NSIM, IFCA, LocalKMeans, RandomClusters, FedAvg)}
 WAYS = (("client", 0.0), ("client", 0.01), ("client", 0.03), ("example", 0.5), ("example", 1.0))
 CLIP = {"srfca": 10.0, "local-kmeans": 3.0, "nsim": 0.3}
 OWN: dict[str, dict[str, Any]] = {
@@ -37,7 +38,7 @@ VALUES = ("epsilon", "ari", "score", "clusters", "up", "down")
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Protocol by unit and noise by seed."""
-    ways = [(p, unit, z) for p in PROTOCOLS if p != "local" for unit, z in WAYS]
+    ways = [(p, unit, z) for p in PROTOCOLS for unit, z in WAYS]
     return [{"protocol": p, "unit": unit, "noise": z, "seed": seed, "scale": scale} for seed in range(seeds) for p, unit, z in ways]
 
 
@@ -56,7 +57,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     if z:
         own |= {"clip": CLIP.get(name, 1.0) if unit == "client" else 1.0, "noise": z, "dp_unit": unit}
         own |= {"gram_noise": z} if name == "oneshot" else {}
-    fitted = protocol_class(name)(**own).fit(federation(name, cell["seed"]))
+    fitted = PROTOCOLS[name](**own).fit(federation(name, cell["seed"]))
     price = fitted.ledger_.price(DELTA)
     assert fitted.agreement_ is not None
     return {
@@ -74,12 +75,11 @@ def measure(cell: Cell) -> dict[str, Any]:
 def draw(sheet: Sheet, rows: Sequence[Row], scale: str) -> Path:
     """ARI (above) and accuracy (below) over the noise, for clients (left) and examples (right)."""
     made, axes = figure(9, 6.5, 2, 2)
-    names = [p for p in PROTOCOLS if p != "local"]
     for column, unit in enumerate(("client", "example")):
         for row, value in enumerate(("ari", "score")):
             ax = axes[row, column]
             levels = [0.0, *(z for own, z in WAYS if own == unit and z)]
-            for k, name in enumerate(n for n in names if value == "ari" or n != "nsim"):
+            for k, name in enumerate(n for n in PROTOCOLS if value == "ari" or n != "nsim"):
                 at = [[x for r in rows if _is(r, name, unit, z) for x in numbers(r.get(value, ""))] for z in levels]
                 if all(at):
                     ax.plot(range(len(levels)), [np.mean(v) for v in at], marker="osv^D*Phx"[k], label=name, alpha=0.8)

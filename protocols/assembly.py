@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from securecluster.protocols.saving import SCHEMA, Kept, Learned
 
 from securecluster import files
@@ -194,8 +193,3 @@ def opened(protocol: Protocol, posted: Posted) -> torch.Tensor:
     for seed in list(kept.clients.secrets.seed.values())[:1]:
         pipeline.unlock(seed)
     return flat.initial().to(posted.displacement.dtype) + pipeline.inverse(posted.displacement, posted.step)
-
-
-def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's values as JSON has them."""
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.protocols.assembly import Joined, build_client, carry_out, join, numbers, opened
+from securecluster.protocols.agreed import check_kind, known, numbers
+from securecluster.protocols.assembly import Joined, build_client, carry_out, join, opened
 from securecluster.protocols.method import Method
 from securecluster.protocols.private import Private, Releases
 from securecluster.protocols.saving import Kept, load, save
@@ -119,7 +120,7 @@ class Protocol(Private, Method):
             SecureClusterError: one sentence on what is wrong and what to do; a folder stays resumable.
         """
         settings = settings or Settings()
-        _check_kind(federation)
+        check_kind(federation)
         self.check(len(federation))
         check_settings(settings, federation)
         with torch.inference_mode(False), cpu_threads(settings.threads):
@@ -165,7 +166,7 @@ class Protocol(Private, Method):
         Raises:
             UsageError: not fitted, or no client, or samples of another shape, or classes that the run did not know.
         """
-        _check_kind(newcomers)
+        check_kind(newcomers)
         if not len(newcomers):
             raise UsageError("there are no newcomers in this federation: give at least one client")
         self.joined_: Joined = join(self.as_run(), newcomers)
@@ -206,7 +207,7 @@ class Protocol(Private, Method):
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """What client and server must agree on; its hash is in every frame."""
         dimension = self.flat_model(federation).dimension
-        own = {**self.shown_params(), **self.resolved(federation), **_known(federation), **self.facts(federation)}
+        own = {**self.shown_params(), **self.resolved(federation), **known(federation), **self.facts(federation)}
         found = {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **own}
         self.pipeline(found)  # a mask that cannot work on this model is refused before anything is written
         return numbers(found)
@@ -288,17 +289,6 @@ class Protocol(Private, Method):
         d, itemsize = self._flat.dimension, self.client_models_.table.element_size()
         wide = self.as_run().pipeline(self.kept_.learned.config).width(d)
         return replace(describe(self.mask, d, itemsize), padding_bytes=(wide - d) * itemsize)
-
-
-def _known(federation: Federation) -> dict[str, Any]:
-    """What everyone knows of the data."""
-    shape = {"shape": list(federation.shape), "classes": federation.classes, "objective": federation.objective.as_json()}
-    return {**shape, "clients": len(federation), "seed": federation.seed}
-
-
-def _check_kind(given: Any) -> None:
-    if not isinstance(given, Federation):
-        raise UsageError(f"clients and their data are a Federation, not {type(given).__name__}: make one with Federation.from_arrays")
 
 
 __all__ = ["Joined", "Kept", "Protocol", "Releases", "opened"]

@@ -68,7 +68,7 @@ class OneShot(Protocol):
     sealed: bool = True
     """eigenvectors can be read by the run's clients only; otherwise the GPS sees them under the mask"""
     clusterer: str = field(default="paper", kw_only=True)
-    """what parts R: paper (average linkage, with the height that it is cut at), average, spectral or kmeans (their own number without T)"""
+    """what parts R: paper (average linkage), average (the same), spectral or kmeans; without T into as many clusters as the paper's has"""
     dp_unit: str = field(default="example", kw_only=True)
     """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in local training)"""
     gram_noise: float = field(default=0.0, kw_only=True)
@@ -100,7 +100,8 @@ class OneShot(Protocol):
             raise UsageError(f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run it anew, with another seed")
         vectors = shared.rows.vectors.values.cpu()
         letters = others(shared.ids, vectors, shared.step, to=shared.ids)
-        part = agglomerate(self.tasks, self.height, self.clusterer, net.randomness.integer("server", "clusterer"))
+        seed, noisy = net.randomness.integer("server", "clusterer"), net.agreed["gram_noise"] > 0
+        part = agglomerate(self.tasks, self.height, self.clusterer, seed, noisy)
         pairs = net.pairs(Relative.relevance, letters, to=shared.ids, then=part, tries=TRIES)  # lines 6–19
         group = pairs.value
         of, kept = dict(zip(pairs.ids, group.labels, strict=True)), [k for k, i in enumerate(shared.ids) if i in pairs.ids]

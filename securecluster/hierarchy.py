@@ -17,6 +17,7 @@ LINKAGES = ("single", "complete", "average", "centroid", "ward")
 EUCLIDEAN = ("centroid", "ward")  # linkages that are about points, not about distances alone
 GAPS = {"single": 1.15, "complete": 1.2, "average": 1.2, "centroid": 1.2, "ward": 1.4}
 ANGLE = 0.26  # least gap between clusters of `tasks_of`, in radians; found by trial, as GAPS
+SCATTER = 2.0  # where R has noise, or so many times the range of all angles below it; found by trial (`benchmarks.papers.oneshot_noise`)
 TINY = 1e-9  # share of the last merge's height below which heights are rounding
 
 
@@ -104,7 +105,7 @@ def between(tree: Array, count: int) -> float:
     return float((high[max(0, made - 1)] + high[min(made, len(tree) - 1)]) / 2)
 
 
-def tasks_of(tree: Array) -> float:
+def tasks_of(tree: Array, noisy: bool = False) -> float:
     """Where to cut merges of 1 − R when neither the number of tasks nor a height is given (ours): within the largest gap of angles.
 
     Heights of 1 − R lie in [0, 1], and those of IID clients scatter the more the nearer they are to ½, as shares do; so gaps are taken
@@ -114,6 +115,8 @@ def tasks_of(tree: Array) -> float:
 
     Args:
         tree: merges of m clients by average linkage, heights in [0, 1] (`benchmarks.tasks` tells how often the rule is right).
+        noisy: R compares the few eigenvectors that stand out of noise, by which clients of other tasks, too, are fairly alike. A gap then
+            also counts if it is at least `SCATTER` times the range of all angles below it.
 
     Returns:
         the mean of the heights on both sides of the gap, or that of the last merge.
@@ -122,10 +125,12 @@ def tasks_of(tree: Array) -> float:
     m = len(high) + 1
     if m < 4:
         return float(high[-1])
-    gap = np.diff(2 * np.arcsin(np.sqrt(high.clip(0, 1))))
+    angles = 2 * np.arcsin(np.sqrt(high.clip(0, 1)))
+    gap = np.diff(angles)
     gap[: m - 1 - m // 2] = 0  # as in `threshold`
     k = int(gap.argmax())
-    return float((high[k] + high[k + 1]) / 2) if gap[k] >= ANGLE else float(high[-1])
+    apart = gap[k] >= ANGLE or (noisy and 0 < SCATTER * (angles[k] - angles[0]) <= gap[k])
+    return float((high[k] + high[k + 1]) / 2) if apart else float(high[-1])
 
 
 def _after(tree: Array, made: int) -> list[int]:

@@ -34,6 +34,7 @@ class Clusters:
     table: torch.Tensor = field(default_factory=nothing)  # (K, d)
     step: int = 0  # the call whose mask they carry
     kept: list[int] = field(default_factory=list)  # the label of each row, ascending
+    noise: list[float] = field(default_factory=list)  # expected squared norm of the noise in each row
 
 
 def apart(rows: torch.Tensor, noise: float) -> Array:
@@ -59,12 +60,13 @@ class ByDistance:
 
     Args:
         scattered: MERGE compares clusters as two clients of theirs would be compared (ours), and not their models alone.
-        noise: expected squared norm of the noise in each row; who is nearest does not depend on it.
+        noise: expected squared norm of the noise in each row. It and that of the clusters' models are taken off squared distances.
     """
 
     def __init__(self, ids: Sequence[int], rows: torch.Tensor, models: Clusters, scattered: bool, noise: float = 0.0) -> None:
         self._models, self._scattered, self._noise = models, scattered, noise
-        self._away = dict(zip(ids, to_others(rows, models.table).numpy(), strict=True)) if ids else {}
+        self._blur = np.array(models.noise or [0.0] * len(models.table))
+        self._away = dict(zip(ids, to_others(rows, models.table).numpy() ** 2 - self._blur, strict=True)) if ids else {}
 
     def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
         """Of the clients whose model came."""
@@ -75,14 +77,13 @@ class ByDistance:
 
         One-shot models differ by what averaging takes away, so a λ that tells them apart may lie above all distances of averages.
         """
-        found: Array = euclidean(self._models.table).numpy()
-        if not self._scattered:
-            return found
+        found: Array = euclidean(self._models.table).numpy() ** 2 - self._blur - self._blur[:, None]
+        np.fill_diagonal(found, 0)
         spread = np.zeros(len(found))
-        for c in set(labels):
-            own = [self._away[i][c] ** 2 for i, label in enumerate(labels) if label == c and i in self._away]
+        for c in set(labels) if self._scattered else ():
+            own = [self._away[i][c] for i, label in enumerate(labels) if label == c and i in self._away]
             spread[c] = max(0.0, np.mean(own) - self._noise) if own else 0.0
-        return np.asarray(np.sqrt(found**2 + spread[:, None] + spread))
+        return np.asarray(np.sqrt(np.maximum(found, 0) + spread[:, None] + spread))
 
 
 class ByLoss:

@@ -46,6 +46,7 @@ class State:
     judges: tuple[int, ...] = ()  # and, for the cross-cluster loss, judged them all
     rows: torch.Tensor = field(default_factory=nothing)  # (m, d) what they handed in; for L2, until the last RECLUSTER
     models: Clusters = field(default_factory=Clusters)  # ω_c
+    noise: list[float] = field(default_factory=list)  # expected squared norm of the noise in each, since w_0
     graph: Graph | None = None
 
     @property
@@ -60,6 +61,7 @@ class State:
         self.outbox = Outbox.start(len(self.clusters), fresh)
         self.outbox.restart = number
         self.outbox.leave([i for i, c in enumerate(self.clusters) if c == OUTSIDE])
+        self.noise = [0.0] * len(groups(self.clusters))
 
     def hand_out(self, fresh: bool) -> None:
         """The clusters' models, as far as there are some, count from w_0, whatever a client held."""
@@ -110,13 +112,21 @@ def trimmed(net: Network, state: State, share: float, trim: float, t: int) -> No
     state.outbox.delivered(ids)
     if ids:
         state.outbox.post(step, torch.stack(means), state.clusters)
+        served = net.agreed.get("placement") == "central" and not trim  # a trusted server adds noise to a sum once
+        parts = [sum(state.clusters[i] == c for i in ids) for c in range(len(clusters))]
+        new = [net.noise("delta") * (1 if served else n) / max(n, 1) ** 2 for n in parts]
+        state.noise = [old + own for old, own in zip(state.noise, new, strict=True)]
 
 
 def cross_losses(net: Network, ids: Sequence[int], rows: torch.Tensor, step: int) -> tuple[tuple[int, ...], Array]:
-    """½(f_j(w_i) + f_i(w_j)) of all pairs of clients that reply, (n, n), and who they are: every model is relayed to everyone else."""
+    """½(f_j(w_i) + f_i(w_j)) of all pairs of clients that reply, (n, n), and who they are: every model is relayed to everyone else.
+
+    Models with noise are relayed to their owners, too: everyone judges the same ones.
+    """
     if len(ids) < 2:
         return tuple(ids), np.zeros((len(ids), len(ids)))
-    picks = tuple(tuple(n for n in range(len(ids)) if n != k) for k in range(len(ids)))
+    everyone = range(len(ids))
+    picks = tuple(tuple(n for n in everyone if n != k or net.noise("delta")) for k in everyone)
     order = torch.as_tensor(ids)
     query = Relay(Picks(rows, picks), Picks(order, picks), Shared(order), len(net.clients), step)
     found: Pairs[torch.Tensor] = net.pairs(Refiner.losses, query, to=ids, tries=TRIES)
@@ -133,7 +143,7 @@ def cluster_models(net: Network, state: State, step: int | None) -> Clusters:
     if not outbox.number:
         return Clusters()  # nobody ever replied
     if not outbox.fresh:
-        return Clusters(torch.stack([outbox.displacement(own[0], 0) for own in clusters]), 0, list(range(len(clusters))))
+        return Clusters(torch.stack([outbox.displacement(own[0], 0) for own in clusters]), 0, list(range(len(clusters))), state.noise)
     found: dict[int, torch.Tensor] = {}
     for n in range(TRIES):
         asked = sorted(own[n % len(own)] for c, own in enumerate(clusters) if c not in found)
@@ -144,7 +154,8 @@ def cluster_models(net: Network, state: State, step: int | None) -> Clusters:
             outbox.delivered(got.ids)
             found |= {state.clusters[i]: got.rows.delta.row(k).cpu() for k, i in enumerate(got.ids)}
     kept = sorted(found)
-    return Clusters(torch.stack([found[c] for c in kept]), step or 0, kept) if kept else Clusters()
+    noise = [state.noise[c] for c in kept]
+    return Clusters(torch.stack([found[c] for c in kept]), step or 0, kept, noise) if kept else Clusters()
 
 
 def offered(models: Clusters, clients: int) -> Choose:

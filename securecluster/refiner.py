@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 class Relay:
     """Server to client: the others' one-shot models, for it to judge."""
 
-    models: Picks  # (n − 1, d) displacements since θ_0, masked where updates are; or (n − 1, ·) uint8, sealed
+    models: Picks  # (n − 1, d) displacements since θ_0, masked where updates are; or (n − 1, ·) uint8, sealed; n with its own
     owner: Picks  # (n − 1,) int64, whose
     order: Shared  # (n,) int64, the clients in the order of the reply
     clients: int  # of the run

@@ -29,7 +29,7 @@ SEEN = {
     "gps": (
         "each client's relevance to every other's data (the plain pairs read the rows), and so R",
         "the clusters, and each client's cluster",
-        "how each cluster's common layers have moved in every round (under the mask), and over how many samples, or clients where updates are clipped",
+        "how each cluster's common layers have moved in every round (under the mask), and over how many samples (clipped: clients)",
     ),
     "client": (
         "all other clients' eigenvectors: directions in which their data vary",
@@ -218,22 +218,24 @@ class Grouping:
     relevance: torch.Tensor  # (r, r) R, for those who may look at it
 
 
-def agglomerate(tasks: int | None, height: float | None, clusterer: str = "paper", seed: int = 0) -> Callable[[torch.Tensor], Grouping]:
+def agglomerate(
+    tasks: int | None, height: float | None, clusterer: str = "paper", seed: int = 0, noisy: bool = False
+) -> Callable[[torch.Tensor], Grouping]:
     """Average linkage on 1 − R (linkage and dissimilarity are ours) until `tasks` clusters are left, or up to `height`, or to a gap.
 
     Args:
-        clusterer: others than "paper" part R as `partitions` does; the merges are then for the picture alone, cut where as many are left.
+        clusterer: others than "paper" part R as `partitions` does, into as many clusters; the merges are then for the picture.
         seed: of theirs.
+        noisy: whether R is made of noisy Gram matrices.
     """
 
     def of(r: torch.Tensor) -> Grouping:
         apart = (1 - r.double().cpu()).clamp_min(0).fill_diagonal_(0)
         tree = merges(apart.numpy(), "average")
-        if clusterer != "paper":
-            labels = partition(1 - apart.numpy(), clusterer, tasks, seed)
-            return Grouping(labels, torch.from_numpy(tree), between(tree, 1 + max(labels)), r.cpu())
-        at = height if height is not None else tasks_of(tree) if tasks is None else between(tree, min(tasks, len(r)))
+        at = height if height is not None else tasks_of(tree, noisy) if tasks is None else between(tree, min(tasks, len(r)))
         labels = cut(tree, at) if tasks is None else into(tree, min(tasks, len(r)))
+        if clusterer != "paper":
+            labels = partition(1 - apart.numpy(), clusterer, 1 + max(labels), seed)
         return Grouping(labels, torch.from_numpy(tree), float(at), r.cpu())
 
     return of
@@ -249,7 +251,7 @@ def check_options(given: Any, clients: int) -> None:
         check_number(given, "height", 0, 1, high_in=True)
     check_choice(given, clusterer=CLUSTERERS)
     if given.height is not None and given.clusterer != "paper":
-        raise UsageError(f"a height cuts merges, and {given.clusterer} makes none: give tasks, or neither")
+        raise UsageError(f"a height cuts merges, and the clusterer {given.clusterer} makes none of its own: give tasks, or neither")
     check_whole(given, vectors=1, gps_every=1)
     check_number(given, "floor", 0, 1)
     noisy_gram.check(given)

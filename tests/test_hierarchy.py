@@ -198,3 +198,20 @@ def test_clients_without_company_are_no_tasks() -> None:
     apart, _ = tasks([2, 1, 1, 1, 1], 0.0, 0.8)  # five tasks among six users
     tree = merges(apart, "average")
     assert cut(tree, tasks_of(tree)) == [0] * 6
+
+
+@pytest.mark.parametrize(
+    ("angles", "clean", "noisy"),
+    [
+        ([0.10, 0.12, 0.13, 0.15, 0.14 + 0.13], 1, 2),  # a gap of 0.12 above a range of 0.05
+        ([0.10, 0.12, 0.13, 0.15, 0.15 + 0.09], 1, 1),  # less than twice the range
+        ([0.10, 0.20, 0.30, 0.40, 0.40 + 0.27], 2, 2),  # more than `ANGLE`: noise changes nothing
+        ([0.10, 0.10, 0.10, 0.10, 0.10], 1, 1),  # no gap at all
+        ([0.10, 0.10, 0.10, 0.10, 0.20], 1, 1),  # no range to compare with
+        ([0.10, 0.10, 0.10, 0.10, 0.40], 2, 2),
+    ],
+)
+def test_under_noise_a_gap_counts_beside_the_range_below_it(angles: list[float], clean: int, noisy: int) -> None:
+    high = np.sin(np.array(angles) / 2) ** 2
+    tree = np.array([[0, 1, high[0], 2], [6, 2, high[1], 3], [3, 4, high[2], 2], [8, 5, high[3], 3], [7, 9, high[4], 6]])
+    assert [1 + max(cut(tree, tasks_of(tree, noise))) for noise in (False, True)] == [clean, noisy]

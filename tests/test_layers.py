@@ -35,7 +35,7 @@ LAYERS = [
     {"protocols"},
     {"app", "benchmarks"},
 ]
-SHARED = ("base", "briefly", "method", "private", "assembly", "saving")  # of protocols: what every method stands on
+SHARED = ("base", "agreed", "briefly", "method", "private", "assembly", "saving")  # of protocols: what every method stands on
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 FILES = [p for folder in ("securecluster", "protocols", "benchmarks") for p in sorted((ROOT / folder).rglob("*.py"))]
 

@@ -19,7 +19,7 @@ from securecluster.errors import PolicyError
 from securecluster.messages import Call, Picks, Rows
 from securecluster.nearness import ByDistance, Clusters
 from securecluster.privacy.keys import Hello
-from securecluster.refinement import State, cross_losses, merge, recluster
+from securecluster.refinement import State, cluster_models, cross_losses, merge, recluster, trimmed
 from securecluster.refiner import Choose, Refiner
 from securecluster.transport import InProcess
 
@@ -230,3 +230,40 @@ def test_who_has_no_cluster_is_shown_as_one_of_its_own() -> None:
     assert state.outbox.restart == 1 and state.outbox.late() == [0, 2, 4]
     state.restart(fresh=False)
     assert state.outbox.restart == 2 and not state.outbox.posts
+
+
+def test_the_noise_in_clusters_models_is_taken_off_their_distances() -> None:
+    """Noise of the expected length added at right angles: what is left are the distances without it."""
+    rows, far = torch.zeros(4, 12, dtype=torch.float64), torch.zeros(2, 12, dtype=torch.float64)
+    rows[:, 0], far[:, 0] = torch.tensor([0.0, 1, 9, 10]), torch.tensor([1.0, 9])
+    for k in range(4):
+        rows[k, 2 + k] = 5
+    far[0, 6], far[1, 7] = 3, 6
+    near = ByDistance((0, 1, 2, 3), rows, Clusters(far, 0, [0, 1], [9.0, 36.0]), True, 25.0)
+    spread = [(1 + 0) / 2, (0 + 1) / 2]
+    assert near.between([0, 0, 1, 1])[0, 1] == pytest.approx(np.sqrt(64 + sum(spread)))
+    assert near.between([0, 0, 1, 1])[0, 0] == pytest.approx(np.sqrt(2 * spread[0]))
+    middle = torch.zeros(1, 12, dtype=torch.float64)
+    middle[0, 0] = 5.5  # nearer to the second cluster, whose model is blurred more
+    assert ByDistance((7,), middle, Clusters(far, 0, [0, 1], [9.0, 36.0]), False).nearest([7], [0, 1]) == {7: 1}
+    assert ByDistance((7,), middle, Clusters(far, 0, [0, 1]), False).nearest([7], [0, 1]) == {7: 0}
+
+
+@pytest.mark.parametrize(("placement", "trim"), [("local", 0.0), ("central", 0.0), ("central", 0.25)])
+def test_the_noise_that_is_taken_off_clusters_models_is_theirs(placement: str, trim: float, small: Federation) -> None:
+    """Over 1,000s of coordinates the squared norm of what noise made of an average is what the server expects."""
+    found = []
+    for noise in (0.0, 1e-4):
+        params = {"clip": 50.0, "noise": noise, "placement": placement, "trim": trim, "model": "mlp", "threshold": 1e6, "refine": 1}
+        made = SRFCA(mask="none", local_rounds=1, rounds=2, lr=1e-9, **params)  # models that hardly move: noise changes no update
+        endpoint = made.build_client(small, DOUBLE)
+        net = made.build_network(InProcess(endpoint.answer), made.config(small, "float64"))
+        net.agreed["placement"] = placement
+        state = State([0, 0, 0, 1, 1, 1], Outbox.start(6, fresh=False))
+        state.restart(fresh=False)
+        for t in (1, 2):
+            trimmed(net, state, 1.0, trim, t)
+        found.append((cluster_models(net, state, None).table, state.noise))
+    (plain, none), (noisy, told) = found
+    assert none == [0.0, 0.0] and told[0] == told[1]
+    assert (noisy - plain).square().sum(1).tolist() == pytest.approx(told, rel=0.1)

@@ -160,7 +160,16 @@ def test_the_rule_for_the_number_of_tasks_is_judged() -> None:
 
 def test_clusters_over_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [
-        {"data": "digits", "samples": 60, "features": "dct", "mechanism": mechanism, "scale": "cpu", "clients": 6, "seed": 20}
+        {
+            "data": "digits",
+            "samples": 60,
+            "features": "dct",
+            "mechanism": mechanism,
+            "scenario": "tasks",
+            "scale": "cpu",
+            "clients": 6,
+            "seed": 20,
+        }
         for mechanism in ("gram", "all", "naive")
     ]
     drawn = list[Any]()
@@ -184,7 +193,7 @@ def test_noise_multipliers_are_those_of_the_gaussian_mechanism() -> None:
 
 def test_epsilon_is_drawn_with_and_without_a_projection() -> None:
     rows = [
-        {"data": data, "samples": str(n), "features": features, "mechanism": mechanism, "seed": str(seed)}
+        {"data": data, "samples": str(n), "features": features, "mechanism": mechanism, "scenario": "tasks", "seed": str(seed)}
         | {f"ari_{e:g}": f"{0.1 * seed:g}" for e in oneshot_noise.EPSILONS}
         for data, sizes in oneshot_noise.SAMPLES.items()
         for n in sizes

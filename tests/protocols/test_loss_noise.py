@@ -295,9 +295,7 @@ def test_what_is_heard_of_one_shot_models_is_what_was_told_with_noise(unit: str,
     client.models = Rows(client.cohort.start + normals(6, client.cohort.model.dimension), tuple(range(6)))
     client.displaced = lambda at: Update(Rows(client.models.values - client.cohort.start), None)
     net, rows, step = relay(made, small, endpoint)
-    handed = client.cohort.start + rows  # of the unit client with noise
-    judged = client.cohort.losses(handed, range(6), 2.0)
-    judged[range(6), range(6)] = client.cohort.loss(client.models, range(6), 2.0)  # a client's own is no news to it
+    judged = client.cohort.losses(client.cohort.start + rows, range(6), 2.0)  # each its own, too, as it was handed in
     sizes = np.array(client.cohort.sizes)[:, None] if unit == "example" else 1.0
     for _ in range(40):
         ids, apart = cross_losses(net, tuple(range(6)), rows, step)
