@@ -105,13 +105,17 @@ class LocalKMeans(Protocol):
         if not got.ids:  # everyone goes on alone
             return
         ids, delta, state.step = got.ids, got.rows.delta.values, got.step
-        found = kmeans(gram(delta, noise=net.noise("delta")).cpu().numpy(), self.k, net.randomness.integer("server", "k-means"))
+        found = kmeans(gram(delta, noise=self._blur(net)).cpu().numpy(), self.k, net.randomness.integer("server", "k-means"))
         state.centres = torch.stack([mean_row(delta, own) for own in clusters_of(found)]).cpu()
         cluster, silent = dict(zip(ids, found, strict=True)), [i for i in net.clients if i not in ids]
         number = {i: len(state.centres) + n for n, i in enumerate(silent)}
         state.labels = [(cluster | number)[i] for i in net.clients]
         state.outbox.leave(silent)
         state.outbox.post(state.step, torch.cat([state.centres, state.centres.new_zeros(len(silent), delta.shape[1])]), state.labels)
+
+    def _blur(self, net: Network) -> float:
+        """Expected squared norm of the noise in a row of X: of the last call's, or of all trainings with noise that are behind it."""
+        return net.noise("delta") * (self._local if self.per_example else 1)
 
     def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
         """Newcomers train alone as long as the others did and join the nearest centre (ours)."""
@@ -123,7 +127,7 @@ class LocalKMeans(Protocol):
         got = net.gather(Client.hand_in, Hello(), to=to, step=state.step, tries=TRIES)
         check_newcomers(to, got.ids)
         away = to_others(got.rows.delta.values.cpu(), state.centres).square()
-        blur = torch.tensor([net.noise("delta") / state.labels.count(c) for c in range(len(state.centres))], dtype=away.dtype)
+        blur = torch.tensor([self._blur(net) / state.labels.count(c) for c in range(len(state.centres))], dtype=away.dtype)
         found = dict(zip(got.ids, (away - blur).argmin(1).tolist(), strict=True))  # the noise of a mean is its members'
         return [found[i] for i in to]
 
