@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from securecluster.averaging import weighted_means, weights
+from securecluster.averaging import weighted_means
 from securecluster.backend import torch
 from securecluster.briefs import Brief
 from securecluster.displacements import Outbox, Posted, nothing
@@ -120,9 +120,9 @@ def _in_brief(net: Network, got: Replies[Any], cluster: int, members: list[int],
 
 
 def _noise_of_mean(net: Network, total: Sums[Any], cluster: int) -> float:
-    """The expected squared norm of the noise in a cluster's mean: every client's, or a trusted server's in the sum."""
-    central = net.agreed["placement"] == "central"
-    return net.noise("delta") * (1 if central else total.counts[cluster]) / float(weights(total)[cluster]) ** 2
+    """The expected squared norm of the noise in a cluster's mean, of clients that weigh about the same: theirs, or a trusted server's."""
+    came = total.counts[cluster]
+    return net.noise("delta") / (came**2 if net.agreed["placement"] == "central" else came)
 
 
 def _longest(norms: torch.Tensor, noise: float) -> float:
