@@ -175,13 +175,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--models", nargs="+", choices=CLIENTS, default=list(CLIENTS))
     options = parser.parse_args()
-    warnings.filterwarnings("ignore", module="opacus|torch")  # of full backward hooks on inputs without gradients
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")  # as opacus has it
     rows = []
     for model in options.models:
         for row in (found := measure(model, CLIENTS[model], options.rounds)):
             print(row, flush=True)
         rows += found
-    print(write("dpsgd", rows))
+        print(write("dpsgd", rows))
 
 
 if __name__ == "__main__":

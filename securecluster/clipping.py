@@ -20,8 +20,11 @@ class Outer:
     right: torch.Tensor
 
     def norms(self) -> torch.Tensor:
-        """L2 norms (b, n): ‖left‖‖right‖ (Goodfellow 2015, "Efficient per-example gradient computations")."""
-        return _norms(self.left) * _norms(self.right)
+        """L2 norms (b, n): ‖left‖‖right‖ (Goodfellow 2015, "Efficient per-example gradient computations").
+
+        In float64: in float32 a tiny left side is rounded to nothing before a huge right side makes it large.
+        """
+        return _norms(self.left, torch.float64) * _norms(self.right, torch.float64)
 
     def add_to(self, total: torch.Tensor, factors: torch.Tensor) -> None:
         """Add Σ_n factors[n] left_n right_nᵀ, of factors (b, n), to (b, o, i)."""
@@ -51,7 +54,7 @@ class Each:
 
     def norms(self) -> torch.Tensor:
         """L2 norms (b, n)."""
-        return _norms(self.rows)
+        return _norms(self.rows, self.rows.dtype).double()
 
     def add_to(self, total: torch.Tensor, factors: torch.Tensor) -> None:
         """Add Σ_n factors[n] rows_n, of factors (b, n), to (b, …)."""
@@ -70,8 +73,8 @@ class Each:
         return total.mT if self.turned else total
 
 
-def _norms(rows: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1)
+def _norms(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    found: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=dtype)
     return found
 
 
@@ -84,7 +87,7 @@ def clipped(found: Mapping[str, Part], weight: torch.Tensor, clip: float) -> tup
     An example whose norm is no finite number counts as nothing: an error would tell that it is there.
     """
     norms = torch.linalg.vector_norm(torch.stack([own.norms() for own in found.values()]), dim=0)
-    factors = (clip / norms).clamp_(max=1).mul_(weight)  # of a gradient of zeros min(1, ∞)
+    factors = (clip / norms).clamp_(max=1).to(weight.dtype).mul_(weight)  # of a gradient of zeros min(1, ∞)
     wrong = ~norms.isfinite()
     if bool(wrong.any()):  # 0 times an infinity would be NaN
         found, factors = {name: own.without(wrong) for name, own in found.items()}, factors.masked_fill_(wrong, 0)

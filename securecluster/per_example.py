@@ -12,7 +12,9 @@ and the noise. Asked the same again, a client makes the same draws; asked anythi
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 
 import numpy as np
 import torch
@@ -100,10 +102,11 @@ class Private:
 
 def _digests(weights: torch.Tensor, plan: LocalTraining) -> Iterator[bytes]:
     """What each client's call is about, beside its number: the weights it starts from, often its neighbour's, and how it trains."""
-    found = b""
+    values = [v if v is None or isinstance(v, str | bool) else float(v) for v in astuple(plan)]  # numpy's numbers are the same numbers
+    training, found = json.dumps(values).encode(), b""
     for k, row in enumerate(weights):
         if not k or not torch.equal(row, weights[k - 1]):
-            found = hashlib.blake2b(row.cpu().numpy().tobytes() + repr(plan).encode(), digest_size=32).digest()
+            found = hashlib.blake2b(row.cpu().numpy().tobytes() + training, digest_size=32).digest()
         yield found
 
 

@@ -51,6 +51,18 @@ class LocalTraining:
         """Steps of a client with n examples: `steps`, or epochs·⌈n/B⌉."""
         return self.steps if self.steps is not None else self.epochs * -(-size // self.batch_size)
 
+    def variance(self, size: int) -> float:
+        """What the noise of DP-SGD adds to the variance of each number of an update of a client with n examples (ours).
+
+        Of SGD, with momentum μ, to first order in the learning rate: lr² (zC/(q n))² Σ_m ((1 − μ^m)/(1 − μ))² over m = 1 … the number of
+        steps, which is exact for one step; curvature and batches are left out. 0 for Adam, which has no such form.
+        """
+        if self.optimizer != "sgd":
+            return 0.0
+        mu, steps = float(self.momentum), self.number(size)
+        weights = (steps - 2 * mu * (1 - mu**steps) / (1 - mu) + mu**2 * (1 - mu ** (2 * steps)) / (1 - mu**2)) / (1 - mu) ** 2
+        return float((self.lr * self.noise * self.clip / min(self.batch_size, size)) ** 2 * weights)
+
 
 def check_training(plan: LocalTraining) -> None:
     """Raise UsageError for hyper-parameters that cannot train."""

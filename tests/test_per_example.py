@@ -208,6 +208,8 @@ def test_asked_the_same_a_client_answers_the_same_and_else_draws_anew() -> None:
     one = starts(batched)[3]
     same = drawn(batched, one, plan, 1)
     assert drawn(cohort(), one.clone(), replace(plan), 1) == same
+    typed = replace(plan, lr=np.float64(plan.lr), batch_size=np.int64(plan.batch_size))
+    assert drawn(batched, one, typed, 1) == same  # as a plan may be before it is written down
     moved = one.clone()
     moved[0] += 1e-12
     others = [
@@ -373,6 +375,14 @@ def test_clipping_by_hand() -> None:
     torch.testing.assert_close(total, torch.tensor([[[1 + 6 / 13, 1.0]]]))
 
 
+def test_a_tiny_and_a_huge_side_do_not_hide_a_gradient() -> None:
+    """1e-24 · 1e19 = 1e-5, though the square of 1e-24 is nothing in float32."""
+    part, total = Outer(torch.tensor([[[1e-24]]]), torch.tensor([[[1e19]]])), torch.zeros(1, 1, 1)
+    found, factors = clipped({"w": part}, torch.ones(1, 1), 1e-7)
+    found["w"].add_to(total, factors)
+    assert float(total) == pytest.approx(1e-7, rel=1e-5)
+
+
 # --- draws ---
 
 
@@ -446,6 +456,27 @@ def test_one_example_shows_as_the_priced_mechanism_says(batch: int) -> None:
     assert stats.kstest(along, seen).pvalue > 1e-4
     assert stats.kstest(across, stats.norm(0, std).cdf).pvalue > 1e-4
     assert stats.kstest(along, stats.norm(0, std).cdf).pvalue < 1e-6  # without the example
+
+
+@pytest.mark.parametrize("change", [{}, {"momentum": 0.9}, {"steps": 1, "momentum": 0.5}, {"batch_size": 20}], ids=str)
+def test_the_noise_of_an_update_is_as_large_as_is_said(change: dict[str, Any]) -> None:
+    """Two runs that differ in nothing but their keys differ by twice its variance."""
+    plan = replace(LocalTraining(1e-3, 6, 1 << 62, clip=0.5, noise=2.0), **change)
+    k, runs = 5, 40
+    found = []
+    for seed in range(runs):
+        batched = cohort(seed=seed)
+        found.append(batched.train(Rows(batched.start[None]), [k], plan, 1)[0])
+    measured = float(torch.stack(found).var(0).mean())
+    numbers = (runs - 1) * len(found[0])  # the mean of so many squares
+    assert measured / plan.variance(SIZES[k]) == pytest.approx(1, abs=5 * np.sqrt(2 / numbers))
+
+
+def test_a_full_steps_noise_is_exact_and_adams_is_not_told() -> None:
+    assert LocalTraining(0.5, 1, 1 << 62, clip=3.0, noise=2.0).variance(100) == pytest.approx((0.5 * 2 * 3 / 100) ** 2)
+    assert LocalTraining(0.5, 2, 10, momentum=0.5, clip=3.0, noise=2.0).variance(10) == pytest.approx(0.3**2 * (1 + 1.5**2))
+    assert LocalTraining(0.5, 1, 10, optimizer="adam", clip=3.0, noise=2.0).variance(100) == 0
+    assert LocalTraining(0.5, 1, 10).variance(100) == 0
 
 
 def test_masks_of_dropout_belong_to_examples() -> None:
