@@ -154,8 +154,9 @@ def compare_gradients(net: Network, outbox: Outbox, look: Look) -> None:
     got = net.gather(Branching.gradient, outbox.letter(look.came), to=look.came)
     look.came, look.places, look.step = list(got.ids), list(range(len(got.ids))), got.step
     if got.ids:
-        look.updates = got.rows.delta.values
-        look.inner = gram(look.updates, None, net.noise("delta", "full"))
+        look.updates, noise = got.rows.delta.values, net.noise("delta", "full")
+        look.inner = gram(look.updates, None, noise)
+        look.scatter = _scatter(gram_norms(look.inner), noise, look.updates.shape[1])
 
 
 def model_for(net: Network, outbox: Outbox, look: Look) -> bool:
