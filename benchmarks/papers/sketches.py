@@ -174,7 +174,9 @@ def main(argv: Sequence[str] | None = None) -> Sheet:
     for (method, sketch, name), sigma in borne(told).items():
         print(f"{method}, {sketch or 'whole updates'}, {name}: ARI at least {LEAST} up to σ/S = {sigma:g}")
     for name in CLUSTERERS:
-        for key, (mean, *_) in spread([r for r in rows if r["of"] == "updates"], ("method", "compress"), f"{name}_0").items():
+        for key, (mean, *_) in spread(
+            [r for r in rows if r["of"] == "updates" and not r["sketch"]], ("method", "compress"), f"{name}_0"
+        ).items():
             print(f"{', '.join(key)}, {name}: ARI {mean:.3f} without noise")
     keys = ("method", "sketch", "compress", "clusterer", "noise")
     for value in ("ari", "accuracy", "epsilon", "bytes", "up"):
