@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import ClassVar
 
-from securecluster.protocols.base import Protocol
+from securecluster.protocols.base import Protocol, Releases
 
 from securecluster.averaging import Averaged, Contributor, average
 from securecluster.backend import torch
+from securecluster.checks import check_whole
 from securecluster.clustering import check_number, kmeans
 from securecluster.clustering import members as clusters_of
 from securecluster.displacements import Means, Outbox, Trainee, Update, check_newcomers, deliver
+from securecluster.distances import to_others
 from securecluster.endpoint import GATHER, Turn, answers
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
@@ -104,13 +105,17 @@ class LocalKMeans(Protocol):
         if not got.ids:  # everyone goes on alone
             return
         ids, delta, state.step = got.ids, got.rows.delta.values, got.step
-        found = kmeans(gram(delta, noise=net.noise("delta")).cpu().numpy(), self.k, net.randomness.integer("server", "k-means"))
+        found = kmeans(gram(delta, noise=self._blur(net)).cpu().numpy(), self.k, net.randomness.integer("server", "k-means"))
         state.centres = torch.stack([mean_row(delta, own) for own in clusters_of(found)]).cpu()
         cluster, silent = dict(zip(ids, found, strict=True)), [i for i in net.clients if i not in ids]
         number = {i: len(state.centres) + n for n, i in enumerate(silent)}
         state.labels = [(cluster | number)[i] for i in net.clients]
         state.outbox.leave(silent)
         state.outbox.post(state.step, torch.cat([state.centres, state.centres.new_zeros(len(silent), delta.shape[1])]), state.labels)
+
+    def _blur(self, net: Network) -> float:
+        """Expected squared norm of the noise in a row of X: of the last call's, or of all trainings with noise that are behind it."""
+        return net.noise("delta") * (self._local if self.per_example else 1)
 
     def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
         """Newcomers train alone as long as the others did and join the nearest centre (ours)."""
@@ -121,22 +126,26 @@ class LocalKMeans(Protocol):
             net.gather(Contributor.alone, nothing.letter(to), to=to)
         got = net.gather(Client.hand_in, Hello(), to=to, step=state.step, tries=TRIES)
         check_newcomers(to, got.ids)
-        delta = got.rows.delta.values
-        away = [[float((row.cpu().double() - centre).square().sum()) for centre in state.centres.double()] for row in delta]
-        found = {i: own.index(min(own)) for i, own in zip(got.ids, away, strict=True)}
+        away = to_others(got.rows.delta.values.cpu(), state.centres).square()
+        blur = torch.tensor([self._blur(net) / state.labels.count(c) for c in range(len(state.centres))], dtype=away.dtype)
+        found = dict(zip(got.ids, (away - blur).argmin(1).tolist(), strict=True))  # the noise of a mean is its members'
         return [found[i] for i in to]
 
     def check(self, clients: int) -> None:
         """Adds the number of clusters and the local rounds."""
         super().check(clients)
         check_number(self.k, clients)
-        if not isinstance(self.local_rounds, Integral) or self.local_rounds < 1:
-            raise UsageError(f"local_rounds = {self.local_rounds!r} is not possible: it is a whole number from 1")
+        check_whole(self, local_rounds=1)
+
+    def releases(self) -> Releases:
+        """What it learned alone, and an update a round after that."""
+        return Releases(updates=1 + self.rounds - self._local, trainings=self.rounds)
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
+        own = "with noise, " if self.noisy else ""
         return [
-            "norms and inner products of what each client learned alone",
+            f"{own}norms and inner products of what each client learned alone",
             "each client's cluster",
-            "each client's number of samples (the plain sum reads every reply)",
+            *["each client's number of samples (the plain sum reads every reply)"] * (not self.per_client),
         ]

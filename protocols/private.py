@@ -11,6 +11,7 @@ from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from statistics import fmean as mean
 from typing import Any
 
 from securecluster.checks import check_choice, check_number
@@ -141,7 +142,8 @@ class Private(ABC):
         known = self.trainings(self.training(config), config) if self.per_example and config["noise"] else {}
         central = self.per_client and config["noise"] and config["placement"] == "central"
         curator = Curator(config["clip"], config["noise"], draws) if central else None
-        return Costs(pipeline, self.multipliers(config), self.replacements(), known, curator)
+        trained = {kind: mean([plan.variance(n) for n in config["sizes"]]) for kind, plan in known.items()}
+        return Costs(pipeline, self.multipliers(config), self.replacements(), known, curator, trained)
 
     def history(self, z: float, samples: int, usual: LocalTraining) -> History:
         """What a client with so many samples would release at noise multiplier z, as (multiplier, sampling rate, steps)."""
@@ -153,12 +155,14 @@ class Private(ABC):
 
     def resolved_noise(self, federation: Federation, lr: float, aside: float) -> dict[str, Any]:
         """The bound of a loss, and the noise multiplier as given, or as `target_epsilon` needs it for the client that releases most."""
-        kind, found = federation.objective, {"noise": float(self.noise)}
+        kind, found = federation.objective, dict[str, Any](noise=float(self.noise))
+        sizes = [len(shard.y) - math.floor(aside * len(shard.y)) for shard in federation.shards]
         if self.target_epsilon is not None:
             plan = LocalTraining(lr, self.epochs, self.batch_size)
-            sizes = {len(shard.y) - math.floor(aside * len(shard.y)) for shard in federation.shards}
             each = {tuple(self.history(1.0, n, plan)) for n in sizes}
             found = {"noise": _least(tuple(sorted(each)), float(self.target_epsilon), float(self.delta))}
+        if self.per_example and self.noisy:
+            found |= {"sizes": sizes}  # public, as the price takes them to be
         return {"loss_clip": kind.loss_bound(federation.classes) if self.loss_clip is None else float(self.loss_clip), **found}
 
 

@@ -93,7 +93,7 @@ class SRFCA(Protocol):
     def _one_shot(self, net: Network, run: Run, state: State) -> None:
         """ONE_SHOT(λ, t). Without a component of t clients everyone is one cluster (ours)."""
         got = net.gather(Refiner.hand_in, Hello(), to=net.clients, tries=TRIES)
-        distance = refinement.compared(net, state, got, self.distance)
+        distance = refinement.compared(net, state, got, self.distance, self.local_rounds if self.per_example else 1)
         edges = first_clusters(state, distance, self.size, self.threshold, self.quantile)
         run.note(**{"lambda": state.reach}, edges=edges.tolist(), clustered=groups(state.clusters))
 

@@ -29,6 +29,7 @@ class Costs:
         replace: by field, the sensitivity to replacing over that to adding or removing.
         training: what DP-SGD each kind of training (`Release.trains`) is; empty where it is none.
         curator: a trusted server's noise.
+        trained: by kind of training, the variance that DP-SGD's noise adds to each number of a client's update, on average over clients.
     """
 
     pipeline: Pipeline
@@ -36,11 +37,12 @@ class Costs:
     replace: Mapping[str, float] = field(default_factory=dict)
     training: Mapping[str, LocalTraining] = field(default_factory=dict)
     curator: Curator | None = None
+    trained: Mapping[str, float] = field(default_factory=dict)
 
-    def noise(self, name: str, d: int) -> float:
-        """The expected squared norm of the noise in one row of this field, made of d numbers, whoever added it."""
+    def noise(self, name: str, d: int, trains: str = "usual") -> float:
+        """The expected squared norm of the noise in one row of this field, made of an update of d numbers, whoever added it."""
         pipeline, curator = self.pipeline.of(name), self._curator(name)
-        return pipeline.noise(d) + (curator.sigma**2 * pipeline.width(d) if curator else 0.0)
+        return pipeline.noise(d) + (curator.sigma**2 * pipeline.width(d) if curator else 0.0) + self.trained.get(trains, 0.0) * d
 
     def read(self, release: Release, reply: A, step: int, counts: Sequence[int] | None = None) -> A:
         """A reply as the protocol sees it: decoded, and, where the server is trusted to add it, with noise.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from securecluster.averaging import weighted_means, weights
+from securecluster.averaging import weighted_means
 from securecluster.backend import torch
 from securecluster.briefs import Brief
 from securecluster.displacements import Outbox, Posted, nothing
@@ -121,8 +121,7 @@ def _in_brief(net: Network, got: Replies[Any], cluster: int, members: list[int],
 
 def _noise_of_mean(net: Network, total: Sums[Any], cluster: int) -> float:
     """The expected squared norm of the noise in a cluster's mean: every client's, or a trusted server's in the sum."""
-    central = net.agreed["placement"] == "central"
-    return net.noise("delta") * (1 if central else total.counts[cluster]) / float(weights(total)[cluster]) ** 2
+    return net.noise("delta") / float(total.counts[cluster]) ** (2 if net.agreed["placement"] == "central" else 1)
 
 
 def _longest(norms: torch.Tensor, noise: float) -> float:
@@ -155,8 +154,9 @@ def compare_gradients(net: Network, outbox: Outbox, look: Look) -> None:
     got = net.gather(Branching.gradient, outbox.letter(look.came), to=look.came)
     look.came, look.places, look.step = list(got.ids), list(range(len(got.ids))), got.step
     if got.ids:
-        look.updates = got.rows.delta.values
-        look.inner = gram(look.updates, None, net.noise("delta"))
+        look.updates, noise = got.rows.delta.values, net.noise("delta", "full")
+        look.inner = gram(look.updates, None, noise)
+        look.scatter = _scatter(gram_norms(look.inner), noise, look.updates.shape[1])
 
 
 def model_for(net: Network, outbox: Outbox, look: Look) -> bool:

@@ -210,9 +210,13 @@ class Network:
                 rounds.append(self.round)
         return lost
 
-    def noise(self, field: str) -> float:
-        """The expected squared norm of the noise in one row of this field, whoever added it; tests of norms take it off."""
-        return self._costs.noise(field, int(self.agreed.get("dimension", 0)))
+    def noise(self, field: str, trains: str = "usual") -> float:
+        """The expected squared norm of the noise in one row of this field, whoever added it; tests of norms take it off.
+
+        Args:
+            trains: the kind of training behind it.
+        """
+        return self._costs.noise(field, int(self.agreed.get("dimension", 0)), trains)
 
     def _heard(self, method: Callable[..., Any], verb: str, ids: Sequence[int], reply: Any) -> None:
         if ids:

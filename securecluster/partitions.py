@@ -87,22 +87,21 @@ def halves(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
 def weighed(alpha: Array, halves: Bipartition, clusterer: str, scatter: float = 0.0) -> tuple[float, float]:
     """The evidence for a split, as `clustering.evidence`; for clusterers other than the paper's from means instead of extremes (ours).
 
-    Means always favour a split somewhat, so that evidence from them counts half (found by trial, as the default of CFL's `evidence`). It
-    counts only if the mean similarity within both halves exceeds that across by more than noise alone gives the best of all
-    2^(m − 1) − 1 bipartitions with a probability of a thousandth (union bound over Gaussians).
+    Then the gap is that of the mean similarity within halves to the mean across, and is weighed by the smaller half's size less one: an
+    outlier is no cluster. It counts only if it exceeds what noise alone gives the best of all 2^(m − 1) − 1 bipartitions but with a
+    probability of a thousandth (union bound over Gaussians).
 
     Args:
         scatter: the standard deviation that noise gives a similarity.
     """
     if clusterer == "paper":
         return evidence(alpha, halves)
+    first, second = len(halves.first), len(halves.second)
     parts = [alpha[np.ix_(h, h)][~np.eye(len(h), dtype=bool)] for h in (halves.first, halves.second)]
-    across = float(alpha[np.ix_(halves.first, halves.second)].mean())
-    gaps = [(len(h), float(own.mean()) - across) for h, own in zip((halves.first, halves.second), parts, strict=True) if len(own)]
-    inside, m = np.concatenate(parts), len(alpha)
+    inside = np.concatenate(parts)
     if not len(inside):
         return -2.0, 0.0
-    spread = scatter * math.sqrt(2 / len(inside) + 1 / (len(halves.first) * len(halves.second)))
-    chance = math.sqrt(2 * ((m - 1) * math.log(2) + math.log(1000)))
-    drowned = not math.isfinite(scatter) or float(inside.mean()) - across <= chance * spread
-    return max(g for _, g in gaps), 0.0 if drowned else max((n - 1) * g for n, g in gaps) / 2
+    gap = float(inside.mean() - alpha[np.ix_(halves.first, halves.second)].mean())
+    chance = math.sqrt(2 * ((len(alpha) - 1) * math.log(2) + math.log(1000)))
+    drowned = gap <= chance * scatter * math.sqrt(2 / len(inside) + 1 / (first * second))
+    return gap, 0.0 if drowned else (min(first, second) - 1) * gap

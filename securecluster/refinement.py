@@ -45,6 +45,7 @@ class State:
     ids: tuple[int, ...] = ()  # who did
     judges: tuple[int, ...] = ()  # and, for the cross-cluster loss, judged them all
     rows: torch.Tensor = field(default_factory=nothing)  # (m, d) what they handed in; for L2, until the last RECLUSTER
+    blur: float = 0.0  # expected squared norm of the noise in each of them
     models: Clusters = field(default_factory=Clusters)  # ω_c
     noise: list[float] = field(default_factory=list)  # expected squared norm of the noise in each, since w_0
     graph: Graph | None = None
@@ -70,13 +71,17 @@ class State:
             self.outbox.post(self.models.step, self.models.table, self.clusters)
 
 
-def compared(net: Network, state: State, got: Replies[Update], distance: str) -> Array:
-    """Distances of the one-shot models that came, (r, r), of those of the `judges`."""
+def compared(net: Network, state: State, got: Replies[Update], distance: str, trained: int) -> Array:
+    """Distances of the one-shot models that came, (r, r), of those of the `judges`.
+
+    Args:
+        trained: rounds with noise that each model has behind it; where noise is added on the way out, 1.
+    """
     rows = got.rows.delta.values if got.ids else torch.zeros(0, 0)
     state.ids, state.step = got.ids, got.step
     if distance == "l2":
-        state.judges, state.rows = got.ids, rows.cpu()
-        return apart(rows, net.noise("delta"))
+        state.judges, state.rows, state.blur = got.ids, rows.cpu(), net.noise("delta") * trained
+        return apart(rows, state.blur)
     state.judges, found = cross_losses(net, got.ids, rows, got.step)
     return found
 
@@ -114,19 +119,19 @@ def trimmed(net: Network, state: State, share: float, trim: float, t: int) -> No
         state.outbox.post(step, torch.stack(means), state.clusters)
         served = net.agreed.get("placement") == "central" and not trim  # a trusted server adds noise to a sum once
         parts = [sum(state.clusters[i] == c for i in ids) for c in range(len(clusters))]
-        new = [net.noise("delta") * (1 if served else n) / max(n, 1) ** 2 for n in parts]
+        new = [net.noise("delta", "refine") * (1 if served else n) / max(n, 1) ** 2 for n in parts]
         state.noise = [old + own for old, own in zip(state.noise, new, strict=True)]
 
 
 def cross_losses(net: Network, ids: Sequence[int], rows: torch.Tensor, step: int) -> tuple[tuple[int, ...], Array]:
     """½(f_j(w_i) + f_i(w_j)) of all pairs of clients that reply, (n, n), and who they are: every model is relayed to everyone else.
 
-    Models with noise are relayed to their owners, too: everyone judges the same ones.
+    Models that got noise on their way are relayed to their owners, too: everyone judges the same ones.
     """
     if len(ids) < 2:
         return tuple(ids), np.zeros((len(ids), len(ids)))
-    everyone = range(len(ids))
-    picks = tuple(tuple(n for n in everyone if n != k or net.noise("delta")) for k in everyone)
+    everyone, changed = range(len(ids)), net.noise("delta") > 0 and net.agreed.get("dp_unit") == "client"
+    picks = tuple(tuple(n for n in everyone if n != k or changed) for k in everyone)
     order = torch.as_tensor(ids)
     query = Relay(Picks(rows, picks), Picks(order, picks), Shared(order), len(net.clients), step)
     found: Pairs[torch.Tensor] = net.pairs(Refiner.losses, query, to=ids, tries=TRIES)
@@ -168,7 +173,7 @@ def offered(models: Clusters, clients: int) -> Choose:
 def nearness(net: Network, state: State, models: Clusters, distance: str, scattered: bool) -> Nearness:
     """The `distance` by its name, before clients go elsewhere."""
     if distance == "l2":
-        return ByDistance(state.ids, state.rows, models, scattered, net.noise("delta"))
+        return ByDistance(state.ids, state.rows, models, scattered, state.blur)
     return ByLoss(net, state.ids, state.judges, models, state.clusters)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import pdist, squareform
 
 from securecluster import distances as module
-from securecluster.distances import METRICS, distances, euclidean
+from securecluster.distances import METRICS, alike, distances, euclidean
 from securecluster.errors import UsageError
 
 SCIPY = {"l1": "cityblock", "l2": "euclidean", "cosine": "cosine"}
@@ -102,3 +102,35 @@ def test_the_rows_given_are_left_alone() -> None:
 def test_an_unknown_metric_is_refused() -> None:
     with pytest.raises(UsageError, match=r"unknown metric 'l3'.*cosine, l1, l2"):
         distances(rows_of(0, 2, 2), "l3")
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_the_known_noise_comes_off(metric: str) -> None:
+    m, d, sigma = 12, 20_000, 0.05  # noise of squared norm 50 on rows of squared norm about 9
+    rows = 3 * rows_of(0, m, d) / d**0.5 + 2 * rows_of(1, 1, d) / d**0.5
+    loud = rows + sigma * rows_of(2, m, d)
+    off = ~np.eye(m, dtype=bool)
+    true, raw, found = (t.numpy()[off] for t in (distances(rows, metric), distances(loud, metric), distances(loud, metric, sigma**2 * d)))
+    scatter = sigma**2 * d**0.5 / (13 if metric == "cosine" else true.min() / 2**0.5)  # standard deviation of what noise does, about
+    assert np.abs(found - true).max() < 6 * scatter and np.abs((found - true).mean()) < scatter < np.abs(raw - true).min() / 5
+    each = torch.full((m,), sigma**2 * d, dtype=torch.float64)
+    assert torch.allclose(distances(loud, metric, each), distances(loud, metric, sigma**2 * d), atol=1e-12)
+    assert torch.equal(distances(rows, "l1", 5.0), distances(rows, "l1"))
+    assert (distances(rows, metric, 1e9).isfinite()).all(), "more noise than there is: no square root of less than nothing"
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_similarities_for_clusterers_do_not_mind_the_origin_where_distances_do_not(metric: str) -> None:
+    rows = rows_of(3, 7, 40)
+    found, moved = alike(rows, metric).numpy(), alike(rows + 5.0, metric).numpy()
+    if metric == "cosine":
+        np.testing.assert_allclose(found, 1 - exact(rows, "cosine"), atol=1e-12)
+        assert not np.allclose(found, moved)
+        return
+    np.testing.assert_allclose(found, moved, atol=1e-9)
+    square = exact(rows, metric) ** (2 if metric == "l2" else 1)
+    around = np.eye(7) - 1 / 7
+    inner = -around @ square @ around / 2  # classical scaling (Torgerson 1952)
+    assert np.linalg.eigvalsh(inner).min() > -1e-9
+    size = np.sqrt(np.diag(inner))
+    np.testing.assert_allclose(found, inner / size / size[:, None], atol=1e-9)

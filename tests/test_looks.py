@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from securecluster.briefs import Brief
 from securecluster.displacements import Update
 from securecluster.looks import look_at
 from securecluster.messages import Rows
 from securecluster.privacy.gaussian import Clip, Noise
 from securecluster.privacy.stages import Pipeline
-from securecluster.replies import Replies
+from securecluster.replies import Replies, Sums
+from securecluster.similarity import cosine, gram
 
 D, SIGMA = 100_000, 0.02  # noise of norm 6.3 on updates of norm about 1.4
 
@@ -45,3 +47,34 @@ def test_a_pipeline_adds_up_the_noise_of_its_stages() -> None:
     assert Pipeline().noise(10) == 0
     assert Pipeline([Clip(1.0)]).noise(10) == 0
     assert Pipeline([Clip(1.0), Noise(1.0, SIGMA)]).noise(D) == pytest.approx(40)
+
+
+@pytest.mark.parametrize("placement", ["local", "central"])
+def test_in_brief_the_mean_comes_from_the_sum_and_what_splits_from_sketches(placement: str) -> None:
+    """Noise of a mean is every client's in its sum, over their number squared, or a trusted server's once."""
+    generator = torch.Generator().manual_seed(2)
+    q, s, members = 4096, 40, list(range(40))
+    rows = (torch.randn(s, q, generator=generator) + torch.randn(q, generator=generator)) / q**0.5
+    each = 0.0 if placement == "central" else SIGMA
+    delta = rows @ torch.eye(q, D)  # longer rows of the same norms
+    total = delta.sum(0) + SIGMA * torch.randn(D, generator=generator) * (s**0.5 if each else 1.0)
+    got = Replies(tuple(members), Brief(Rows(rows + 0.05 * torch.randn(s, q, generator=generator))), (), 4)
+    sums = Sums(tuple(members), Update(Rows(total[None]), None), (s,), (), 5)
+    noise = {"brief": 0.05**2 * q, "delta": SIGMA**2 * D}
+    net: Any = SimpleNamespace(noise=noise.__getitem__, agreed={"sketch": q, "placement": placement})
+    look = look_at(net, got, 0, members, [0] * s, sums)
+    assert look.mean is not None and look.mean_norm == pytest.approx(float(rows.mean(0).norm()), rel=0.05)
+    assert float(look.mean.norm()) > (1.1 if each else 1.005) * look.mean_norm
+    assert look.max_norm == pytest.approx(2**0.5, rel=0.05)
+    alpha, off = cosine(look.inner), ~torch.eye(s, dtype=torch.bool)
+    true = cosine(gram(rows))
+    assert float((alpha - true)[off].mean()) == pytest.approx(0, abs=0.02)
+    assert look.scatter == pytest.approx(float((alpha - true)[off].std()), rel=0.25)
+    assert look.step == 4 and look.complete
+
+
+def test_in_brief_without_a_sum_no_cluster_is_stationary() -> None:
+    got = Replies((0, 1), Brief(Rows(torch.ones(2, 8))), (), 4)
+    net: Any = SimpleNamespace(noise=lambda field: 0.0, agreed={"sketch": None, "placement": "local"})
+    look = look_at(net, got, 0, [0, 1], [0, 0], None)
+    assert look.mean is None and look.mean_norm == float("inf")

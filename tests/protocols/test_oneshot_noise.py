@@ -12,7 +12,7 @@ import torch
 from securecluster.protocols import OneShot, Settings
 
 from securecluster import Federation, Tasks, wire
-from securecluster.endpoint import Endpoint
+from securecluster.endpoint import Endpoint, message_types
 from securecluster.errors import UsageError
 from securecluster.messages import Answer, Call, reply_header
 from securecluster.noisy_gram import gram, packed
@@ -20,7 +20,7 @@ from securecluster.parties import SERVER
 from securecluster.privacy.draws import Draws
 from securecluster.relevance import Relative, others
 from securecluster.run import Run
-from securecluster.transport import InProcess
+from securecluster.transport import Framed, InProcess
 
 FULL = Settings(transcript="full")
 MASKS = ("none", "permutation", "haar")
@@ -220,6 +220,20 @@ def test_noisy_runs_replay_resume_and_count_their_bytes(mask: str, mechanism: st
         if entry.method in ("eigen", "relevance"):
             sizes = [len(wire.encode(reply_header(call.header(call.to.index(i))), answer.reply, k)) for k, i in enumerate(answer.ids)]
             assert sum(sizes) == sum(entry.up)
+
+
+@pytest.mark.parametrize("mechanism", ["gram", "naive"])
+def test_nodes_with_one_client_each_draw_the_same_noise_behind_real_frames(mechanism: str, tasks: Federation) -> None:
+    made, settings = OneShot(rounds=1, tasks=2, gram_noise=0.02, gram_mechanism=mechanism, model="linear"), Settings(dtype="float64")
+    nodes = [made.build_client(tasks, settings, [i]) for i in range(10)]
+    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
+    net = made.build_network(Framed(doors, lambda name: message_types(made.client, name)[1]), made.config(tasks, "float64"))
+    state = made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    together = made.fit(tasks, settings)
+    assert state.relevance is not None
+    torch.testing.assert_close(state.relevance, together.state_.relevance, rtol=0, atol=1e-9)
+    apart = torch.cat([node.client.models.values for node in nodes])
+    torch.testing.assert_close(apart, together.client_models_.values, rtol=0, atol=1e-9)
 
 
 def test_a_target_is_reached_with_the_gram_matrix_in_it(tasks: Federation) -> None:

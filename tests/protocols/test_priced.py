@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
 
-from securecluster import Federation, Iid, synthetic
+from securecluster import Federation, Iid, LabelSwap, synthetic
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.estimator import fit
 from securecluster.messages import Rows
@@ -19,6 +20,7 @@ from securecluster.pair_network import Plan
 from securecluster.privacy.accounting import gaussian_epsilon
 from securecluster.privacy.canaries import Audit, lower_bound
 from securecluster.privacy.draws import Draws
+from securecluster.privacy.ledger import Ledger
 from securecluster.walks import Format
 
 
@@ -27,16 +29,19 @@ def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
     return [(draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
 
 
+SYNTHETIC = 8  # users of NSIM's, more than there are clients
 EVERY: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
     "cfl": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}),
     "cfl of gradients": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "similarity": "gradient"}),
     "cfl with a fallback": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "fallback": 0.25}),
+    "cfl of sketches": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "sketch": 64}),
     "flhc": (FLHC, {"pre_rounds": 1}),
+    "flhc of sketches": (FLHC, {"pre_rounds": 1, "sketch": 64, "compress": "8bit"}),
     "srfca-loss": (SRFCA, {"local_rounds": 1, "refine": 1}),
     "srfca-l2": (SRFCA, {"local_rounds": 1, "refine": 1, "distance": "l2"}),
     "srfca trimmed": (SRFCA, {"local_rounds": 1, "refine": 1, "trim": 0.2}),
     "oneshot": (OneShot, {"tasks": 2, "gram_noise": 0.7}),
-    "nsim": (NSIM, {"synthetic": 8, "walks": digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0}),
+    "nsim": (NSIM, {"synthetic": SYNTHETIC, "walks": digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0}),
     "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1}),
     "local-kmeans": (LocalKMeans, {"k": 2, "local_rounds": 1}),
     "random": (RandomClusters, {"k": 2}),
@@ -57,43 +62,62 @@ def method(name: str, **params: Any) -> Any:
     return kind(**{"rounds": 3, "epochs": 2, "batch_size": 16, "mask": "none", "clip": 1.0, "noise": Z, **own, **params})
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_every_training_of_a_client_is_priced_as_it_was(name: str, small: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: Counter[Any] = Counter()
-    genuine = Cohort.train
+@dataclass
+class Spy:
+    """What clients did, whatever they say of it."""
 
-    def train(self: Cohort, start: Rows, who: Sequence[int], plan: LocalTraining, *rest: Any, **more: Any) -> torch.Tensor:
-        if len(self.ids) == len(small):  # not NSIM's synthetic users
-            assert plan.private
-            done.update((self.ids[k], plan.noise, plan.rate(self.sizes[k]), plan.number(self.sizes[k])) for k in who)
-        return genuine(self, start, who, plan, *rest, **more)
+    drawn: set[tuple[int, str, int]] = field(default_factory=set)  # (client, purpose, call) of noise on what leaves
+    trained: Counter[Any] = field(default_factory=Counter)  # (client, noise multiplier, sampling rate, steps)
+    plain: list[int] = field(default_factory=list)  # clients that trained without noise
 
-    monkeypatch.setattr(Cohort, "train", train)
-    fitted = method(name, dp_unit="example").fit(small)
+    def forget(self) -> None:
+        self.drawn, self.trained, self.plain = set(), Counter(), []
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
+    seen, normal, train = Spy(), Draws.normal, Cohort.train
+
+    def spied_normal(self: Draws, client: int, purpose: str, step: int, *rest: Any, **more: Any) -> torch.Tensor:
+        seen.drawn.add((client, purpose, step))
+        return normal(self, client, purpose, step, *rest, **more)
+
+    def spied_train(self: Cohort, start: Rows, who: Sequence[int], plan: LocalTraining, *rest: Any, **more: Any) -> torch.Tensor:
+        if len(self.ids) != SYNTHETIC:
+            seen.plain += [self.ids[k] for k in who if not plan.private]
+            seen.trained.update((self.ids[k], plan.noise, plan.rate(self.sizes[k]), plan.number(self.sizes[k])) for k in who)
+        return train(self, start, who, plan, *rest, **more)
+
+    monkeypatch.setattr(Draws, "normal", spied_normal)
+    monkeypatch.setattr(Cohort, "train", spied_train)
+    return seen
+
+
+def check(ledger: Ledger, spy: Spy, unit: str) -> None:
+    """Every release with noise has a draw, and every draw a release; every training is priced as it was."""
+    told = Counter(i for event in ledger.events if event.mechanism == "gaussian" for i in event.ids)
+    assert told == Counter(client for client, _, _ in spy.drawn)
     priced: Counter[Any] = Counter()
-    for event in (e for e in fitted.ledger_.events if e.mechanism == "dp-sgd"):
+    for event in (e for e in ledger.events if e.mechanism == "dp-sgd"):
         for i in event.ids:
-            n = fitted.ledger_.samples[i]
+            n = ledger.samples[i]
             whole = event.batch is None or event.batch >= n
-            priced[i, event.noise_multiplier, 1.0 if whole else event.batch / n, event.epochs * (1 if whole else -(-n // event.batch))] += 1
-    assert priced == done
-    assert done
+            steps = event.epochs * (1 if whole else -(-n // event.batch))
+            priced[i, event.noise_multiplier, 1.0 if whole else event.batch / n, steps] += 1
+    if unit == "example":
+        assert priced == spy.trained and not spy.plain
+    assert not ledger.exact()
 
 
 @pytest.mark.parametrize("unit", ["client", "example"])
 @pytest.mark.parametrize("name", EVERY)
-def test_every_release_with_noise_has_a_draw_of_its_own(name: str, unit: str, small: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: set[tuple[int, str, int]] = set()
-    genuine = Draws.normal
-
-    def normal(self: Draws, client: int, purpose: str, step: int, *rest: Any, **more: Any) -> torch.Tensor:
-        drawn.add((client, purpose, step))
-        return genuine(self, client, purpose, step, *rest, **more)
-
-    monkeypatch.setattr(Draws, "normal", normal)
+def test_what_clients_and_newcomers_do_is_priced_as_it_was(name: str, unit: str, small: Federation, spy: Spy) -> None:
     fitted = method(name, dp_unit=unit).fit(small)
-    told = Counter(i for event in fitted.ledger_.events if event.mechanism == "gaussian" for i in event.ids)
-    assert told == Counter(i for i, _, _ in drawn)
+    assert spy.trained
+    check(fitted.ledger_, spy, unit)
+    spy.forget()
+    fitted.predict(Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=2, samples=30, seed=9))
+    check(fitted.joined_.ledger, spy, unit)
 
 
 def audited(z: float) -> tuple[Audit, Any]:

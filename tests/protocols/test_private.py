@@ -35,7 +35,9 @@ def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
 
 OWN: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
     "cfl": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}),
+    "cfl-sketch": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "sketch": 64, "clusterer": "average"}),
     "flhc": (FLHC, {"pre_rounds": 1}),
+    "flhc-brief": (FLHC, {"pre_rounds": 1, "sketch": 64, "compress": "8bit", "clusterer": "spectral"}),
     "srfca-loss": (SRFCA, {"local_rounds": 1, "refine": 1}),
     "srfca-l2": (SRFCA, {"local_rounds": 1, "refine": 1, "distance": "l2"}),
     "oneshot": (OneShot, {"tasks": 2, "gram_noise": 0.7}),

@@ -1,0 +1,33 @@
+"""The script on sketches: its cells, and that what it clusters offline is what a run clusters."""
+
+from __future__ import annotations
+
+from securecluster.benchmarks.papers import sketches
+from securecluster.protocols import FLHC
+
+from securecluster.privacy.sketches import Sketch
+from securecluster.randomness import Randomness
+
+
+def test_cells_are_told_apart_and_begin_with_one_seed() -> None:
+    cells = sketches.cells("cpu", 2)
+    assert len({tuple(sorted((k, str(v)) for k, v in cell.items())) for cell in cells}) == len(cells)
+    assert {cell["seed"] for cell in cells[: len(cells) // 2]} == {20}
+
+
+def test_offline_clusters_are_those_of_a_run() -> None:
+    rows, first = sketches._recorded("flhc", 20)
+    assert rows.shape == (20, 4810) and first > 0
+    fitted = FLHC(rounds=11, mask="none", sketch=64).fit(sketches._federation(20))
+    step = fitted.state_.memory.step
+    short = Sketch(64, Randomness(20)).forward(rows, step)
+    assert sketches._flhc(short, 0.0, "paper", 64, first) == list(fitted.labels_)
+    cell = {"seed": 20, "sketch": 64, "compress": "none", "method": "flhc"}
+    noisy, pipeline = sketches._brief(rows, cell, 0.1, 1.0, 0)
+    assert noisy.shape == (20, 64) and abs(pipeline.noise(4810) - 0.64) < 1e-9
+
+
+def test_the_noise_that_is_borne_is_the_last_before_the_first_fall() -> None:
+    scores = dict.fromkeys(sketches.SIGMAS, 1.0) | {0.06: 0.8, 0.5: 0.0}
+    row = {"method": "cfl", "sketch": ""} | {f"{c}_{s:g}": str(v) for c in sketches.CLUSTERERS for s, v in scores.items()}
+    assert set(sketches.borne([row]).values()) == {0.03}

@@ -1,0 +1,126 @@
+"""Clusterers of similarities against scikit-learn's, under ties, and what noise may not make of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.cluster import AgglomerativeClustering, KMeans, SpectralClustering
+from sklearn.metrics import adjusted_rand_score
+
+from securecluster.clustering import bipartition, evidence
+from securecluster.errors import UsageError
+from securecluster.partitions import CLUSTERERS, affinity, eigengap, halves, partition, weighed
+
+NOISY = CLUSTERERS[1:]
+
+
+def points(seed: int, k: int, each: int = 6, spread: float = 0.3) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Points around the corners of a simplex, so that clusters' similarities are negative, and their clusters."""
+    draw, labels = np.random.default_rng(seed), np.arange(k * each) % k
+    corners = np.eye(k) - 1 / k if k > 1 else np.ones((1, 1))
+    wide = np.pad(corners, ((0, 0), (0, 20)))[labels]
+    return wide + spread * draw.normal(size=wide.shape) / np.sqrt(wide.shape[1]), labels
+
+
+def cosines(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    return np.asarray((unit @ unit.T).clip(-1, 1))
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 5])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_clusters_are_scikit_learns(k: int, seed: int) -> None:
+    x, truth = points(seed, k, spread=0.9)
+    alpha = cosines(x)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    theirs = {
+        "average": AgglomerativeClustering(k, metric="precomputed", linkage="average").fit_predict(1 - alpha),
+        "kmeans": KMeans(k, n_init=10, random_state=0).fit_predict(unit),
+        "spectral": SpectralClustering(k, affinity="precomputed", random_state=0).fit_predict(alpha.clip(0) + 1e-9),
+    }
+    for name, expected in theirs.items():
+        assert adjusted_rand_score(partition(alpha, name, k), expected) == 1.0, name
+    clean = cosines(points(seed, k)[0])
+    assert all(adjusted_rand_score(partition(clean, name), truth) == 1.0 for name in NOISY)
+
+
+@pytest.mark.parametrize("clusterer", NOISY)
+def test_labels_are_numbered_by_first_members_and_the_same_again(clusterer: str) -> None:
+    alpha = cosines(points(3, 4)[0])
+    found = partition(alpha, clusterer, None, 7)
+    assert found == partition(alpha, clusterer, None, 7) == partition(alpha.copy(), clusterer, 4, 7)
+    assert [found.index(c) for c in range(4)] == sorted(found.index(c) for c in range(4))
+
+
+def test_a_gap_of_eigenvalues_counts_clusters() -> None:
+    for k in range(1, 6):
+        assert eigengap(cosines(points(0, k)[0])) == k
+    for seed in range(20):  # noise alone, and clients that are all alike: one
+        draw = np.random.default_rng(seed)
+        assert eigengap(cosines(draw.normal(size=(20, 64)))) == 1
+        assert eigengap(cosines(3 + draw.normal(size=(20, 64)))) == 1
+    values = np.linalg.eigvalsh(affinity(cosines(points(1, 3)[0])))
+    assert values.min() >= -1 - 1e-12 and values.max() == pytest.approx(1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 7), st.integers(0, 10**6), st.sampled_from(NOISY), st.one_of(st.none(), st.integers(1, 9)))
+def test_ties_few_points_and_no_similarity_at_all(m: int, seed: int, clusterer: str, k: int | None) -> None:
+    draw = np.random.default_rng(seed)
+    half = np.triu(draw.choice([-1.0, 0.0, 0.5, 1.0], size=(m, m)), 1)
+    alpha = half + half.T + np.eye(m)
+    labels = partition(alpha, clusterer, k, seed)
+    assert len(labels) == m and set(labels) == set(range(max(labels) + 1)) and max(labels) < (k or max(1, m // 2))
+    for equal in (np.ones((m, m)), np.eye(m)):
+        assert partition(equal, clusterer) == [0] * m
+    if m > 1:
+        first, second, _ = halves(alpha, clusterer, seed)
+        assert sorted(first + second) == list(range(m)) and first and second and first[0] == 0
+
+
+def test_equal_points_stay_together() -> None:
+    truth = [0, 1, 0, 1, 1, 0, 2, 2]
+    alpha = np.where(np.equal.outer(truth, truth), 1.0, -0.2)
+    for clusterer in NOISY:
+        assert partition(alpha, clusterer, 3) == truth and partition(alpha, clusterer) == truth
+
+
+@pytest.mark.parametrize("clusterer", NOISY)
+def test_halves_cut_between_clusters_where_there_are_more_than_two(clusterer: str) -> None:
+    for seed in range(5):
+        x, truth = points(seed, 4, spread=1.0)
+        alpha = cosines(x)
+        found = halves(alpha, clusterer)
+        assert all(len({truth[i] for i in h} & {truth[i] for i in g}) == 0 for h, g in [(found.first, found.second)])
+        assert found.cross_max == pytest.approx(alpha[np.ix_(found.first, found.second)].mean())
+
+
+def test_the_papers_halves_and_evidence_are_as_they_were() -> None:
+    alpha = cosines(points(0, 3)[0])
+    assert halves(alpha, "paper") == bipartition(alpha)
+    assert weighed(alpha, bipartition(alpha), "paper", 5.0) == evidence(alpha, bipartition(alpha))
+
+
+@pytest.mark.parametrize("clusterer", NOISY)
+@pytest.mark.parametrize("m", [5, 10, 20])
+def test_noise_alone_is_no_evidence_and_clusters_are(clusterer: str, m: int) -> None:
+    for seed in range(30):
+        half = np.triu(np.random.default_rng(seed).normal(scale=0.1, size=(m, m)), 1)
+        noise = half + half.T
+        pure, mixed = 0.3 + noise, np.where(np.equal.outer(np.arange(m) % 2, np.arange(m) % 2), 0.6, -0.6) + noise
+        for alpha in (pure, mixed):
+            np.fill_diagonal(alpha, 1.0)
+        assert weighed(pure, halves(pure, clusterer), clusterer, 0.1)[1] == 0.0
+        assert weighed(mixed, halves(mixed, clusterer), clusterer, 0.1)[1] > 0.4
+        assert weighed(mixed, halves(mixed, clusterer), clusterer, np.inf)[1] == 0.0
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(UsageError, match="unknown clusterer"):
+        partition(np.eye(3), "dbscan")
+    for bad in (np.full((3, 3), np.nan), np.ones((2, 3))):
+        with pytest.raises(UsageError, match="finite square"):
+            partition(bad, "average")
