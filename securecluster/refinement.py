@@ -119,7 +119,7 @@ def trimmed(net: Network, state: State, share: float, trim: float, t: int) -> No
         state.outbox.post(step, torch.stack(means), state.clusters)
         served = net.agreed.get("placement") == "central" and not trim  # a trusted server adds noise to a sum once
         parts = [sum(state.clusters[i] == c for i in ids) for c in range(len(clusters))]
-        new = [net.noise("delta") * (1 if served else n) / max(n, 1) ** 2 for n in parts]
+        new = [net.noise("delta", "refine") * (1 if served else n) / max(n, 1) ** 2 for n in parts]
         state.noise = [old + own for old, own in zip(state.noise, new, strict=True)]
 
 

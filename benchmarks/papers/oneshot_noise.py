@@ -154,6 +154,7 @@ def draw(rows: Sequence[Row]) -> Any:
                         place.plot(over, mean, style, color=f"C{k}", label=NAMES[features] if mechanism == "gram" else None)
                         if mechanism == "gram":
                             place.fill_between(over, least, most, color=f"C{k}", alpha=0.15, linewidth=0)
+            place.plot([], [], ":", color="grey", label="every eigenvector counts")
             place.set(xscale="log", title=f"{data}, {n} samples", xlabel="ε of one sample", ylabel="ARI", ylim=(-0.15, 1.05))
             place.set_xticks(over, [f"{e:g}" for e in EPSILONS[:-1]] + ["∞"])
             place.minorticks_off()

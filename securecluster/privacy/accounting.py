@@ -133,8 +133,9 @@ def find_noise_for_all(histories: Sequence[Callable[[float], Iterable[Step]]], t
     worst = max(range(len(histories)), key=lambda k: sum(steps * (q / z) ** 2 for z, q, steps in merged(histories[k](1.0))), default=None)
     if worst is None or not merged(histories[worst](1.0)):
         return 0.0
+    z = 0.0
     while True:
-        z = find_noise(histories[worst], target, delta)
+        z = max(z * (1 + TOLERANCE), find_noise(histories[worst], target, delta))  # accountants' errors are not monotone in z
         at = [merged(history(z)) for history in histories]
         found = dearest([history for history in at if history], delta)
         if found is None or found[1].epsilon <= target:

@@ -202,5 +202,5 @@ def test_epsilon_is_drawn_with_and_without_a_projection() -> None:
         for seed in (1, 3)
     ]
     axes = oneshot_noise.draw(rows).axes
-    assert len(axes) == 6 and [len(place.lines) for place in axes] == [4] * 3 + [6] * 3
+    assert len(axes) == 6 and [len(place.lines) for place in axes] == [5] * 3 + [7] * 3
     assert all(np.allclose(line.get_ydata(), 0.2) for place in axes for line in place.lines)

@@ -139,13 +139,13 @@ def test_the_least_noise_for_a_target(target: float) -> None:
         assert epsilon(history(z), DELTA).epsilon <= target < epsilon(history(z / 1.002), DELTA).epsilon
 
 
-def test_the_least_noise_for_all_clients() -> None:
-    sizes = (25, 40, 41, 90)
-    histories = [lambda z, n=n: [(z, *sampling(n, 20, 3)), (z, 1, 2)] for n in sizes]
+def test_the_least_noise_for_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    histories = [lambda z, n=n: [(z, *sampling(n, 20, 1)), (z, 1, 2)] for n in (25, 90, 41)]
     z = find_noise_for_all(histories, 2.0, DELTA)
-    costs = [epsilon(history(z), DELTA).epsilon for history in histories]
-    assert 1.99 < max(costs) <= 2
-    assert z == max(find_noise(history, 2.0, DELTA) for history in histories)
+    assert max(epsilon(history(z), DELTA).epsilon for history in histories) <= 2
+    assert max(epsilon(history(z / 1.002), DELTA).epsilon for history in histories) > 2
+    monkeypatch.setattr(accounting, "find_noise", lambda *rest: z * 0.99)  # one that errs
+    assert find_noise_for_all(histories, 2.0, DELTA) == pytest.approx(z, rel=2e-3)
     assert find_noise_for_all([], 2.0, DELTA) == find_noise_for_all([lambda z: []], 2.0, DELTA) == 0
 
 

@@ -1,0 +1,78 @@
+"""What a run says of ε: the number, and everything it means nothing without."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpmath import exp as mexp
+from mpmath import mp, mpf, ncdf
+
+from securecluster.app.cli import main
+
+SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "2", "--threads", "1"]
+
+
+def told(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    assert main(["run", *arguments, "--out", str(folder)]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    privacy: dict[str, Any] = json.loads((folder / "result.json").read_text())["privacy"]
+    return privacy, re.sub(r"[\s│]+", " ", said.out)
+
+
+def delta_of(mu: float, epsilon: float) -> float:
+    """δ(ε) of a Gaussian mechanism with μ (Balle & Wang 2018, Theorem 8), by mpmath."""
+    mp.dps = 40
+    return float(ncdf(mpf(mu) / 2 - mpf(epsilon) / mu) - mexp(epsilon) * ncdf(-mpf(mu) / 2 - mpf(epsilon) / mu))
+
+
+@pytest.mark.parametrize("placement", ["local", "central"])
+def test_the_number_comes_with_unit_neighbours_placement_and_gaps(
+    placement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noised = ["--clip", "1", "--noise", "2", "--delta", "1e-6", "--placement", placement]
+    privacy, out = told(["fedavg", *SMALL, *noised], tmp_path / "r", capsys)
+    assert delta_of(2**0.5 / 2, privacy["epsilon"]) == pytest.approx(1e-6, rel=1e-3), "two releases of z = 2 are one of μ = √2/2"
+    assert delta_of(2**0.5, privacy["epsilon_replace"]) == pytest.approx(1e-6, rel=1e-3), "replacing doubles μ"
+    assert privacy["epsilon"] < privacy["epsilon_rdp"]
+    assert (privacy["delta"], privacy["unit"], privacy["neighbouring"]) == (1e-6, "client", "add or remove one client")
+    assert privacy["placement"].startswith(placement) and privacy["exact"] == []
+    assert privacy["releases"] == [
+        {"method": "contribute", "field": "delta", "mechanism": "gaussian", "noise_multiplier": 2.0, "times": 2, "reader": "server"}
+    ]
+    assert any("before it adds noise" in text for text in privacy["sees"]) == (placement == "central")
+    assert any("Mironov" in text for text in privacy["not_covered"]) and privacy["assumed"]
+    assert f"{privacy['epsilon']:.4g} at δ = 1e-06" in out and "delta of contribute, 2 times, z = 2" in out and "replacing instead" in out
+    assert main(["replay", str(tmp_path / "r")]) == 0
+
+
+def test_what_makes_epsilon_infinite_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noised = ["--clip", "1", "--noise", "1", "--dp-unit", "example", "--tasks", "2"]
+    privacy, out = told(["oneshot", "--clients", "6", *SMALL[4:], *noised], tmp_path / "r", capsys)
+    assert privacy["epsilon"] is None and privacy["delta"] is None and privacy["epsilon_rdp"] is None
+    assert {"eigen: vectors", "relevance: row"} <= set(privacy["exact"])
+    assert "infinite" in out and "without noise went" in out
+
+
+def test_the_target_is_met_in_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    privacy, _ = told(["flhc", *SMALL, "--pre-rounds", "1", "--clip", "1", "--target-epsilon", "8"], tmp_path / "r", capsys)
+    assert 7.9 < privacy["epsilon"] <= 8.0 and privacy["noise"] > 0.5
+    assert json.loads((tmp_path / "r" / "config.json").read_text())["protocol"]["target_epsilon"] == 8
+
+
+def test_examples_are_their_own_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    privacy, out = told(["fedavg", *SMALL, "--clip", "1", "--noise", "1", "--dp-unit", "example"], tmp_path / "r", capsys)
+    assert privacy["unit"] == "example" and "one example of one client" in privacy["neighbouring"] and privacy["accountant"] == "PRV"
+    assert privacy["epsilon_replace"] is None, "no claim for replacing under sampled batches"
+    assert any("taken" in text or "public" in text for text in privacy["assumed"])
+    assert "training of contribute, 2 times, z = 1" in out
+
+
+def test_nothing_released_costs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    privacy, out = told(["local", *SMALL, "--clip", "1", "--noise", "1"], tmp_path / "r", capsys)
+    assert (privacy["epsilon"], privacy["delta"], privacy["placement"]) == (0.0, 0.0, "nothing is released")
+    assert " 0 (nothing is released" in out
