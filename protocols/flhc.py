@@ -70,6 +70,8 @@ class State(Averaged):
 class Client(Contributor, Outliner):
     """Clients that contribute to means, and whose updates the clustering round reads one by one."""
 
+    keeps: ClassVar[bool] = False
+
 
 @dataclass
 class FLHC(Briefly):
