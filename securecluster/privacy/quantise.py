@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -23,7 +24,7 @@ SCALE = 4  # bytes of a row's scale, a float32
 _FORGED = "a compressed row does not parse ({}): it was damaged or forged, ask for it again"
 
 
-class Coded:
+class Coded(ABC):
     """What the compressions share: rows (b, d) of numbers to rows (b, n) of bytes, and back at the server.
 
     Args:
@@ -39,9 +40,9 @@ class Coded:
         self.dimension = dimension
 
     @property
+    @abstractmethod
     def size(self) -> int:
         """n, the bytes of a row."""
-        raise NotImplementedError
 
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """Bytes (b, n) of rows (b, d).
@@ -84,11 +85,11 @@ class Coded:
         """Byte rows in the same portions as `stream.blocks` makes of rows of d."""
         return torch.split(short.view(-1, short.shape[-1]), max(1, (1 << 18) // self.dimension))
 
-    def _encode(self, rows: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _encode(self, rows: torch.Tensor) -> torch.Tensor: ...
 
-    def _decode(self, rows: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _decode(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
 class Levels(Coded):
