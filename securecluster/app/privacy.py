@@ -142,7 +142,8 @@ def _epsilon(privacy: dict[str, Any]) -> str:
 
 
 def _release(row: dict[str, Any]) -> str:
-    name = f"{row['field'] or 'training'} of {row['method']}, {row['times']} times"
+    times = "once" if row["times"] == 1 else f"{row['times']} times"
+    name = f"{row['field'] or 'training'} of {row['method']}, {times}"
     return f"{name}, z = {row['noise_multiplier']:.4g}" if row["noise_multiplier"] else f"{name}, exact"
 
 
