@@ -47,11 +47,15 @@ class Releases:
 class Private(ABC):
     """The options of differential privacy."""
 
-    rounds: int
+    rounds: int  # these are every protocol's, and are listed before those of privacy
+    model: Any
+    lr: float | None
     epochs: int
     batch_size: int
     optimizer: str
     momentum: float
+    participation: float
+    mask: str
     clip: float | None = None
     """clip norm S: of each update that leaves its client, or, with dp_unit example, of each example's gradient"""
     noise: float = 0.0

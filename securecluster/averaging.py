@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from securecluster.backend import torch
 from securecluster.briefs import Outliner
@@ -84,6 +85,7 @@ class Contributor(Trainee):
 class Exposed(Contributor, Outliner):
     """Clients that contribute to means, and whose updates may be read one by one (FL+HC's clustering round)."""
 
+    keeps: ClassVar[bool] = False
     _lone: frozenset[int] = frozenset()  # positions of those that have trained alone
 
     @answers(GATHER, private=False, trains="usual")

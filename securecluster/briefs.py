@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from securecluster.backend import torch
 from securecluster.displacements import Discloser, Means, Outbox, Update
@@ -37,14 +37,16 @@ class Brief:
 class Outliner(Discloser):
     """Clients that tell their update in brief, and hand it over to a sum."""
 
+    keeps: ClassVar[bool] = True  # whether anyone asks for the update later
     _kept: tuple[dict[int, int], torch.Tensor] | None = None  # where each client's row is, and the rows (b, d), before any mask
 
     @answers(GATHER, through=("brief",), trains="usual")
     def outline(self, turn: Turn, query: Means) -> Brief:
         """θ_i ← θ_i + P⁻¹Δ_c(i); train, keep the update, and reply its brief. Sketch, clip, noise and mask are applied on the way out."""
+        self._kept = None  # before there is another (m, d)
         self.take(turn.at, query)
         delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step)
-        self._kept = ({k: n for n, k in enumerate(turn.at)}, delta)
+        self._kept = ({k: n for n, k in enumerate(turn.at)}, delta) if self.keeps else None
         return Brief(Rows(delta))
 
     @answers(SUM, through=("delta",), fresh=True)

@@ -87,21 +87,25 @@ def halves(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
 def weighed(alpha: Array, halves: Bipartition, clusterer: str, scatter: float = 0.0) -> tuple[float, float]:
     """The evidence for a split, as `clustering.evidence`; for clusterers other than the paper's from means instead of extremes (ours).
 
-    Then the gap is that of the mean similarity within halves to the mean across, and is weighed by the smaller half's size less one: an
-    outlier is no cluster. It counts only if it exceeds what noise alone gives the best of all 2^(m − 1) − 1 bipartitions but with a
-    probability of a thousandth (union bound over Gaussians).
+    Then the gap is that of the mean similarity within halves to the mean across, but at most the least over clients of the mean similarity
+    to the others of its half less that to the other half, to which twice the scatter is granted; it is weighed by the smaller half's size
+    less one: an outlier is no cluster. It counts only if the means differ by more than noise alone gives the best of all 2^(m − 1) − 1
+    bipartitions but with a probability of a thousandth (union bound over Gaussians).
 
     Args:
         scatter: the standard deviation that noise gives a similarity.
     """
     if clusterer == "paper":
         return evidence(alpha, halves)
-    first, second = len(halves.first), len(halves.second)
-    parts = [alpha[np.ix_(h, h)][~np.eye(len(h), dtype=bool)] for h in (halves.first, halves.second)]
-    inside = np.concatenate(parts)
-    if not len(inside):
+    first, second = np.array(halves.first), np.array(halves.second)
+    least = min(len(first), len(second))
+    if least < 2:
         return -2.0, 0.0
-    gap = float(inside.mean() - alpha[np.ix_(halves.first, halves.second)].mean())
+    own = [(alpha[np.ix_(h, h)].sum(1) - alpha.diagonal()[h]) / (len(h) - 1) for h in (first, second)]
+    apart = [alpha[np.ix_(h, g)].mean(1) for h, g in ((first, second), (second, first))]
+    worst = min(float((o - a).min()) for o, a in zip(own, apart, strict=True))
+    pairs = [len(h) * (len(h) - 1) / 2 for h in (first, second)]
+    gap = float((pairs[0] * own[0].mean() + pairs[1] * own[1].mean()) / sum(pairs) - apart[0].mean())
     chance = math.sqrt(2 * ((len(alpha) - 1) * math.log(2) + math.log(1000)))
-    drowned = gap <= chance * scatter * math.sqrt(2 / len(inside) + 1 / (first * second))
-    return gap, 0.0 if drowned else (min(first, second) - 1) * gap
+    drowned = gap <= chance * scatter * math.sqrt(1 / sum(pairs) + 1 / (len(first) * len(second)))
+    return gap, 0.0 if drowned else (least - 1) * min(gap, worst + 2 * scatter)

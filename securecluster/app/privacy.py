@@ -22,13 +22,15 @@ NOISED = [
 ]
 ASSUMED = {
     "client": "a client's contribution to each release is one clipped row; that it is absent counts as a row of zeros",
-    "example": "how many samples each client has is public; which are in a batch is drawn for each alone and nobody else knows; no person's"
-    " data are at two clients, so clients compose in parallel, and epsilon is the largest of theirs",
+    "example": "how many samples each client has is public: one that is absent leaves its place, without gradient, loss or features; which"
+    " are in a batch is drawn for each alone and nobody else knows; no sample, and no person's data, are at two clients, so clients compose"
+    " in parallel, and epsilon is the largest of theirs",
 }
 ASKED = "who is asked in which round is visible, so no amplification by sampling clients is claimed"
 PLACED = {
     "local": "local: each client adds the noise itself, so the server, too, is held off",
-    "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates without it",
+    "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates without it, and a full transcript holds"
+    " them so",
 }
 NEIGHBOURS = {"client": "add or remove one client", "example": "add or remove one example of one client"}
 
@@ -63,13 +65,21 @@ def section(fitted: Protocol) -> dict[str, Any]:
         "releases": [_told(row) for row in rows],
         "exact": [f"{method}: {name}" for method, name in ledger.exact()],
         "assumed": [ASSUMED[unit], ASKED] if noised else [],
-        "not_covered": _not_covered(fitted, info.not_covered, bool(ledger.exact()) or not rows, noised),
+        "not_covered": _not_covered(fitted, info.not_covered, bool(ledger.exact()) or not rows, noised) + _windows(config) * noised,
     }
 
 
 def _not_covered(fitted: Protocol, mask: str, exact: bool, noised: bool) -> list[str]:
     own = [mask] if mask else []
     return own + fitted.not_covered() + [EXACT] * exact + NOISED * noised + ALWAYS
+
+
+def _windows(config: dict[str, Any]) -> list[str]:
+    """What an example is, where examples have positions in common."""
+    if config["dp_unit"] != "example" or config["objective"]["kind"] != "trajectory":
+        return []
+    places = config["shape"][0] + 1
+    return [f"an example is a window of {places} positions: one position may be in {places} examples, and costs as much as all of them"]
 
 
 def _told(row: Row) -> dict[str, Any]:
