@@ -30,7 +30,7 @@ ASKED = "who is asked in which round is visible, so no amplification by sampling
 PLACED = {
     "local": "local: each client adds the noise itself, so the server, too, is held off",
     "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates without it, and a full transcript holds"
-    " them so",
+    " them so; losses, layers and Gram matrices have their clients' own noise",
 }
 NEIGHBOURS = {"client": "add or remove one client", "example": "add or remove one example of one client"}
 
@@ -43,7 +43,8 @@ def section(fitted: Protocol) -> dict[str, Any]:
     finite = not math.isinf(price.epsilon)
     replaced = ledger.price(config["delta"], "replace") if finite and events else None
     noised = any(row.noise_multiplier for row in rows)
-    hidden = config["placement"] == "central" and fitted.per_client
+    central = config["placement"] == "central" and fitted.per_client
+    hidden = {row.field for row in rows} - set(fitted.multipliers(config)) if central else set()
     read = [text.replace("every client", "each of its clients") for text in _read(events, "lps", info.shows, hidden)] + fitted.lps_sees()
     return {
         "masks": _masks(fitted.mask, info.padding_bytes),
@@ -93,16 +94,16 @@ def _told(row: Row) -> dict[str, Any]:
     }
 
 
-def _read(events: list[Event], reader: str, shows: str, hidden: bool) -> list[str]:
+def _read(events: list[Event], reader: str, shows: str, hidden: set[str]) -> list[str]:
     """What one kind of server reads of single replies.
 
     Args:
-        hidden: the server adds the noise itself.
+        hidden: the fields that the server adds noise to itself.
     """
     own = [event for event in events if event.reader == reader and event.seen]
     released = sorted({(event.method, name, event.mechanism == "gaussian") for event in own for name in event.fields})
-    how = "clipped, before it adds noise" if hidden else "with noise"
-    return [f"{name} of every client in every {method} call{f', {how}' * noised}: {shows}" for method, name, noised in released]
+    how = {name: "clipped, before it adds noise" if name in hidden else "with noise" for _, name, _ in released}
+    return [f"{name} of every client in every {method} call{f', {how[name]}' * noised}: {shows}" for method, name, noised in released]
 
 
 def _masks(name: str, padding_bytes: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mpmath import exp as mexp
 from mpmath import mp, mpf, ncdf
-from securecluster.protocols import FedAvg
+from securecluster.protocols import FedAvg, OneShot
 
 from securecluster import Federation
 from securecluster.app.cli import main
@@ -90,3 +90,10 @@ def test_windows_that_have_positions_in_common_are_told(unit: str) -> None:
     federation = Federation.from_arrays(walks, objective=Trajectory(), seed=0)
     fitted = FedAvg(rounds=1, epochs=1, clip=1.0, noise=1.0, dp_unit=unit, model="lstm-trajectory").fit(federation)
     assert any("one position may be in 5 examples" in text for text in section(fitted)["not_covered"]) == (unit == "example")
+
+
+def test_a_trusted_server_reads_clients_own_noise_as_such(small: Federation) -> None:
+    noised = {"clip": 1.0, "noise": 1.0, "dp_unit": "client", "placement": "central", "gram_noise": 1.0}
+    told = section(OneShot(rounds=1, epochs=1, tasks=2, sealed=False, **noised).fit(small))
+    how = {text.split(" of ")[0]: text for text in (*told["sees"], *told["lps_sees"]) if " call, " in text}
+    assert "before it adds noise" in how["delta"] and "with noise" in how["vectors"]
