@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 from securecluster.protocols.base import Releases
 from securecluster.protocols.briefly import Briefly
 
-from securecluster.averaging import Averaged, Contributor, average
+from securecluster.averaging import Averaged, Exposed, average
 from securecluster.backend import torch
-from securecluster.briefs import Outliner, everyones, updates_of
+from securecluster.briefs import everyones, updates_of
 from securecluster.checks import check_choice
 from securecluster.clustering import largest
 from securecluster.clustering import members as clusters_of
@@ -67,12 +67,6 @@ class State(Averaged):
     absent: list[int] = field(default_factory=list)  # who never replied in the clustering round
 
 
-class Client(Contributor, Outliner):
-    """Clients that contribute to means, and whose updates the clustering round reads one by one."""
-
-    keeps: ClassVar[bool] = False
-
-
 @dataclass
 class FLHC(Briefly):
     """FedAvg, then one clustering of all clients' updates, then FedAvg in each cluster."""
@@ -89,7 +83,7 @@ class FLHC(Briefly):
     """rounds of FedAvg before the clustering"""
 
     name: ClassVar[str] = "flhc"
-    client: ClassVar[type[Trainee]] = Client
+    client: ClassVar[type[Trainee]] = Exposed
 
     def serve(self, net: Network, run: Run) -> State:
         """Algorithm 1, "On server": lines 3–5, 6–10 and 11–16 in one loop over rounds."""
@@ -105,7 +99,7 @@ class FLHC(Briefly):
 
     def _cluster(self, net: Network, state: State) -> None:
         """Lines 6–10: everyone's update from the joint model, merged up to the threshold. These updates move no model."""
-        ids, rows, step = everyones(net, state.outbox, Client.outline if self.briefs else Client.train)
+        ids, rows, step = everyones(net, state.outbox, Exposed.outline if self.briefs else Exposed.train)
         state.absent = [i for i in net.clients if i not in ids]
         if len(ids) < 2:
             return
@@ -141,7 +135,7 @@ class FLHC(Briefly):
             raise UsageError("nobody replied in the clustering round, so there is nothing to compare newcomers with: run it anew")
         picks = ((0,),) * len(to)
         query = Means(Picks(known.joint.displacement[None], picks), Picks(torch.tensor([known.joint.step]), picks), absolute=True)
-        got: Replies[Any] = net.gather(Client.outline if self.briefs else Client.train, query, to=to, step=known.step)
+        got: Replies[Any] = net.gather(Exposed.outline if self.briefs else Exposed.train, query, to=to, step=known.step)
         check_newcomers(to, got.ids)
         updates = updates_of(got)
         noise = net.noise("brief" if self.briefs else "delta") / torch.tensor([*known.sizes, *(1 for _ in got.ids)])

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from securecluster.backend import torch
+from securecluster.briefs import Outliner
 from securecluster.clustering import members as clusters_of
-from securecluster.displacements import Means, Outbox, Trainee, Update, invite
+from securecluster.displacements import Means, Outbox, Trainee, TraineeState, Update, invite
 from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
-from securecluster.errors import UpdateError
+from securecluster.errors import PolicyError, UpdateError
 from securecluster.messages import Rows
 from securecluster.network import Network
-from securecluster.privacy.keys import Done
+from securecluster.privacy.keys import Done, Hello, Secrets
 from securecluster.replies import Sums
 
 
@@ -78,6 +80,35 @@ class Contributor(Trainee):
         place = {row: n for n, row in enumerate(kept)}
         table = torch.stack([*(self.models.table[row] for row in kept), self._start])
         return Rows(table, tuple(len(kept) if k in at else place[row] for k, row in enumerate(self.models.index)))
+
+
+class Exposed(Contributor, Outliner):
+    """Clients that contribute to means, and whose updates may be read one by one (FL+HC's clustering round)."""
+
+    keeps: ClassVar[bool] = False
+    _lone: frozenset[int] = frozenset()  # positions of those that have trained alone
+
+    @answers(GATHER, private=False, trains="usual")
+    def alone(self, turn: Turn, query: Means) -> Done:
+        """As of every contributor."""
+        self._lone |= set(turn.at)
+        return super().alone(turn, query)
+
+    @answers(GATHER, through=("delta",), fresh=True, derived=True)
+    def post(self, turn: Turn, query: Hello) -> Update:
+        """As of every discloser, of models that averages alone have made: what was trained alone would leave without noise."""
+        if not self._lone.isdisjoint(turn.at):
+            raise PolicyError("post shows the model of averages: who has trained alone holds one of its own")
+        return super().post(turn, query)
+
+    def state(self, secrets: Secrets) -> TraineeState:
+        """For a checkpoint."""
+        return replace(super().state(secrets), extra=torch.tensor(sorted(self._lone)))
+
+    def restore(self, state: TraineeState) -> None:
+        """From a checkpoint."""
+        super().restore(state)
+        self._lone = frozenset(state.extra.int().tolist())
 
 
 @dataclass

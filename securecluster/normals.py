@@ -17,7 +17,7 @@ BLOCK = 1 << 17  # numbers that are made together: their temporaries stay in cac
 class Normals:
     """Streams of Gaussians, one for each seed of 32 bytes.
 
-    u has 62 bits, so no number is beyond 9.3 standard deviations; they are floating-point numbers, not hardened against attacks on their
+    u has 62 bits, so no number is beyond 9.4 standard deviations; they are floating-point numbers, not hardened against attacks on their
     lowest bits (Mironov 2012). Draws are rounded as the machine rounds a logarithm and a cosine.
     """
 

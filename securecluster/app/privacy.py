@@ -22,13 +22,15 @@ NOISED = [
 ]
 ASSUMED = {
     "client": "a client's contribution to each release is one clipped row; that it is absent counts as a row of zeros",
-    "example": "how many samples each client has is public; which are in a batch is drawn for each alone and nobody else knows; no person's"
-    " data are at two clients, so clients compose in parallel, and epsilon is the largest of theirs",
+    "example": "how many samples each client has is public: one that is absent leaves its place, without gradient, loss or features; which"
+    " are in a batch is drawn for each alone and nobody else knows; no sample, and no person's data, are at two clients, so clients compose"
+    " in parallel, and epsilon is the largest of theirs",
 }
 ASKED = "who is asked in which round is visible, so no amplification by sampling clients is claimed"
 PLACED = {
     "local": "local: each client adds the noise itself, so the server, too, is held off",
-    "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates without it",
+    "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates without it, and a full transcript holds"
+    " them so; losses, layers and Gram matrices have their clients' own noise",
 }
 NEIGHBOURS = {"client": "add or remove one client", "example": "add or remove one example of one client"}
 
@@ -41,7 +43,8 @@ def section(fitted: Protocol) -> dict[str, Any]:
     finite = not math.isinf(price.epsilon)
     replaced = ledger.price(config["delta"], "replace") if finite and events else None
     noised = any(row.noise_multiplier for row in rows)
-    hidden = config["placement"] == "central" and fitted.per_client
+    central = config["placement"] == "central" and fitted.per_client
+    hidden = {row.field for row in rows} - set(fitted.multipliers(config)) if central else set()
     read = [text.replace("every client", "each of its clients") for text in _read(events, "lps", info.shows, hidden)] + fitted.lps_sees()
     return {
         "masks": _masks(fitted.mask, info.padding_bytes),
@@ -63,13 +66,21 @@ def section(fitted: Protocol) -> dict[str, Any]:
         "releases": [_told(row) for row in rows],
         "exact": [f"{method}: {name}" for method, name in ledger.exact()],
         "assumed": [ASSUMED[unit], ASKED] if noised else [],
-        "not_covered": _not_covered(fitted, info.not_covered, bool(ledger.exact()) or not rows, noised),
+        "not_covered": _not_covered(fitted, info.not_covered, bool(ledger.exact()) or not rows, noised) + _windows(config) * noised,
     }
 
 
 def _not_covered(fitted: Protocol, mask: str, exact: bool, noised: bool) -> list[str]:
     own = [mask] if mask else []
     return own + fitted.not_covered() + [EXACT] * exact + NOISED * noised + ALWAYS
+
+
+def _windows(config: dict[str, Any]) -> list[str]:
+    """What an example is, where examples have positions in common."""
+    if config["dp_unit"] != "example" or config["objective"]["kind"] != "trajectory":
+        return []
+    places = config["shape"][0] + 1
+    return [f"an example is a window of {places} positions: one position may be in {places} examples, and costs as much as all of them"]
 
 
 def _told(row: Row) -> dict[str, Any]:
@@ -83,16 +94,16 @@ def _told(row: Row) -> dict[str, Any]:
     }
 
 
-def _read(events: list[Event], reader: str, shows: str, hidden: bool) -> list[str]:
+def _read(events: list[Event], reader: str, shows: str, hidden: set[str]) -> list[str]:
     """What one kind of server reads of single replies.
 
     Args:
-        hidden: the server adds the noise itself.
+        hidden: the fields that the server adds noise to itself.
     """
     own = [event for event in events if event.reader == reader and event.seen]
     released = sorted({(event.method, name, event.mechanism == "gaussian") for event in own for name in event.fields})
-    how = "clipped, before it adds noise" if hidden else "with noise"
-    return [f"{name} of every client in every {method} call{f', {how}' * noised}: {shows}" for method, name, noised in released]
+    how = {name: "clipped, before it adds noise" if name in hidden else "with noise" for _, name, _ in released}
+    return [f"{name} of every client in every {method} call{f', {how[name]}' * noised}: {shows}" for method, name, noised in released]
 
 
 def _masks(name: str, padding_bytes: int) -> list[dict[str, Any]]:

@@ -118,10 +118,16 @@ class Curator:
 
     def __init__(self, norm: float, multiplier: float, draws: Draws) -> None:
         self.sigma, self.multiplier, self._draws = float(norm) * float(multiplier), float(multiplier), draws
+        self._clip = Clip(norm)
 
     def add(self, rows: torch.Tensor, step: int, field: str, counts: Sequence[int] | None = None) -> torch.Tensor:
-        """Rows (r, n) with N(0, σ²) in every number, new ones, but for sums over nobody; what masks have turned is noised as well."""
-        out = rows.clone()
+        """Rows (r, n) with N(0, σ²) in every number, new ones, but for sums over nobody; what masks have turned is noised as well.
+
+        Args:
+            counts: of sums, how many clients each holds. Without it rows are single clients', and clipped once more: a row that was
+                rounded to 4 bits may stand for one of nearly twice the norm.
+        """
+        out = rows.clone() if counts is not None else self._clip.forward(rows, step)
         for n, row in enumerate(out):
             if counts is None or counts[n]:
                 row.add_(self._draws.normal(self.SERVER, f"{field} {n}", step, row), alpha=self.sigma)

@@ -7,11 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from mpmath import exp as mexp
 from mpmath import mp, mpf, ncdf
+from securecluster.protocols import FedAvg, OneShot
 
+from securecluster import Federation
 from securecluster.app.cli import main
+from securecluster.app.privacy import section
+from securecluster.objectives import Trajectory
 
 SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "2", "--threads", "1"]
 
@@ -76,3 +81,19 @@ def test_nothing_released_costs_nothing(tmp_path: Path, capsys: pytest.CaptureFi
     privacy, out = told(["local", *SMALL, "--clip", "1", "--noise", "1"], tmp_path / "r", capsys)
     assert (privacy["epsilon"], privacy["delta"], privacy["placement"]) == (0.0, 0.0, "nothing is released")
     assert " 0 (nothing is released" in out
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_windows_that_have_positions_in_common_are_told(unit: str) -> None:
+    draw = np.random.default_rng(0)
+    walks = {name: (draw.random((24, 4, 2)).astype(np.float32), draw.random((24, 2)).astype(np.float32)) for name in "abc"}
+    federation = Federation.from_arrays(walks, objective=Trajectory(), seed=0)
+    fitted = FedAvg(rounds=1, epochs=1, clip=1.0, noise=1.0, dp_unit=unit, model="lstm-trajectory").fit(federation)
+    assert any("one position may be in 5 examples" in text for text in section(fitted)["not_covered"]) == (unit == "example")
+
+
+def test_a_trusted_server_reads_clients_own_noise_as_such(small: Federation) -> None:
+    noised = {"clip": 1.0, "noise": 1.0, "dp_unit": "client", "placement": "central", "gram_noise": 1.0}
+    told = section(OneShot(rounds=1, epochs=1, tasks=2, sealed=False, **noised).fit(small))
+    how = {text.split(" of ")[0]: text for text in (*told["sees"], *told["lps_sees"]) if " call, " in text}
+    assert "before it adds noise" in how["delta"] and "with noise" in how["vectors"]

@@ -17,12 +17,15 @@ from sklearn.cluster import AgglomerativeClustering
 
 from securecluster import Federation, Iid, LabelSwap
 from securecluster.app.options import protocol_class
-from securecluster.errors import UpdateError, UsageError
+from securecluster.displacements import Outbox, TraineeState
+from securecluster.endpoint import config_hash
+from securecluster.errors import PolicyError, UpdateError, UsageError
 from securecluster.hierarchy import nearest, representatives
 from securecluster.messages import Call
+from securecluster.privacy.keys import Hello
 from securecluster.randomness import Randomness
 from securecluster.run import Run
-from securecluster.state import unpack
+from securecluster.state import pack, unpack
 from securecluster.transcript import Transcript
 from securecluster.transport import InProcess, Recorded, random_dropouts
 
@@ -119,6 +122,24 @@ def test_a_client_that_is_a_cluster_of_its_own_trains_alone_and_sends_nothing_mo
     assert [(e.to, e.round) for _, e in calls(fitted, "alone")] == [((2,), t) for t in range(4, 13)]
     assert not torch.equal(fitted.client_models_.row(2), fitted.client_models_.row(0))
     assert fitted.accuracy_[2] > 0.5
+
+
+def test_no_server_has_a_model_posted_that_was_trained_alone(small: Federation) -> None:
+    made = FLHC(mask="none", model="linear", clip=1.0, noise=1.0)
+    endpoint, config = made.build_client(small, Settings()), config_hash(made.config(small, "float32"))
+
+    def ask(name: str, sent: Any, who: int) -> Any:
+        return endpoint.answer(Call(config, name, "gather", 1, 1, (who,), sent, (1,))).reply
+
+    assert not ask("post", Hello(), 3).delta.values.any()
+    ask("alone", Outbox.start(6, fresh=False).letter([3]), 3)
+    kept = unpack(pack(endpoint.client.state(endpoint.keys.secrets)), TraineeState)
+    for _ in range(2):  # also after it was stopped and goes on
+        with pytest.raises(PolicyError, match="trained alone"):
+            ask("post", Hello(), 3)
+        assert not ask("post", Hello(), 2).delta.values.any()
+        endpoint = made.build_client(small, Settings())
+        endpoint.client.restore(kept)
 
 
 def test_who_is_missing_in_the_clustering_round_is_asked_again_under_the_same_mask() -> None:
