@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from typing import Any
 
 from securecluster.privacy.ledger import Event, Row
@@ -41,7 +42,8 @@ def section(fitted: Protocol) -> dict[str, Any]:
     finite = not math.isinf(price.epsilon)
     replaced = ledger.price(config["delta"], "replace") if finite and events else None
     noised = any(row.noise_multiplier for row in rows)
-    hidden = config["placement"] == "central" and fitted.per_client
+    central = config["placement"] == "central" and fitted.per_client
+    hidden = frozenset({name for event in events for name in event.fields} - set(fitted.multipliers(config)) if central else ())
     read = [text.replace("every client", "each of its clients") for text in _read(events, "lps", info.shows, hidden)] + fitted.lps_sees()
     return {
         "masks": _masks(fitted.mask, info.padding_bytes),
@@ -83,16 +85,16 @@ def _told(row: Row) -> dict[str, Any]:
     }
 
 
-def _read(events: list[Event], reader: str, shows: str, hidden: bool) -> list[str]:
+def _read(events: list[Event], reader: str, shows: str, hidden: Set[str]) -> list[str]:
     """What one kind of server reads of single replies.
 
     Args:
-        hidden: the server adds the noise itself.
+        hidden: fields that the server adds the noise of itself.
     """
     own = [event for event in events if event.reader == reader and event.seen]
     released = sorted({(event.method, name, event.mechanism == "gaussian") for event in own for name in event.fields})
-    how = "clipped, before it adds noise" if hidden else "with noise"
-    return [f"{name} of every client in every {method} call{f', {how}' * noised}: {shows}" for method, name, noised in released]
+    how = {name: "clipped, before it adds noise" if name in hidden else "with noise" for _, name, _ in released}
+    return [f"{name} of every client in every {method} call{f', {how[name]}' * noised}: {shows}" for method, name, noised in released]
 
 
 def _masks(name: str, padding_bytes: int) -> list[dict[str, Any]]:
@@ -117,7 +119,7 @@ def show(console: Any, privacy: dict[str, Any]) -> None:
     for mask in privacy["masks"]:
         if mask.get("padding_bytes"):
             table.add_row("padding", f"the {mask['kind']} adds {mask['padding_bytes']:,} bytes to every update and every average")
-    if privacy.get("noise"):
+    if _noised(privacy):
         table.add_row("noise", "; ".join(_release(row) for row in privacy["releases"] if row["mechanism"] != "free"))
     table.add_row("ε", _epsilon(privacy))
     for text in privacy.get("assumed", ()):
@@ -131,14 +133,18 @@ def _epsilon(privacy: dict[str, Any]) -> str:
     """ε, and all that it means nothing without."""
     about = f"({privacy['placement']}; {privacy['neighbouring']})"
     if privacy["epsilon"] is None:
-        told = f": without noise went {', '.join(privacy['exact'])}" if privacy.get("noise") else ""
+        told = f": without noise went {', '.join(privacy['exact'])}" if _noised(privacy) else ""
         return f"infinite {about}{told}"
-    if not privacy["epsilon"]:
+    if not privacy["delta"]:
         return f"0 {about}"
     beside = [f"{privacy['accountant']}; Rényi bound {privacy['epsilon_rdp']:.4g}"]
     if privacy["epsilon_replace"] is not None:
         beside.append(f"replacing instead {privacy['epsilon_replace']:.4g}")
     return f"{privacy['epsilon']:.4g} at δ = {privacy['delta']:g} {about}; {'; '.join(beside)}"
+
+
+def _noised(privacy: dict[str, Any]) -> bool:
+    return any(row["noise_multiplier"] for row in privacy["releases"])
 
 
 def _release(row: dict[str, Any]) -> str:
