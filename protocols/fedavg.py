@@ -38,4 +38,4 @@ class FedAvg(Protocol):
 
     def sees(self) -> list[str]:
         """What the weights show."""
-        return ["each client's number of samples (the plain sum reads every reply)"]
+        return ["each client's number of samples (the plain sum reads every reply)"] * (not self.per_client)

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from statistics import fmean as mean
 from typing import Any
 
-from securecluster.checks import check_choice, check_number
+from securecluster.checks import check_choice, check_noise, check_number
 from securecluster.cohort import LocalTraining
 from securecluster.costs import Costs
 from securecluster.data import Federation
@@ -25,6 +25,7 @@ from securecluster.privacy.guard import Guard
 from securecluster.privacy.stages import Pipeline, Stage
 from securecluster.tree import FULL
 
+BOUND = 1e9  # of clip norms: what they are multiplied with stays in the range of single precision
 History = list[tuple[float, float, int]]
 
 
@@ -76,8 +77,8 @@ class Private(ABC):
         check_choice(self, placement=("local", "central"), dp_unit=("client", "example"))
         for name in ("clip", "loss_clip", "target_epsilon"):
             if getattr(self, name) is not None:
-                check_number(self, name, 0, low_in=False)
-        check_number(self, "noise", 0)
+                check_number(self, name, 0, BOUND if name != "target_epsilon" else math.inf, low_in=False, high_in=True)
+        check_noise(self, "noise")
         check_number(self, "delta", 0, 1, low_in=False)
         if self.noise and self.target_epsilon is not None:
             raise UsageError("noise and target_epsilon both say how much noise there is: give one of them")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from securecluster.backend import torch
-from securecluster.checks import check_choice, check_number
+from securecluster.checks import check_choice, check_noise
 from securecluster.errors import UsageError
 from securecluster.privacy.draws import Draws
 from securecluster.similarity import BLOCK
@@ -149,7 +149,7 @@ def multipliers(z: float, mechanism: str) -> dict[str, float]:
 def check(given: Any) -> None:
     """Raise UsageError for noise of Gram matrices that cannot be, or is said twice; `given` has the options of one-shot clustering."""
     check_choice(given, gram_mechanism=("gram", "naive"))
-    check_number(given, "gram_noise", 0)
+    check_noise(given, "gram_noise")
     naive = given.gram_mechanism == "naive"
     if naive and given.target_epsilon is not None:
         raise UsageError("naive noise leaves relevance exact, so no noise reaches a target_epsilon: use the gram mechanism")

@@ -128,7 +128,7 @@ def show(console: Any, privacy: dict[str, Any]) -> None:
     for mask in privacy["masks"]:
         if mask.get("padding_bytes"):
             table.add_row("padding", f"the {mask['kind']} adds {mask['padding_bytes']:,} bytes to every update and every average")
-    if privacy.get("noise"):
+    if _noised(privacy):
         table.add_row("noise", "; ".join(_release(row) for row in privacy["releases"] if row["mechanism"] != "free"))
     table.add_row("ε", _epsilon(privacy))
     for text in privacy.get("assumed", ()):
@@ -142,14 +142,18 @@ def _epsilon(privacy: dict[str, Any]) -> str:
     """ε, and all that it means nothing without."""
     about = f"({privacy['placement']}; {privacy['neighbouring']})"
     if privacy["epsilon"] is None:
-        told = f": without noise went {', '.join(privacy['exact'])}" if privacy.get("noise") else ""
+        told = f": without noise went {', '.join(privacy['exact'])}" if _noised(privacy) else ""
         return f"infinite {about}{told}"
-    if not privacy["epsilon"]:
+    if not privacy["delta"]:
         return f"0 {about}"
     beside = [f"{privacy['accountant']}; Rényi bound {privacy['epsilon_rdp']:.4g}"]
     if privacy["epsilon_replace"] is not None:
         beside.append(f"replacing instead {privacy['epsilon_replace']:.4g}")
     return f"{privacy['epsilon']:.4g} at δ = {privacy['delta']:g} {about}; {'; '.join(beside)}"
+
+
+def _noised(privacy: dict[str, Any]) -> bool:
+    return any(row["noise_multiplier"] for row in privacy["releases"])
 
 
 def _release(row: dict[str, Any]) -> str:

@@ -85,9 +85,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """The least ε of one Gaussian release with sensitivity over σ = μ, to a relative 1e-9 and rounded up."""
     if mu == 0 or gaussian_delta(0.0, mu) <= math.log(delta):
         return 0.0
-    if not mu < 1e9:
-        return math.inf
     low, high = 0.0, mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # the tail bound of the privacy loss N(μ²/2, μ²)
+    if not mu < 1e9:
+        return high
     while high - low > 1e-10 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if gaussian_delta(middle, mu) <= math.log(delta) else (middle, high)

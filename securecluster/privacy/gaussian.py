@@ -51,7 +51,7 @@ class Clip:
     def _factors(self, rows: torch.Tensor) -> torch.Tensor:
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
         if not bool(norms.isfinite().all()):
-            raise UpdateError("an update is not finite, so it cannot be clipped: lower the learning rate (--lr)")
+            raise UpdateError("an update is not finite, so it cannot be clipped: lower the learning rate (--lr), or the noise")
         factors: torch.Tensor = self.norm / norms.clamp_min(self.norm)
         return factors.to(rows.dtype)
 

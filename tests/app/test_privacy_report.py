@@ -97,3 +97,23 @@ def test_a_trusted_server_reads_clients_own_noise_as_such(small: Federation) -> 
     told = section(OneShot(rounds=1, epochs=1, tasks=2, sealed=False, **noised).fit(small))
     how = {text.split(" of ")[0]: text for text in (*told["sees"], *told["lps_sees"]) if " call, " in text}
     assert "before it adds noise" in how["delta"] and "with noise" in how["vectors"]
+
+
+def test_epsilon_of_much_noise_keeps_its_delta_and_no_client_tells_its_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    privacy, out = told(["fedavg", *SMALL, "--clip", "1", "--noise", "1e6"], tmp_path / "r", capsys)
+    assert privacy["epsilon"] == 0 and privacy["delta"] == 1e-5
+    assert "0 at δ = 1e-05" in out and "number of samples" not in out
+    privacy, out = told(["local", *SMALL, "--clip", "1", "--noise", "1"], tmp_path / "l", capsys)
+    assert privacy["epsilon"] == 0 == privacy["delta"] and "ε 0 (nothing is released" in out and "z =" not in out
+
+
+def test_exact_releases_beside_noisy_vectors_are_named_and_who_adds_what_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["oneshot", "--clients", "6", *SMALL[4:], "--tasks", "2", "--gram-noise", "1"]
+    privacy, out = told(small, tmp_path / "r", capsys)
+    assert privacy["exact"] == ["contribute: delta", "contribute: size"] and "without noise went contribute: delta, contribute: size" in out
+    assert "vectors of eigen, once, z = 1" in out
+    central = ["--no-sealed", "--clip", "1", "--noise", "1", "--dp-unit", "client", "--placement", "central"]
+    privacy, _ = told([*small, *central], tmp_path / "c", capsys)
+    (vectors,) = (text for text in privacy["sees"] if text.startswith("vectors"))
+    (delta,) = (text for text in privacy["lps_sees"] if text.startswith("delta"))
+    assert "with noise" in vectors and "before it adds noise" in delta

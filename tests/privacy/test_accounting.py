@@ -149,6 +149,11 @@ def test_the_least_noise_for_all_clients(monkeypatch: pytest.MonkeyPatch) -> Non
     assert find_noise_for_all([], 2.0, DELTA) == find_noise_for_all([lambda z: []], 2.0, DELTA) == 0
 
 
+@pytest.mark.parametrize("z", [1e-9, 1e-8])
+def test_hardly_any_noise_has_a_price_all_the_same(z: float) -> None:
+    assert 0.5 < epsilon([(z, 1, 1)], DELTA).epsilon * z**2 < 0.5 + 10 * z, "μ²/2 and little more"
+
+
 def test_targets_that_cannot_be_met_say_so() -> None:
     with pytest.raises(UsageError, match="cannot be met by noise up to"):
         find_noise(lambda z: [(z, 1, 1), (5, 1, 1)], 0.5, DELTA)
