@@ -153,7 +153,7 @@ def _epsilon(privacy: dict[str, Any]) -> str:
 
 
 def _noised(privacy: dict[str, Any]) -> bool:
-    return any(row["noise_multiplier"] for row in privacy["releases"])
+    return any(row["noise_multiplier"] for row in privacy.get("releases", ()))
 
 
 def _release(row: dict[str, Any]) -> str:
