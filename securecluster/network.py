@@ -89,7 +89,8 @@ class Network:
         ready, step = self._open(method, query, to, step, tries)
         answer = self._insist(self._call(method, GATHER, query, to, ready, step, [1] * len(ready)), tries)
         reply = self._costs.read(release_of(method), answer.reply, step)
-        self._heard(method, GATHER, answer.ids, reply)
+        own = not release_of(method).private  # who trains for itself may have done so though no reply came
+        self._heard(method, GATHER, ready if own else answer.ids, reply)
         return Replies(answer.ids, cast(A, reply), self._missing(to, answer.ids), step)
 
     def post(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int]) -> Replies[A]:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
 
-from securecluster import Federation, Iid, LabelSwap, synthetic
+from securecluster import Federation, Iid, LabelSwap, synthetic, wire
 from securecluster.cohort import Cohort, LocalTraining
+from securecluster.endpoint import message_types
 from securecluster.estimator import fit
 from securecluster.messages import Rows
 from securecluster.pair_network import Plan
@@ -21,6 +22,8 @@ from securecluster.privacy.accounting import gaussian_epsilon
 from securecluster.privacy.canaries import Audit, lower_bound
 from securecluster.privacy.draws import Draws
 from securecluster.privacy.ledger import Ledger
+from securecluster.run import Run
+from securecluster.transport import Framed
 from securecluster.walks import Format
 
 
@@ -118,6 +121,27 @@ def test_what_clients_and_newcomers_do_is_priced_as_it_was(name: str, unit: str,
     spy.forget()
     fitted.predict(Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=2, samples=30, seed=9))
     check(fitted.joined_.ledger, spy, unit)
+
+
+def test_training_whose_reply_is_lost_on_the_way_is_priced(small: Federation, spy: Spy) -> None:
+    """The client has moved its model, which it hands in later."""
+    made = method("local-kmeans", dp_unit="example", local_rounds=2)
+    nodes = [made.build_client(small, Settings(), [i]) for i in range(6)]
+
+    def door(i: int) -> Any:
+        def answered(frame: bytes) -> bytes:
+            reply, header = nodes[i].answer_frame(frame), wire.peek(frame)
+            if (i, header.method, header.round) == (2, "alone", 1):
+                raise ConnectionError
+            return reply
+
+        return answered
+
+    transport = Framed({i: door(i) for i in range(6)}, lambda call: message_types(made.client, call)[1])
+    net = made.build_network(transport, made.config(small, "float32"))
+    net.state.ledger.samples = {i: node.client.cohort.sizes[0] for i, node in enumerate(nodes)}
+    made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    check(net.state.ledger, spy, "example")
 
 
 def audited(z: float) -> tuple[Audit, Any]:
