@@ -196,7 +196,8 @@ class Cohort:
         from securecluster.per_example import Private
 
         ids, sizes = [self.ids[i] for i in who], [self.sizes[i] for i in who]
-        return Private(self.secret, ids, sizes, weights, task.plan, task.step, self._fitting() if self.model.together else 1)
+        block, data = self._fitting() if self.model.together else 1, [self._train_on.digest(k) for k in who]
+        return Private(self.secret, ids, sizes, weights, task.plan, task.step, block, data)
 
     def _chunk_size(self) -> int:
         """Clients trained together: on a CPU as many as keep their weights in cache, and one where it convolves or says so."""

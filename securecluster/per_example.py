@@ -5,8 +5,8 @@ each example's gradient, ‖d‖²(‖x‖² + 1) for a dense layer (Goodfellow 
 clipped sum is one more product of the same tensors with rescaled rows (Bu et al. 2023, "book-keeping"), so no gradient of a single
 example of a dense layer is ever made. Any other module trains its examples as if each were a client of its own (`FlatModel.gradients`).
 
-What is secret is drawn from a seed of the client, the call, the weights that it starts from and the plan: which examples are in a batch,
-and the noise. Asked the same again, a client makes the same draws; asked anything else, others.
+What is secret is drawn from a seed of the client, the call, the weights that it starts from, its examples and the plan: which examples
+are in a batch, and the noise. Asked the same again, a client makes the same draws; asked anything else, others.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Private:
         sizes: how many examples each has, taken as public.
         weights: the models they start from, (b, d).
         block: examples whose gradients may be in memory at once, where a model has none by hand.
+        data: what stands for each client's examples: other examples have other noise, or two answers' difference would have none.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class Private:
         plan: LocalTraining,
         step: int,
         block: int,
+        data: Sequence[bytes] = (),
     ) -> None:
         self._plan, self._sizes, self._block = plan, sizes, block
-        about = list(_digests(weights, plan))
+        about = [own + mine for own, mine in zip(_digests(weights, plan), data or [b""] * len(ids), strict=True)]
         self._batches = [secret.seed(i, "dp-sgd batches", step, a) for i, a in zip(ids, about, strict=True)]
         self._normals = Normals([secret.seed(i, "dp-sgd noise", step, a) for i, a in zip(ids, about, strict=True)])
         self._deviations = weights.new_tensor([plan.noise * plan.clip / min(plan.batch_size, n) for n in sizes])

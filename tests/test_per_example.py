@@ -95,7 +95,7 @@ def starts(batched: Cohort) -> torch.Tensor:
 def private(batched: Cohort, k: int, start: torch.Tensor, plan: LocalTraining, step: int) -> Private:
     """The client's draws, alone."""
     assert batched.secret is not None
-    return Private(batched.secret, [batched.ids[k]], [batched.sizes[k]], start[None], plan, step, 1)
+    return Private(batched.secret, [batched.ids[k]], [batched.sizes[k]], start[None], plan, step, 1, [batched._train_on.digest(k)])
 
 
 def noises(batched: Cohort, k: int, start: torch.Tensor, plan: LocalTraining, step: int, steps: int) -> list[torch.Tensor]:
@@ -212,7 +212,10 @@ def test_asked_the_same_a_client_answers_the_same_and_else_draws_anew() -> None:
     assert drawn(batched, one, typed, 1) == same  # as a plan may be before it is written down
     moved = one.clone()
     moved[0] += 1e-12
+    altered = cohort()
+    altered._train_on = replace(altered._train_on, y=altered._train_on.y.flip(0))
     others = [
+        drawn(altered, one, plan, 1),
         drawn(batched, moved, plan, 1),
         drawn(batched, one, replace(plan, lr=0.2), 1),
         drawn(batched, one, plan, 2),
