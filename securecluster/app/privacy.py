@@ -144,7 +144,7 @@ def _epsilon(privacy: dict[str, Any]) -> str:
     if privacy["epsilon"] is None:
         told = f": without noise went {', '.join(privacy['exact'])}" if _noised(privacy) else ""
         return f"infinite {about}{told}"
-    if not privacy["delta"]:
+    if not privacy.get("delta"):
         return f"0 {about}"
     beside = [f"{privacy['accountant']}; Rényi bound {privacy['epsilon_rdp']:.4g}"]
     if privacy["epsilon_replace"] is not None:
@@ -153,7 +153,7 @@ def _epsilon(privacy: dict[str, Any]) -> str:
 
 
 def _noised(privacy: dict[str, Any]) -> bool:
-    return any(row["noise_multiplier"] for row in privacy["releases"])
+    return any(row["noise_multiplier"] for row in privacy.get("releases", ()))
 
 
 def _release(row: dict[str, Any]) -> str:
