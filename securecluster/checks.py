@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
@@ -39,7 +40,7 @@ def check_noise(given: Any, name: str) -> None:
 def check_number(given: Any, name: str, low: float, high: float = math.inf, low_in: bool = True, high_in: bool = False) -> None:
     """Raise UsageError where an attribute of `given` is no finite number in the interval from `low` to `high`."""
     value = getattr(given, name)
-    good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))
+    good = isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if not (good and (low < value or (low_in and low == value)) and (value < high or (high_in and value == high))):
         top = "finite" if math.isinf(high) else f"{'at most' if high_in else 'below'} {high:g}"
         raise UsageError(f"{name} = {value!r} is not possible: it is a number {'from' if low_in else 'above'} {low:g}, {top}")
