@@ -1,4 +1,4 @@
-"""What noise does to each protocol: ε, ARI, accuracy and bytes without noise and at two levels, for clients and for examples.
+"""What noise does to each protocol: ε, ARI, accuracy and bytes without noise and at two levels and more, for clients and for examples.
 
 python -m securecluster.benchmarks.private_runs [--seeds 3] [--minutes 20]
 
@@ -24,7 +24,7 @@ from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 
 PROTOCOLS: dict[str, type[Protocol]] = {p.name: p for p in (CFL, FLHC, SRFCA, OneShot, NSIM, IFCA, LocalKMeans, RandomClusters, FedAvg)}
-WAYS = (("client", 0.0), ("client", 0.01), ("client", 0.03), ("example", 0.5), ("example", 1.0))
+WAYS = (("client", 0.0), ("client", 0.01), ("client", 0.1), ("client", 0.5), ("example", 0.5), ("example", 1.0))
 CLIP = {"srfca": 10.0, "local-kmeans": 3.0, "nsim": 0.3}
 OWN: dict[str, dict[str, Any]] = {
     "oneshot": {"tasks": 2},
@@ -74,21 +74,22 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 def draw(sheet: Sheet, rows: Sequence[Row], scale: str) -> Path:
     """ARI (above) and accuracy (below) over the noise, for clients (left) and examples (right)."""
-    made, axes = figure(9, 6.5, 2, 2)
+    made, axes = figure(10, 7.5, 2, 2)
     for column, unit in enumerate(("client", "example")):
+        levels = [0.0, *(z for own, z in WAYS if own == unit and z)]
         for row, value in enumerate(("ari", "score")):
             ax = axes[row, column]
-            levels = [0.0, *(z for own, z in WAYS if own == unit and z)]
-            for k, name in enumerate(n for n in PROTOCOLS if value == "ari" or n != "nsim"):
+            for k, name in enumerate(PROTOCOLS):
                 at = [[x for r in rows if _is(r, name, unit, z) for x in numbers(r.get(value, ""))] for z in levels]
-                if all(at):
-                    ax.plot(range(len(levels)), [np.mean(v) for v in at], marker="osv^D*Phx"[k], label=name, alpha=0.8)
-            ax.set_xticks(range(len(levels)), ["none", *(f"z = {z:g}\nε ≈ {_epsilon(rows, unit, z)}" for z in levels[1:])])
+                if all(at) and (value == "ari" or name != "nsim"):  # whose metric is metres
+                    beside = [n + (k - 4) * 0.02 for n in range(len(levels))]  # lines that coincide
+                    ax.plot(beside, [np.mean(v) for v in at], color=f"C{k}", marker="osv^D*Phx"[k], label=name, alpha=0.8)
+            ax.set_xticks(range(len(levels)), ["none", *(f"z = {z:g}\nε from {_epsilon(rows, unit, z)}" for z in levels[1:])], fontsize=8)
             ax.set_ylim(-0.05, 1.05)
             ax.set_ylabel("ARI" if value == "ari" else "accuracy")
             ax.set_title(f"unit of privacy: one {unit}" if not row else "")
             ax.grid(alpha=0.3)
-    axes[0, 1].legend(fontsize=7, loc="upper right", ncols=2)
+    made.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(PROTOCOLS), fontsize=8)
     return sheet.save(made, scale)
 
 
@@ -100,7 +101,8 @@ def _is(row: Row, name: str, unit: str, z: float) -> bool:
 def _epsilon(rows: Sequence[Row], unit: str, z: float) -> str:
     """The range over protocols."""
     found = [x for r in rows if r["unit"] == unit and float(r["noise"]) == z for x in numbers(r.get("epsilon", "")) if math.isfinite(x)]
-    return f"{min(found):.2g} – {max(found):.2g}" if found else "?"
+    least, most = (f"{float(f'{x:.2g}'):,.0f}" for x in (min(found), max(found))) if found else ("?", "?")
+    return f"{least}\nto {most}"
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

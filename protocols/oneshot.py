@@ -186,8 +186,9 @@ class OneShot(Protocol):
         return list(SEEN["gps"])
 
     def not_covered(self) -> list[str]:
-        """Adds naive noise, whose own price is not the run's."""
-        return super().not_covered() + noisy_gram.said(self.gram_noise, self.gram_mechanism, int(self.vectors), self.delta)
+        """Adds naive noise, whose own price is not the run's, and what features are made of."""
+        own = noisy_gram.trusted(self.features, self.public) if self.gram_noise or self.target_epsilon else []
+        return super().not_covered() + own + noisy_gram.said(self.gram_noise, self.gram_mechanism, int(self.vectors), self.delta)
 
     def client_sees(self) -> list[str]:
         """Eigenvectors."""

@@ -32,7 +32,7 @@ SMALLEST, GREATEST = 1e-9, 1e6  # of noise multipliers: beyond, squares of what 
 def check_noise(given: Any, name: str) -> None:
     """Raise UsageError where an attribute of `given` is no noise multiplier: 0, or a number whose price is a number."""
     value = getattr(given, name)
-    good = isinstance(value, Real) and not isinstance(value, bool) and (value == 0 or SMALLEST <= value <= GREATEST)
+    good = isinstance(value, Real) and not isinstance(value, bool) and (value == 0 or SMALLEST <= float(value) <= GREATEST)
     if not good:
         raise UsageError(f"{name} = {value!r} is not possible: it is 0, for none, or a number from {SMALLEST:g} to {GREATEST:g}")
 

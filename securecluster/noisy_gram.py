@@ -170,3 +170,12 @@ def said(z: float, mechanism: str, p: int, delta: float) -> list[str]:
         f"naive noise of std {z * 2 * math.sqrt(p):.3g} is on eigenvectors alone: by their trivial sensitivity 2√p, whoever is protected,"
         f" ε = {alone:.3g} for them; relevance is exact, so ε of all that is released is infinite"
     ]
+
+
+def trusted(features: object, public: str | None) -> list[str]:
+    """What is taken for granted of the feature map where Gram matrices have noise."""
+    if features == "pca":
+        return [
+            f"the features are principal components of {public}, taken as public: clients' samples that are among these are not covered"
+        ]
+    return [] if isinstance(features, str) else ["features of your own are taken as made without any client's data, one sample at a time"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,15 +12,19 @@ from scipy import stats
 
 from securecluster.briefs import Brief
 from securecluster.costs import Costs
-from securecluster.endpoint import GATHER, Release
+from securecluster.endpoint import GATHER, SUM, Endpoint, Release, Turn, answers
 from securecluster.errors import PolicyError, UpdateError, UsageError
 from securecluster.messages import Rows
+from securecluster.network import Network
 from securecluster.privacy import quantise
+from securecluster.privacy.aggregators import Plain
 from securecluster.privacy.draws import Draws
 from securecluster.privacy.gaussian import Clip, Curator, Noise
+from securecluster.privacy.keys import Hello, KeyRing
 from securecluster.privacy.masks import build
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
+from securecluster.transport import InProcess
 
 DRAWS = Draws.derived(Randomness(3))
 
@@ -98,6 +103,41 @@ def test_shares_of_noise_add_up_in_a_sum_and_leave_only_in_one() -> None:
     assert pipeline.shares == n and pipeline.multiplier == 2.0 and pipeline.noise(4000) == pytest.approx(4000 * 4.0 / n)
     with pytest.raises(UsageError, match="honest"):
         Noise(1.0, 1.0, shares=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    delta: Rows
+
+
+class Toy:
+    """A client whose answer is a row of zeros."""
+
+    @answers(GATHER, SUM, through=("delta",))
+    def tell(self, turn: Turn, query: Hello) -> Row:
+        return Row(Rows(torch.zeros(len(turn.ids), 8)))
+
+
+class Blind(Plain):
+    """An aggregator that says that it reads no reply."""
+
+    server_reads_replies = False
+
+
+def test_shares_of_noise_wait_for_an_aggregator_that_reads_no_reply() -> None:
+    pipeline = armed(Clip(1.0), Noise(1.0, 2.0, shares=3))
+    endpoint = Endpoint(Toy(), range(4), "c", pipeline, KeyRing("c", Randomness(0), lambda seed: None))
+    with pytest.raises(UsageError, match="reads every reply"):
+        Network(4, InProcess(endpoint.answer), "c", pipeline, Randomness(0))
+    net = Network(4, InProcess(endpoint.answer), "c", pipeline, Randomness(0), Blind())
+    with pytest.raises(PolicyError, match="3 shares"):
+        net.gather(Toy.tell, Hello(), to=[0, 1, 2, 3])
+    with pytest.raises(PolicyError, match="sum over 2"):
+        net.sum(Toy.tell, Hello(), to=[0, 1])
+    total = net.sum(Toy.tell, Hello(), to=[0, 1, 2, 3])
+    assert total.counts == (4,) and bool(total.rows.delta.table.any())
+    (event,) = net.state.ledger.events
+    assert (event.mechanism, event.noise_multiplier) == ("gaussian", 2.0)
 
 
 def test_a_trusted_server_noises_sums_over_somebody_alone() -> None:

@@ -260,3 +260,10 @@ def test_a_target_is_reached_with_the_gram_matrix_in_it(tasks: Federation) -> No
 def test_what_cannot_work_is_refused(params: dict[str, Any], word: str, tasks: Federation) -> None:
     with pytest.raises(UsageError, match=word):
         OneShot(rounds=1, **params).fit(tasks)
+
+
+def test_what_features_are_made_of_is_told() -> None:
+    pca = OneShot(gram_noise=1.0, features="pca", public="digits")
+    assert any("principal components of digits" in text for text in pca.not_covered())
+    assert any("features of your own" in text for text in OneShot(clip=1.0, target_epsilon=1.0, features=torch.nn.Flatten()).not_covered())
+    assert OneShot(gram_noise=1.0).not_covered() == OneShot(features="pca", public="digits").not_covered() == []

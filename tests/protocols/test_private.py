@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,26 @@ def test_nodes_with_one_client_each_draw_as_they_do_together(name: str, way: str
     finals = torch.cat([made.final(node.client, state).values for node in nodes]) if name != "ifca" else None
     if finals is not None:
         torch.testing.assert_close(finals, together.client_models_.values, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["cfl", "cfl-sketch", "flhc", "srfca-loss", "srfca-l2", "ifca"])
+def test_models_that_cost_nothing_are_made_of_what_clients_were_sent(name: str, dropout: float, small: Federation) -> None:
+    """Clients with other data who are asked the same post the same."""
+    made, draw = method(name, rounds=4, participation=0.6, **CLIENT), np.random.default_rng(1)
+    fitted, posted = made.fit(small, Settings(transcript="full", dropout=dropout)), 0
+    shards = tuple(replace(s, x=draw.random(s.x.shape).astype(np.float32), y=draw.permutation(s.y)) for s in small.shards)
+    others = made.build_client(replace(small, shards=shards), Settings())
+    for position in range(len(fitted.transcript_.entries)):
+        call, told = fitted.transcript_.content(position)
+        if told.reply is not None:
+            again = others.answer(call.select([call.to.index(i) for i in told.ids]))
+            if call.method in ("post", "show"):
+                assert torch.equal(again.reply.delta.values, told.reply.delta.values)
+                posted += len(told.ids)
+            elif call.method == "train":
+                assert not torch.equal(again.reply.delta.values, told.reply.delta.values)
+    assert posted
 
 
 @pytest.mark.parametrize("way", WAYS)
