@@ -25,7 +25,7 @@ from securecluster.privacy.guard import Guard
 from securecluster.privacy.stages import Pipeline, Stage
 from securecluster.tree import FULL
 
-BOUND = 1e9  # of clip norms: what they are multiplied with stays in the range of single precision
+BOUNDS = (1e-12, 1e9)  # of clip norms: single precision holds what noise multiplies them to, with its last bits
 History = list[tuple[float, float, int]]
 
 
@@ -75,9 +75,11 @@ class Private(ABC):
     def check_private(self) -> None:
         """Raise UsageError for options of differential privacy that do not go together."""
         check_choice(self, placement=("local", "central"), dp_unit=("client", "example"))
-        for name in ("clip", "loss_clip", "target_epsilon"):
+        for name in ("clip", "loss_clip"):
             if getattr(self, name) is not None:
-                check_number(self, name, 0, BOUND if name != "target_epsilon" else math.inf, low_in=False, high_in=True)
+                check_number(self, name, *BOUNDS, high_in=True)
+        if self.target_epsilon is not None:
+            check_number(self, "target_epsilon", 0, low_in=False)
         check_noise(self, "noise")
         check_number(self, "delta", 0, 1, low_in=False)
         if self.noise and self.target_epsilon is not None:

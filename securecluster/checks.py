@@ -31,15 +31,22 @@ SMALLEST, GREATEST = 1e-9, 1e6  # of noise multipliers: beyond, squares of what 
 def check_noise(given: Any, name: str) -> None:
     """Raise UsageError where an attribute of `given` is no noise multiplier: 0, or a number whose price is a number."""
     value = getattr(given, name)
-    good = isinstance(value, Real) and not isinstance(value, bool) and (value == 0 or SMALLEST <= float(value) <= GREATEST)
-    if not good:
+    if not (_float(value) == 0 or SMALLEST <= _float(value) <= GREATEST):
         raise UsageError(f"{name} = {value!r} is not possible: it is 0, for none, or a number from {SMALLEST:g} to {GREATEST:g}")
 
 
 def check_number(given: Any, name: str, low: float, high: float = math.inf, low_in: bool = True, high_in: bool = False) -> None:
     """Raise UsageError where an attribute of `given` is no finite number in the interval from `low` to `high`."""
     value = getattr(given, name)
-    good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))
-    if not (good and (low < value or (low_in and low == value)) and (value < high or (high_in and value == high))):
+    x = _float(value)
+    if not (math.isfinite(x) and (low < x or (low_in and low == x)) and (x < high or (high_in and x == high))):
         top = "finite" if math.isinf(high) else f"{'at most' if high_in else 'below'} {high:g}"
         raise UsageError(f"{name} = {value!r} is not possible: it is a number {'from' if low_in else 'above'} {low:g}, {top}")
+
+
+def _float(value: object) -> float:
+    """NaN for what is no number, infinite for what is too large for a float."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.inf

@@ -64,7 +64,7 @@ class FlatModel:
     def views(self, flat: torch.Tensor) -> Params:
         """Parameters by name as views into flat rows (…, d) -> (…, *shape)."""
         parts = torch.split(flat, [s.numel() for s in self.shapes.values()], dim=-1)
-        return {n: p.view(*flat.shape[:-1], *s) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
+        return {n: p.view((*flat.shape[:-1], *s)) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
 
     def call(self, views: Params, x: torch.Tensor, key: torch.Tensor | None = None) -> torch.Tensor:
         """The module's output on x (n, …) with these parameters; dropout is drawn from `key`, or off without one."""

@@ -277,6 +277,22 @@ def test_a_state_dict_loads_into_the_users_own_module(make: Callable[[], nn.Modu
     torch.testing.assert_close(target(x).detach(), flat.call(flat.views(row), x))
 
 
+def test_a_parameter_without_dimensions_is_one_number() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.scale = nn.Linear(3, 2), nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scale * self.inner(x)
+
+    module, x = Scaled(), torch.ones(4, 3)
+    flat = FlatModel(module)
+    row = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    torch.testing.assert_close(flat.call(flat.views(row), x), module(x))
+    torch.testing.assert_close(flat.views(torch.stack([row, row]))["scale"], torch.tensor([2.0, 2.0]))
+
+
 def test_the_processs_default_number_type_does_not_matter() -> None:
     module = Own()
     torch.set_default_dtype(torch.float64)

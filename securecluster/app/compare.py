@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from securecluster.data import Federation
 
 Row = dict[str, Any]
-COLUMNS = ("clusters", "ari", "at_target", "up", "down", "servers", "epsilon", "seconds", "error")
+COLUMNS = ("clusters", "ari", "at_target", "up", "down", "servers", "epsilon", "dp_unit", "seconds", "error")
 
 
 def start(argv: Sequence[str]) -> int:
@@ -118,7 +118,7 @@ def _empty(metric: str) -> Row:
 
 
 def _row(result: dict[str, Any]) -> Row:
-    metrics, sent, metric = result["metrics"], result["bytes"], result["metric"]
+    metrics, sent, metric, privacy = result["metrics"], result["bytes"], result["metric"], result["privacy"]
     return {
         "protocol": result["protocol"],
         **_empty(metric),
@@ -130,7 +130,8 @@ def _row(result: dict[str, Any]) -> Row:
         "up": sent["up"],
         "down": sent["down"],
         "servers": sent["servers"],
-        "epsilon": result["privacy"]["epsilon"],
+        "epsilon": privacy["epsilon"],
+        "dp_unit": privacy["unit"] if any(release["noise_multiplier"] for release in privacy["releases"]) else None,
         "seconds": result["seconds"],
     }
 

@@ -31,7 +31,14 @@ def show(content: dict[str, Any]) -> None:
             table.add_column(heading, justify="left" if heading == "protocol" else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(row[str(column.header)] for column in table.columns))
+    table.caption = "; ".join(_protected(content["protocols"]))
     Console().print(table)
+
+
+def _protected(rows: Lines) -> list[str]:
+    """Whose ε each protocol's is: of a client and of an example they are not to be compared."""
+    units = {unit: [row["protocol"] for row in rows if row.get("dp_unit") == unit] for unit in ("client", "example")}
+    return [f"ε of one {unit}: {', '.join(names)}" for unit, names in units.items() if names]
 
 
 def _cells(row: dict[str, Any], target: float | None, metric: str) -> dict[str, str]:

@@ -315,3 +315,6 @@ def test_columns_without_a_number_are_left_out(capsys: pytest.CaptureFixture[str
     told = capsys.readouterr().out
     assert re.search(r"before +accuracy +at 0.9 .* 0.700 +0.950 +0.750 .* 0.700 +0.950 +– ", told, re.S)
     assert re.search(r"up\+down +servers .* 0.0 kB +30.0 kB +∞ .* 0.0 kB +– +∞ ", told, re.S)
+    assert "of one" not in printed
+    side_by_side.show(content | {"protocols": [row | {"epsilon": 8.0, "dp_unit": "client"}, row | {"epsilon": 9.0, "dp_unit": "example"}]})
+    assert re.search(r" 8 .* 9 .*ε of one client: cfl; ε of one example: cfl", capsys.readouterr().out, re.S), "units are told apart"

@@ -207,6 +207,9 @@ def test_central_noise_on_a_mean_is_smaller_by_the_root_of_the_clients(small: Fe
         ({"clip": 1.0, "noise": 1e-200}, "from 1e-09 to 1e"),  # its square is 0
         ({"clip": 1.0, "noise": 1e200}, "from 1e-09 to 1e"),
         ({"clip": 1e200}, "clip = 1e"),
+        ({"clip": 10**400}, "at most 1e"),
+        ({"clip": 1e-44}, "from 1e-12"),
+        ({"clip": 1.0, "target_epsilon": 10**400}, "target_epsilon = 1"),
         ({"delta": 0.0}, "delta = 0.0"),
         ({"delta": 1.0}, "delta = 1.0"),
         ({"placement": "here"}, "placement 'here'"),
