@@ -89,7 +89,9 @@ class Private(ABC):
         if self.per_client and getattr(self, "average", "uniform") == "weighted":
             raise UsageError("a clipped update counts as much as any other, since its weight would tell |D_i|: take average uniform")
         if self.placement == "central" and self.dp_unit == "example":
-            raise UsageError("with dp_unit example clients train with noise, so it is theirs: leave the placement local, or take dp_unit client")
+            raise UsageError(
+                "with dp_unit example clients train with noise, so it is theirs: leave the placement local, or take dp_unit client"
+            )
 
     @property
     def noisy(self) -> bool:
