@@ -188,7 +188,7 @@ def test_a_step_of_dp_sgd_is_audited_by_a_canary_sample(share: float, honest: bo
 def test_sampled_steps_of_dp_sgd_are_no_less_private_than_their_price(share: float, honest: bool) -> None:
     plan = LocalTraining(1e-9, 2, 2, clip=NORM, noise=share)  # q = 1/3, six steps
     audit = lower_bound(*trained(plan, 6, 1000))
-    assert audit.epsilon(0.01) > 0.5
+    assert audit.epsilon(0.01) > 0.3  # it sees something
     assert (audit.epsilon(0.2) <= priced(plan, 6, 1, 0.2)) == honest
 
 
