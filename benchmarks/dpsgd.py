@@ -106,7 +106,8 @@ def opacus(batched: Cohort, plan: LocalTraining) -> torch.Tensor:
             expected_batch_size=min(plan.batch_size, size),
             loss_reduction="mean",
         )
-        draws = Private(secret, [batched.ids[client]], [size], batched.start[None], plan, 1, 1)
+        own = [batched._train_on.digest(client)]
+        draws = Private(secret, [batched.ids[client]], [size], batched.start[None], plan, 1, 1, own)
         for batch in draws.batches(0):
             rows = torch.as_tensor(batch + batched._offsets[client])
             optimizer.zero_grad()

@@ -52,10 +52,10 @@ class Private:
         plan: LocalTraining,
         step: int,
         block: int,
-        data: Sequence[bytes] = (),
+        data: Sequence[bytes],
     ) -> None:
         self._plan, self._sizes, self._block = plan, sizes, block
-        about = [own + mine for own, mine in zip(_digests(weights, plan), data or [b""] * len(ids), strict=True)]
+        about = [own + mine for own, mine in zip(_digests(weights, plan), data, strict=True)]
         self._batches = [secret.seed(i, "dp-sgd batches", step, a) for i, a in zip(ids, about, strict=True)]
         self._normals = Normals([secret.seed(i, "dp-sgd noise", step, a) for i, a in zip(ids, about, strict=True)])
         self._deviations = weights.new_tensor([plan.noise * plan.clip / min(plan.batch_size, n) for n in sizes])

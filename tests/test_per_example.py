@@ -392,7 +392,7 @@ def test_a_tiny_and_a_huge_side_do_not_hide_a_gradient() -> None:
 def test_batches_are_poisson_samples() -> None:
     plan, size, steps = LocalTraining(0.1, 1, 7, steps=4000, clip=1.0), 20, 4000
     rate = 7 / 20
-    batches = list(Private(Keys(), [0], [size], torch.zeros(1, 3), plan, 1, 1).batches(0))
+    batches = list(Private(Keys(), [0], [size], torch.zeros(1, 3), plan, 1, 1, [b"own"]).batches(0))
     hits = np.zeros((steps, size))
     for s, batch in enumerate(batches):
         assert list(batch) == sorted(set(batch.tolist()))
