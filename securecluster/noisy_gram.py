@@ -92,7 +92,7 @@ class GramNoise:
     def matrix(self, features: torch.Tensor, client: int) -> torch.Tensor:
         """The client's noisy A, (D, D) float64: drawn once for these data, the same whenever it is asked for.
 
-        It is made again when it is needed and not kept; making it holds about six matrices (D, D) in float64, 27 MB at D = 784.
+        It is made again when it is needed and not kept; making it holds about six matrices (D, D) in float64.
         """
         row = packed(gram(features, self.per_client))
         row += self.multiplier * self.draws.normal(client, "gram", 0, row)
