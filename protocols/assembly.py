@@ -23,14 +23,14 @@ from securecluster.network import NetworkState
 from securecluster.objectives import objective
 from securecluster.privacy.draws import Draws
 from securecluster.privacy.keys import KeyRing, Secrets
-from securecluster.privacy.ledger import Ledger
+from securecluster.privacy.ledger import Event, Ledger
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
+from securecluster.run import Appended, Line, Run
 from securecluster.run import Kept as Part
-from securecluster.run import Line, Run
 from securecluster.settings import Settings
-from securecluster.state import pack, unpack
-from securecluster.transcript import Transcript
+from securecluster.state import pack, plain, structured, unpack
+from securecluster.transcript import Recording, Transcript
 from securecluster.transport import InProcess, Recorded, random_dropouts
 
 if TYPE_CHECKING:
@@ -42,14 +42,6 @@ class Origin:
     """A checkpoint's word on where it comes from."""
 
     config: str  # its hash
-
-
-@dataclass
-class Recording:
-    """A checkpoint's word on the transcript."""
-
-    count: int
-    totals: dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -121,12 +113,29 @@ def carry_out(
     parts = {
         "origin": Part(Origin, lambda: Origin(config_hash(config)), check_origin),
         "clients": Part(TraineeState, lambda: client.state(keys.secrets), restore_clients),
-        "network": Part(NetworkState, lambda: net.state, lambda state: setattr(net, "state", state)),
-        "transcript": Part(Recording, lambda: Recording(*transcript.snapshot()), lambda r: transcript.rewind(r.count, r.totals)),
+        "network": Part(
+            NetworkState,
+            lambda: _without_events(net.state),
+            lambda state: setattr(net, "state", state),
+        ),
+        "transcript": Part(Recording, transcript.snapshot, transcript.rewind),
     }
-    run = Run(folder, parts, observe, report, lambda number: setattr(net, "round", int(number)))
+    events = Appended(
+        lambda: net.state.ledger.events,
+        lambda found: setattr(net.state.ledger, "events", found),
+        plain,
+        lambda event: structured(event, Event),
+    )
+    run = Run(
+        folder,
+        parts,
+        observe,
+        report,
+        lambda number: setattr(net, "round", int(number)),
+        {"ledger": events},
+    )
     if not run.resumed:
-        transcript.rewind(0, {})  # what a run left that was killed before its first checkpoint
+        transcript.rewind(Recording())  # what a run left that was killed before its first checkpoint
     state = protocol.serve(net, run)
     labels, models = [int(c) for c in state.labels], protocol.final(client, state)
     scores = client.cohort.scores(models)
@@ -135,6 +144,7 @@ def carry_out(
         scores.tolist(), None if federation.truth is None else dict(agreement(labels, federation.truth)), net.state, run.seconds,
         client.cohort.device.type,
     )  # fmt: skip
+    assert models.index is not None
     assert models.index is not None
     return Kept(learned, pack(state), TraineeState(models.table, list(models.index), keys.secrets)), transcript
 
@@ -166,6 +176,11 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
     with torch.inference_mode(False), cpu_threads(settings.threads):
         labels = protocol.place(net, unpack(protocol.kept_.server, protocol.state_class()), guests.ids)
     return Joined(tuple(map(int, labels)), net.state.ledger, transcript, transcript.totals())
+
+
+def _without_events(state: NetworkState) -> NetworkState:
+    """Return the network's state without the ledger's events, which are appended to a file of their own."""
+    return replace(state, ledger=replace(state.ledger, events=[]))
 
 
 def _samples(client: Trainee) -> dict[int, int]:

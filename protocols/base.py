@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -16,7 +17,7 @@ from securecluster.protocols.agreed import check_kind, known, numbers
 from securecluster.protocols.assembly import Joined, build_client, carry_out, join, opened
 from securecluster.protocols.method import Method
 from securecluster.protocols.private import Private, Releases
-from securecluster.protocols.saving import Kept, load, save
+from securecluster.protocols.saving import Kept, load, read_kept, save
 
 from securecluster.backend import torch
 from securecluster.checks import check_number, check_whole
@@ -27,7 +28,7 @@ from securecluster.displacements import Trainee
 from securecluster.endpoint import Endpoint, config_hash, message_types
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
-from securecluster.network import Network
+from securecluster.network import Network, NetworkState
 from securecluster.objectives import Objective, objective
 from securecluster.privacy.draws import Draws
 from securecluster.privacy.masks import MaskInfo, build, describe
@@ -107,13 +108,17 @@ class Protocol(Private, Method):
         federation: Federation,
         settings: Settings | None = None,
         *,
-        folder: Path | None = None,
+        folder: Path | str | None = None,
         report: Callable[[Line], None] = lambda line: None,
     ) -> Self:
         """Run the protocol on a federation, in this process.
 
         Args:
-            folder: a run folder; with a checkpoint of the same configuration in it, the run goes on from there.
+            federation: the clients and their data.
+            settings: where and how the run is carried out.
+            folder: a run folder to write to; None keeps everything in memory. A new or empty folder is taken. A run
+                of the same configuration, settings and data that was stopped there goes on, and one that has ended
+                is loaded. It is a run folder like those of the command line, with configuration, result and pictures.
             report: called with the history line of each round.
 
         Raises:
@@ -123,10 +128,40 @@ class Protocol(Private, Method):
         check_kind(federation)
         self.check(len(federation))
         check_settings(settings, federation)
+        if folder is None:
+            return self._run(federation, settings, None, report)
+        # The one call upwards, hence by name: what a run folder holds (results, pictures) is the app's to write.
+        recorder = importlib.import_module("securecluster.app.runs")
+        recorder.fit(self, federation, settings, Path(folder), report)
+        return self
+
+    def run_in(self, folder: Path, federation: Federation, settings: Settings, report: Callable[[Line], None]) -> Self:
+        """Run, or go on from the last checkpoint, in a folder that the caller has locked and checked."""
+        return self._run(federation, settings, folder, report)
+
+    def _run(
+        self,
+        federation: Federation,
+        settings: Settings,
+        folder: Path | None,
+        report: Callable[[Line], None],
+    ) -> Self:
         with torch.inference_mode(False), cpu_threads(settings.threads):
             kept, transcript = carry_out(self, federation, settings, folder, report)
         self.transcript_ = transcript
         return self.adopt(kept)
+
+    def restore_from(self, folder: Path) -> Self:
+        """Take over what a finished run in a folder learned; its hyper-parameters are this protocol's."""
+        self.adopt(read_kept(folder))
+        self._open_transcript(folder)
+        return self
+
+    def _open_transcript(self, folder: Path) -> None:
+        """Open the transcript of a run folder; what `save` wrote has none."""
+        path = folder / "transcript"
+        if path.is_dir():
+            self.transcript_ = Transcript.open(path, self.message_types)
 
     def adopt(self, kept: Kept) -> Self:
         """Take over what was learned: it becomes the attributes that end in an underscore."""
@@ -177,11 +212,18 @@ class Protocol(Private, Method):
 
         A module of your own is saved by its weights, not its code. The transcript is not saved: give `fit` a folder for that.
         """
-        save(self.as_run(), Path(folder))
+        target = Path(folder)
+        if (target / ".securecluster").is_file():
+            raise UsageError(f"{target} is a run folder, whose files belong together: save to another folder")
+        self.write(target)
+
+    def write(self, folder: Path) -> None:
+        """Write what was learned into a folder, which may be that of its run."""
+        save(self.as_run(), folder)
 
     @classmethod
     def load(cls, folder: Path | str, model: Any = None, **own: Any) -> Self:
-        """A fitted protocol from the folder that `save` wrote, or from a finished run's.
+        """A fitted protocol from the folder that `save` wrote, or from a finished run's, which has its `transcript_`, too.
 
         Args:
             model: the module, where the run trained one of your own.
@@ -190,7 +232,9 @@ class Protocol(Private, Method):
         Raises:
             RunFolderError: nothing to load there, or it does not parse. UsageError: another protocol's folder, or another module.
         """
-        return load(cls, Path(folder), model, own)
+        found = load(cls, Path(folder), model, own)
+        found._open_transcript(Path(folder))
+        return found
 
     def _fitted(self) -> Kept:
         if not hasattr(self, "kept_"):
@@ -277,12 +321,16 @@ class Protocol(Private, Method):
         Raises:
             ReplayError: a request differs from the recorded one by a bit, so the server used something no verb gave it.
         """
+        return pack(self.replayed(transcript, config, threads)[0])
+
+    def replayed(self, transcript: Transcript, config: dict[str, Any], threads: int = 0) -> tuple[Any, NetworkState]:
+        """As `replay`, but return the server's final state, and that of its network with the ledger."""
         transport = Replay(transcript)
         net = self.build_network(transport, config)
         with torch.inference_mode(False), cpu_threads(threads):
             state = self.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
         transport.finish()
-        return pack(state)
+        return state, net.state
 
     def mask_info(self) -> MaskInfo:
         """What the result says of this run's mask."""

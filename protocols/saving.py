@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from securecluster import files
+from securecluster import files, manifest
 from securecluster.backend import torch
 from securecluster.displacements import TraineeState
 from securecluster.errors import RunFolderError, UsageError
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from securecluster.protocols.base import Protocol
 
 P = TypeVar("P", bound="Protocol")
-SCHEMA = 3
+SCHEMA = 4
+LEARNED, SERVER, CLIENTS = "learned.safetensors", "server.safetensors", "clients.safetensors"
+MODELS, START = "models.safetensors", "start.safetensors"
+ALWAYS = [CLIENTS, LEARNED, MODELS, SERVER]
 
 
 @dataclass
@@ -54,32 +57,46 @@ class Kept:
 
 
 def save(protocol: Protocol, folder: Path) -> None:
-    """Write a fitted protocol; `learned.safetensors` comes last and means that the folder is whole."""
+    """Write a fitted protocol; the manifest comes last and means that the folder is whole."""
     from safetensors.torch import save as encode
 
     kept = protocol.kept_
     files.make_folder(folder)
-    last = folder / "learned.safetensors"
-    files.remove(last)
+    for name in (manifest.NAME, LEARNED, START):
+        files.remove(folder / name)
     models = [{name: t for name, t in state.items() if isinstance(t, torch.Tensor)} for state in protocol.models_]
     tensors = {f"cluster{c}.{name}": t.contiguous() for c, state in enumerate(models) for name, t in state.items()}
     meta = {"labels": json.dumps(kept.learned.labels), "model": json.dumps(kept.learned.params["model"])}
-    files.write_atomic(folder / "models.safetensors", encode(tensors, {"securecluster": json.dumps(meta, sort_keys=True)}))
-    files.write_atomic(folder / "server.safetensors", kept.server)
-    files.write_atomic(folder / "clients.safetensors", pack(kept.clients), 0o600)
+    files.write_atomic(folder / MODELS, encode(tensors, {"securecluster": json.dumps(meta, sort_keys=True)}))
+    files.write_atomic(folder / SERVER, kept.server)
+    files.write_atomic(folder / CLIENTS, pack(kept.clients), 0o600)
     if not isinstance(protocol.model, str):
-        files.write_atomic(folder / "start.safetensors", encode({n: t.contiguous() for n, t in protocol.start_.items()}))
-    files.write_atomic(last, pack(kept.learned))
+        files.write_atomic(folder / START, encode({n: t.contiguous() for n, t in protocol.start_.items()}))
+    files.write_atomic(folder / LEARNED, pack(kept.learned))
+    written = [*ALWAYS, START] if (folder / START).exists() else ALWAYS
+    manifest.write(folder, written)
+
+
+def read_kept(folder: Path) -> Kept:
+    """Return what the fitted protocol of a folder keeps, after a check of all its files.
+
+    Raises:
+        RunFolderError: nothing to load there, or a file is missing or differs from what was written.
+    """
+    if not (folder / LEARNED).is_file() and not (folder / manifest.NAME).is_file():
+        raise RunFolderError(f"{folder} holds no fitted protocol (no {LEARNED}): give the folder that save wrote, or a finished run's")
+    marks = manifest.read(folder)
+    data = {name: manifest.checked(folder, name, marks) for name in ALWAYS}
+    learned = unpack(data[LEARNED], Learned)
+    if learned.schema != SCHEMA:
+        raise RunFolderError(f"{folder} was saved in schema {learned.schema}, this version reads {SCHEMA}: use the version that saved it")
+    return Kept(learned, data[SERVER], unpack(data[CLIENTS], TraineeState))
 
 
 def load(kind: type[P], folder: Path, model: Any, own: dict[str, Any]) -> P:
     """The fitted protocol of a folder; `own` are hyper-parameters that are no names or numbers, whose code is not saved."""
-    path = folder / "learned.safetensors"
-    if not path.is_file():
-        raise RunFolderError(f"{folder} holds no fitted protocol (no {path.name}): give the folder that save wrote, or a finished run's")
-    learned = unpack(files.read(path), Learned)
-    if learned.schema != SCHEMA:
-        raise RunFolderError(f"{folder} was saved in schema {learned.schema}, this version reads {SCHEMA}: use the version that saved it")
+    kept = read_kept(folder)
+    learned = kept.learned
     if learned.protocol != kind.name:
         raise UsageError(f"{folder} holds the protocol {learned.protocol!r}, not {kind.name!r}: load it with that protocol's class")
     names = {f.name for f in dataclasses.fields(kind)}
@@ -90,7 +107,7 @@ def load(kind: type[P], folder: Path, model: Any, own: dict[str, Any]) -> P:
         wanted = f"load it with {', '.join(f'{name}=…' for name in sorted(needed))}" if needed else "leave out all but the model"
         raise UsageError(f"objects of your own are not saved in {folder}, only that they were used: {wanted}")
     found = kind(**{**learned.params, **own, "model": _model(folder, learned.params["model"], model)})
-    found.adopt(Kept(learned, files.read(folder / "server.safetensors"), unpack(files.read(folder / "clients.safetensors"), TraineeState)))
+    found.adopt(kept)
     return found
 
 
@@ -111,7 +128,8 @@ def _model(folder: Path, saved: Any, given: Any) -> Any:
         raise UsageError(f"{folder} was trained with a module of your own, whose code is not saved: load it with model=your module")
     module = copy.deepcopy(given)
     try:
-        module.load_state_dict(decode(files.read(folder / "start.safetensors")), strict=False)  # `describe` compares all, extra state too
+        start = manifest.checked(folder, START, manifest.read(folder))
+        module.load_state_dict(decode(start), strict=False)  # `describe` compares all, extra state too
     except (RuntimeError, AttributeError, SafetensorError):
         module = None
     if module is None or describe(module) != saved:

@@ -4,22 +4,27 @@ from securecluster import Federation, LabelSwap
 from securecluster.protocols import CFL
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from __future__ import annotations
 
-from securecluster.data import (
-    Dirichlet,
-    Federation,
-    Iid,
-    Inversion,
-    LabelPermutation,
-    LabelSplit,
-    LabelSwap,
-    Natural,
-    Pathological,
-    Rotation,
-    Tasks,
-)
-from securecluster.errors import SecureClusterError
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from securecluster.data import (
+        Dirichlet,
+        Federation,
+        Iid,
+        Inversion,
+        LabelPermutation,
+        LabelSplit,
+        LabelSwap,
+        Natural,
+        Pathological,
+        Rotation,
+        Tasks,
+    )
+    from securecluster.errors import SecureClusterError
 
 try:
     __version__ = version("securecluster")
@@ -41,3 +46,15 @@ __all__ = [
     "Tasks",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that the command line is there before numpy is."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "securecluster.errors" if name == "SecureClusterError" else "securecluster.data"
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -34,6 +34,10 @@ class ReplayError(SecureClusterError):
     """A server whose requests or result differ from the recorded transcript."""
 
 
+class OutputError(SecureClusterError):
+    """A terminal, pipe or file that what is printed cannot be written to."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> UsageError:
     """The error for a name that is in no registry, with the nearest known one."""
     names = sorted(known)

@@ -1,20 +1,24 @@
 """A run's life: phases, rounds, checkpoints, history and the observer. The only code that writes while a protocol runs.
 
 A checkpoint is a folder that appears by one rename, so that a run killed at any moment resumes from a whole one.
+Lists that only grow (the history, the ledger's events) are appended to files of lines instead; the checkpoint
+holds their length and digest, so that it costs what a round added and not what all rounds did.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from securecluster import files
+from securecluster import files, manifest
 from securecluster.errors import RunFolderError
+from securecluster.manifest import EMPTY, Log, Mark
 from securecluster.state import pack, unpack
 
 A = TypeVar("A")
@@ -30,14 +34,30 @@ class Kept:
     restore: Callable[[Any], None]
 
 
+@dataclass(frozen=True)
+class Appended:
+    """A list that only grows, kept as lines of JSON in a file of its own.
+
+    Args:
+        read: the list as it is now; items that were there stay as they were.
+        restore: puts back what was there at the checkpoint.
+        encode: makes JSON of an item; decode: the inverse.
+    """
+
+    read: Callable[[], Sequence[Any]]
+    restore: Callable[[list[Any]], None]
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
 @dataclass
 class _Clock:
-    """How far a run is."""
+    """How far a run is, and how much of each log belongs to it."""
 
     number: int = 0
     rounds: dict[str, int] = field(default_factory=dict)
-    lines: int = 0
     seconds: float = 0.0
+    logs: dict[str, Mark] = field(default_factory=dict)
 
 
 class Run:
@@ -46,6 +66,7 @@ class Run:
     Args:
         folder: where to checkpoint; None keeps everything in memory. A folder with a checkpoint is resumed.
         kept: what else belongs into a checkpoint, by name; names that start with "clients" are written for the owner's eyes only.
+        appended: lists that only grow, by name: `NAME.jsonl` in the folder holds them.
         observe: the researcher's look at a loop's state after each round, outside the network; its numbers go into the history.
         report: called with each history line.
     """
@@ -57,10 +78,15 @@ class Run:
         observe: Callable[[Any], Line] = lambda state: {},
         report: Callable[[Line], None] = lambda line: None,
         begin: Callable[[int], None] = lambda number: None,
+        appended: dict[str, Appended] | None = None,
     ) -> None:
         self.history: list[Line] = []
         self._folder, self._kept = folder, kept or {}
         self._observe, self._report, self._begin = observe, report, begin
+        history = Appended(lambda: self.history, self._restore_history, lambda line: line, dict)
+        self._appended = {"history": history, **(appended or {})}
+        self._logs: dict[str, Log] = {}
+        self._logged = dict.fromkeys(self._appended, 0)
         self._parts: dict[str, bytes] = {}
         self._notes: Line = {}
         self._clock = _Clock()
@@ -102,49 +128,83 @@ class Run:
             self._clock.rounds[name] = number
             if self._folder is not None:
                 self._parts[part] = pack(state)
-            self._write(line)
+            self.history.append(line)
             self._checkpoint()
             self._report(line)
         self._begin(int(total) + 1)  # of the phases that follow, also where the run goes on in the midst of them
 
-    def _write(self, line: Line) -> None:
-        self.history.append(line)
-        if self._folder is not None:
-            files.append_line(self._folder / "history.jsonl", json.dumps(line))
+    def _restore_history(self, lines: list[Line]) -> None:
+        self.history = lines
 
     def _checkpoint(self) -> None:
         self._clock.number += 1
-        self._clock.lines = len(self.history)
         if self._folder is None:
             return
-        clock = _Clock(self._clock.number, self._clock.rounds, self._clock.lines, self.seconds)
-        parts = {"clock": pack(clock), **self._parts, **{name: pack(k.read()) for name, k in self._kept.items()}}
-        final, draft = self._at(self._clock.number), self._folder / ".checkpoint.tmp"
+        self._append()
+        logs = {name: log.mark for name, log in self._logs.items()}
+        clock = _Clock(self._clock.number, self._clock.rounds, self.seconds, logs)
+        parts = {"clock": pack(clock), **self._parts}
+        for name, kept in self._kept.items():
+            parts[name] = pack(kept.read())
+        self._write(parts)
+
+    def _append(self) -> None:
+        """Append to each log what its list has gained since the last checkpoint."""
+        for name, appended in self._appended.items():
+            items = appended.read()
+            new = items[self._logged[name] :]
+            self._logs[name].append([json.dumps(appended.encode(item)) for item in new])
+            self._logged[name] = len(items)
+
+    def _write(self, parts: dict[str, bytes]) -> None:
+        """Write a checkpoint beside the last one, and then remove that one."""
+        assert self._folder is not None
+        final = self._folder / f"checkpoint-{self._clock.number:06d}"
+        draft = self._folder / ".checkpoint.tmp"
         shutil.rmtree(draft, ignore_errors=True)
         files.make_folder(draft)
-        for name, data in parts.items():
+        marks = {name: Mark.of(data) for name, data in parts.items()}
+        for name, data in {**parts, manifest.NAME: manifest.encode(marks)}.items():
             files.write_atomic(draft / name, data, 0o600 if name.startswith("clients") else 0o644)
         files.move(draft, final)
-        for old in self._folder.glob("checkpoint-*"):
+        for old in checkpoints(self._folder):
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)
 
-    def _at(self, number: int) -> Path:
-        assert self._folder is not None
-        return self._folder / f"checkpoint-{number:06d}"
-
     def _load(self, folder: Path) -> None:
-        history = folder / "history.jsonl"
-        found = sorted(folder.glob("checkpoint-*"))
+        """Go on from the last checkpoint, every part of which must be what was written."""
+        self._logs = {name: Log(folder / f"{name}.jsonl") for name in self._appended}
+        found = checkpoints(folder)
         self.resumed = bool(found)
         if found:
-            parts = {p.name: files.read(p) for p in found[-1].iterdir()}
-            self._clock = unpack(parts.pop("clock"), _Clock)
-            for name, kept in self._kept.items():
-                if name not in parts:
-                    raise RunFolderError(f"{found[-1]} lacks its {name}: start the run anew")
-                kept.restore(unpack(parts.pop(name), kept.kind))
-            self._parts = parts
-        lines = files.read(history).decode().splitlines() if history.exists() else []
-        self.history = [json.loads(line) for line in lines[: self._clock.lines]]
-        files.write_atomic(history, "".join(json.dumps(line) + "\n" for line in self.history).encode())
+            self._restore(found[-1])
+        for name, appended in self._appended.items():
+            decode = appended.decode
+            mark = self._clock.logs.get(name, EMPTY)
+            items = self._logs[name].restore(mark, lambda line, decode=decode: decode(json.loads(line)))  # type: ignore[misc]
+            appended.restore(items)
+            self._logged[name] = len(items)
+
+    def _restore(self, checkpoint: Path) -> None:
+        marks = manifest.read(checkpoint)
+        for name in ("clock", *self._kept):
+            if name not in marks:
+                raise RunFolderError(f"{checkpoint} lacks its {name}: start the run anew")
+        parts = {name: manifest.checked(checkpoint, name, marks) for name in marks}
+        self._clock = unpack(parts.pop("clock"), _Clock)
+        for name, kept in self._kept.items():
+            kept.restore(unpack(parts.pop(name), kept.kind))
+        self._parts = parts
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a run folder, oldest first."""
+    found = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d{6,}", path.name)]
+    return sorted(found, key=lambda path: int(path.name.partition("-")[2]))
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a run that has ended."""
+    for path in checkpoints(folder):
+        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(folder / ".checkpoint.tmp", ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -10,6 +11,7 @@ from securecluster.data.federation import fingerprint
 from securecluster.errors import UsageError
 from securecluster.transcript import MODES
 
+MOST_THREADS = 256
 DTYPES = ("float32", "float64")
 
 
@@ -31,15 +33,22 @@ class Settings:
     """what is kept of the frames: none, sizes or full; on the command line also auto, full where the run sends less than 256 MB"""
 
 
+def check_threads(threads: int) -> None:
+    """Raise UsageError for a number of CPU threads that no machine has; torch would crash on it."""
+    most = max(MOST_THREADS, os.cpu_count() or 1)
+    if not isinstance(threads, Integral) or not 0 <= threads <= most:
+        raise UsageError(f"threads is a whole number from 0 to {most}, not {threads!r}: 0 leaves torch's own choice")
+
+
 def check_settings(settings: Settings, federation: Federation) -> None:
     """Raise UsageError for settings or a federation no protocol can run with."""
     for what, value, known in (("dtype", settings.dtype, DTYPES), ("transcript", settings.transcript, MODES)):
         if value not in known:
             raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(known)}")
-    given = (settings.dropout, settings.threads, settings.target)
-    real = isinstance(settings.threads, Integral) and all(isinstance(value, Real) for value in given)
-    if not (real and 0 <= settings.dropout < 1 and settings.threads >= 0 and 0 <= settings.target <= 1):
-        raise UsageError("dropout lies in [0, 1), target in [0, 1], and threads is a whole number, at least 0")
+    check_threads(settings.threads)
+    real = all(isinstance(value, Real) for value in (settings.dropout, settings.target))
+    if not (real and 0 <= settings.dropout < 1 and 0 <= settings.target <= 1):
+        raise UsageError("dropout lies in [0, 1), and target in [0, 1]: give numbers")
     if len({fingerprint(s) for s in federation.shards}) == 1:
         raise UsageError(
             f"all {len(federation)} clients hold identical data, so there is nothing to cluster: check how the clients were made"

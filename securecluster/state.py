@@ -44,6 +44,26 @@ def unpack(data: bytes, kind: type[S]) -> S:
         raise RunFolderError(f"a saved {kind.__name__} does not parse ({type(error).__name__}): start the run anew") from None
 
 
+def plain(tree: Any) -> Any:
+    """Return a dataclass tree without tensors as what JSON can hold."""
+    return _converter().unstructure(tree)
+
+
+def structured(data: Any, kind: type[S]) -> S:
+    """Return the dataclass tree that `plain` was given.
+
+    Raises:
+        ValueError: the data do not fit the class.
+    """
+    import cattrs
+
+    try:
+        found: S = _converter().structure(data, kind)
+    except cattrs.BaseValidationError as error:
+        raise ValueError(str(error)) from None
+    return found
+
+
 @cache
 def _converter() -> Any:
     """Dataclass trees to plain ones and back; their tensors pass unchanged."""

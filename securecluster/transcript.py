@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from securecluster import files, wire
-from securecluster.errors import RunFolderError, UsageError
+from securecluster import files, manifest, wire
+from securecluster.errors import UsageError
+from securecluster.manifest import EMPTY, Log, Mark
 from securecluster.messages import RELAY, Answer, Call, Picks, Rows, Shared, kinds, reply_header, select
 from securecluster.parties import SERVER, WIRE, Party, client, lps
 from securecluster.state import pack, unpack
 
 MODES = ("none", "sizes", "full")
+INDEX = "index.jsonl"
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Entry:
     down: tuple[int, ...]
     up: tuple[int, ...]
     asker: tuple[int, ...] = ()  # the local parameter server that asked each of `to`; empty: the server did
+    sha256: str = field(default="", compare=False)  # of the file with the contents, where they are kept in one
 
     def ends(self, k: int) -> tuple[Party, Party]:
         """Who asked `to[k]`, and who that is."""
@@ -53,6 +56,15 @@ class Seen:
     step: int
     bytes: int
     content: Any
+
+
+@dataclass
+class Recording:
+    """How far a transcript is: what a checkpoint keeps of it."""
+
+    count: int = 0  # calls
+    totals: dict[str, dict[str, int]] = field(default_factory=dict)  # bytes by method and direction
+    index: Mark = EMPTY  # of index.jsonl
 
 
 @dataclass
@@ -79,39 +91,60 @@ class Transcript:
         self.entries: list[Entry] = []
         self.count = 0
         self._folder = folder
+        self._index = Log(folder / INDEX) if folder and mode != "none" else None
         self._messages = messages
         self._kept: list[tuple[Call, Answer]] = []
         self._totals: dict[str, Counter[str]] = defaultdict(Counter)
 
+    @classmethod
+    def open(cls, folder: Path, messages: Callable[[str], tuple[type, type]]) -> Transcript:
+        """Return the transcript that a finished run left in a folder, to be read.
+
+        Args:
+            folder: the folder `transcript` of a run folder.
+            messages: method name -> (query class, reply class).
+
+        Raises:
+            RunFolderError: its index does not parse.
+        """
+        entries = load_entries(folder)
+        full = bool(entries) and all(entry.sha256 for entry in entries)
+        found = cls("full" if full else "sizes", folder, messages)
+        for entry in entries:
+            found._count(entry)
+        return found
+
     def record(self, call: Call, answer: Answer) -> None:
         """Append one call."""
-        place = {i: k for k, i in enumerate(answer.ids)}
-        headers = [call.header(k) for k in range(len(call.to))]
-        down = tuple(wire.sizes(headers, call.query, range(len(call.to))))
-        back = [reply_header(header) for header, i in zip(headers, call.to, strict=True) if i in place]
-        came = iter(wire.sizes(back, answer.reply, [place[i] for i in call.to if i in place]) if back else ())
-        up = tuple(next(came) if i in place else 0 for i in call.to)
-        lost = tuple(i for i in call.to if i not in place)
-        relay = call.verb == RELAY
-        if relay:
-            down, up = up, down
-        entry = Entry(call.method, call.verb, call.round, call.step, call.to, lost, down, up, call.asker)
-        self._totals[call.method].update({"servers": sum(up) + sum(down)} if relay else {"up": sum(up), "down": sum(down)})
+        entry = entry_of(call, answer)
         if self.mode == "full":
-            self._keep(call, answer)
+            entry = replace(entry, sha256=self._keep(call, answer))
+        if self._index:
+            self._index.append([json.dumps(asdict(entry))])
+        self._count(entry)
+
+    def _count(self, entry: Entry) -> None:
+        up, down = sum(entry.up), sum(entry.down)
+        sent = {"servers": up + down} if entry.verb == RELAY else {"up": up, "down": down}
+        self._totals[entry.method].update(sent)
         if self.mode != "none":
             self.entries.append(entry)
-            if self._folder:
-                files.append_line(self._folder / "index.jsonl", json.dumps(asdict(entry)))
         self.count += 1
 
-    def _keep(self, call: Call, answer: Answer) -> None:
+    def _keep(self, call: Call, answer: Answer) -> str:
+        """Keep the contents of a call; return the digest of the file they are in, if any."""
         if self._folder is None:
             self._kept.append((call, answer))
-            return
+            return ""
         head = {k: v for k, v in vars(call).items() if k != "query"}
-        batch = _Batch(head, _plain(call.query), list(answer.ids), None if answer.reply is None else _plain(answer.reply))
-        files.write_atomic(self._folder / f"{self.count:06d}.safetensors", pack(batch))
+        reply = None if answer.reply is None else _plain(answer.reply)
+        data = pack(_Batch(head, _plain(call.query), list(answer.ids), reply))
+        files.write_atomic(self._file(self.count), data)
+        return manifest.digest(data)
+
+    def _file(self, position: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{position:06d}.safetensors"
 
     def totals(self) -> dict[str, Any]:
         """Bytes sent so far: `up`, `down`, `servers` (between server-side parties) and `by_message`."""
@@ -126,7 +159,13 @@ class Transcript:
         if self._folder is None:
             return self._kept[position]
         assert self._messages is not None
-        batch = unpack(files.read(self._folder / f"{position:06d}.safetensors"), _Batch)
+        path, entry = self._file(position), self.entries[position]
+        if not path.is_file():
+            raise manifest.missing(path)
+        data = files.read(path)
+        if manifest.digest(data) != entry.sha256:
+            raise manifest.damaged(path)
+        batch = unpack(data, _Batch)
         query, reply = self._messages(batch.call["method"])
         head: dict[str, Any] = {k: _tuples(v) for k, v in batch.call.items()}
         answered = None if batch.reply is None else _rebuild(reply, batch.reply)
@@ -152,35 +191,62 @@ class Transcript:
                 else:
                     yield from (down,) if i in entry.lost else (down, up)
 
-    def snapshot(self) -> tuple[int, dict[str, dict[str, int]]]:
-        """What a checkpoint keeps of the transcript: how many calls, and the byte totals."""
-        return self.count, {name: dict(c) for name, c in self._totals.items()}
+    def surplus(self) -> list[Path]:
+        """Return the files of contents in the folder that belong to no call."""
+        assert self._folder is not None
+        own = {self._file(position) for position in range(self.count)} if self.mode == "full" else set()
+        return sorted(set(_contents(self._folder)) - own)
 
-    def rewind(self, count: int, totals: dict[str, dict[str, int]]) -> None:
-        """Back to a checkpoint: calls recorded after it are forgotten (the resumed run makes them again)."""
-        self.count = count
-        self._totals = defaultdict(Counter, {name: Counter(c) for name, c in totals.items()})
-        self.entries, self._kept = self.entries[:count], self._kept[:count]
-        if self.mode == "none" or self._folder is None:
+    def snapshot(self) -> Recording:
+        """Return how far the transcript is, for a checkpoint."""
+        totals = {name: dict(count) for name, count in self._totals.items()}
+        return Recording(self.count, totals, self._index.mark if self._index else EMPTY)
+
+    def rewind(self, to: Recording) -> None:
+        """Go back to a checkpoint: calls recorded after it are forgotten (the resumed run makes them again).
+
+        Raises:
+            RunFolderError: the index differs from what it was then.
+        """
+        self.count = to.count
+        self._totals = defaultdict(Counter, {name: Counter(c) for name, c in to.totals.items()})
+        self.entries, self._kept = self.entries[: to.count], self._kept[: to.count]
+        if self._index is None or self._folder is None:
             return
-        self.entries = load_entries(self._folder)[:count]
-        if len(self.entries) < count:
-            raise RunFolderError(f"{self._folder} lost some of its {count} entries: start the run anew")
-        text = "".join(json.dumps(asdict(e)) + "\n" for e in self.entries)
-        files.write_atomic(self._folder / "index.jsonl", text.encode())
-        for stale in self._folder.glob("*.safetensors"):
-            if int(stale.stem) >= count:
-                stale.unlink()
+        self.entries = self._index.restore(to.index, _entry)
+        for path in _contents(self._folder):
+            if int(path.stem) >= to.count:
+                path.unlink()
+
+
+def entry_of(call: Call, answer: Answer) -> Entry:
+    """Return the index entry of a call and its answer, with the length of each frame in bytes."""
+    place = {i: k for k, i in enumerate(answer.ids)}
+    headers = [call.header(k) for k in range(len(call.to))]
+    down = tuple(wire.sizes(headers, call.query, range(len(call.to))))
+    back = [reply_header(header) for header, i in zip(headers, call.to, strict=True) if i in place]
+    came = iter(wire.sizes(back, answer.reply, [place[i] for i in call.to if i in place]) if back else ())
+    up = tuple(next(came) if i in place else 0 for i in call.to)
+    lost = tuple(i for i in call.to if i not in place)
+    if call.verb == RELAY:  # the local parameter server asks, and the server answers
+        down, up = up, down
+    return Entry(call.method, call.verb, call.round, call.step, call.to, lost, down, up, call.asker)
 
 
 def load_entries(folder: Path) -> list[Entry]:
     """The entries written in a folder; a last line cut short by a kill is left out."""
-    path = folder / "index.jsonl"
-    lines = files.read(path).decode().splitlines(keepends=True) if path.exists() else []
-    try:
-        return [Entry(**_fields(json.loads(line))) for line in lines if line.endswith("\n")]
-    except (ValueError, TypeError, AttributeError) as error:
-        raise RunFolderError(f"{path} does not parse ({type(error).__name__}): start the run anew") from None
+    path = folder / INDEX
+    data = files.read(path) if path.is_file() else b""
+    return manifest.read_lines(path, data, _entry)
+
+
+def _entry(line: str) -> Entry:
+    return Entry(**_fields(json.loads(line)))
+
+
+def _contents(folder: Path) -> list[Path]:
+    """Return the files of contents in a folder; files of other names are not ours."""
+    return [path for path in folder.glob("*.safetensors") if path.stem.isdigit()]
 
 
 def _plain(message: Any) -> dict[str, Any]:

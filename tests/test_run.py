@@ -206,7 +206,7 @@ def test_clients_files_are_for_the_owners_eyes_only(tmp_path: Path) -> None:
         os.umask(before)
     (checkpoint,) = tmp_path.glob("checkpoint-*")
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in checkpoint.iterdir()}
-    assert modes == {"clients": 0o600, "network": 0o644, "clock": 0o644, "loop-train": 0o644}
+    assert modes == {"clients": 0o600, "network": 0o644, "clock": 0o644, "loop-train": 0o644, "manifest.json": 0o644}
 
 
 def test_a_failing_body_leaves_the_checkpoint_before_it_intact(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_failing_body_leaves_the_checkpoint_before_it_intact(tmp_path: Path) -
             box["value"] = Box(t)
             if t == 3:
                 raise StoppedError
-    assert len(before) == 4
+    assert len(before) == 5
     assert snapshot(tmp_path) == before
 
 

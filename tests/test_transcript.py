@@ -14,7 +14,7 @@ from securecluster import wire
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messages import Answer, Call, Picks, Rows, Shared, reply_header
 from securecluster.parties import AUTHORITY, SERVER, WIRE, Party, client, lps, parse
-from securecluster.transcript import Seen, Transcript, load_entries
+from securecluster.transcript import Recording, Seen, Transcript, load_entries
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,14 +157,14 @@ def test_contents_that_were_not_kept_are_not_made_up(party: Party) -> None:
 @pytest.mark.parametrize("mode", ["sizes", "full"])
 def test_rewinding_forgets_what_came_later_and_the_run_writes_it_again(mode: str, stored: bool, tmp_path: Path) -> None:
     transcript = filled(mode, tmp_path if stored else None, 1)
-    count, totals = transcript.snapshot()
-    assert count == 1
+    before = transcript.snapshot()
+    assert before.count == 1
     later = filled(mode, tmp_path / "x" if (tmp_path / "x").mkdir() is None and stored else None)
     for k in (1, 2):
         call, answer = filled("full").content(k)
         transcript.record(call, answer)
     assert transcript.entries == later.entries
-    transcript.rewind(count, totals)
+    transcript.rewind(before)
     assert (transcript.count, transcript.entries) == (1, later.entries[:1])
     assert transcript.totals() == filled(mode, None, 1).totals()
     if stored:
@@ -178,9 +178,11 @@ def test_rewinding_forgets_what_came_later_and_the_run_writes_it_again(mode: str
 
 
 def test_another_process_goes_on_from_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    two = filled("full", tmp_path / "two", 2).snapshot()
     whole = filled("full", tmp_path)
     again = Transcript("full", tmp_path, types)
-    again.rewind(2, filled("full", None, 2).snapshot()[1])
+    again.rewind(two)
     assert again.entries == whole.entries[:2]
     assert frames(*again.content(1)) == frames(*filled("full").content(1))
     again.record(*filled("full").content(2))
@@ -188,14 +190,37 @@ def test_another_process_goes_on_from_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_line_cut_short_is_left_out_and_a_lost_one_is_said(tmp_path: Path) -> None:
-    transcript, index = filled("sizes", tmp_path), tmp_path / "index.jsonl"
-    text = index.read_text()
+    transcript, index = filled("sizes", tmp_path, 2), tmp_path / "index.jsonl"
+    two = transcript.snapshot()
+    transcript.record(*filled("full").content(2))
+    three, text = transcript.snapshot(), index.read_text()
     index.write_text(text[:-5])
     assert load_entries(tmp_path) == transcript.entries[:2]
-    with pytest.raises(RunFolderError, match="lost some of its 3 entries"):
-        Transcript("sizes", tmp_path, types).rewind(3, {})
-    Transcript("sizes", tmp_path, types).rewind(2, {})
+    with pytest.raises(RunFolderError, match=r"index\.jsonl differs"):
+        Transcript("sizes", tmp_path, types).rewind(three)
+    Transcript("sizes", tmp_path, types).rewind(two)
     assert index.read_text() == "".join(text.splitlines(keepends=True)[:2])
+    index.unlink()
+    with pytest.raises(RunFolderError, match=r"index\.jsonl is missing"):
+        Transcript("sizes", tmp_path, types).rewind(two)
+
+
+def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:
+    transcript = filled("full", tmp_path)
+    (tmp_path / "notes.safetensors").write_text("mine")
+    transcript.rewind(Recording())
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["notes.safetensors"]
+
+
+def test_an_opened_transcript_reads_what_the_run_wrote(tmp_path: Path) -> None:
+    for mode in ("sizes", "full"):
+        folder = tmp_path / mode
+        folder.mkdir()
+        whole, found = filled(mode, folder), Transcript.open(folder, types)
+        assert (found.mode, found.entries, found.totals()) == (mode, whole.entries, whole.totals())
+        assert found.surplus() == []
+    (folder / "000009.safetensors").write_bytes(b"")
+    assert [path.name for path in found.surplus()] == ["000009.safetensors"]
 
 
 @pytest.mark.parametrize("line", ["garbage", "{}", "[]", json.dumps({"method": "x", "unknown": 1})])
@@ -207,14 +232,16 @@ def test_a_damaged_index_is_said_in_a_sentence(line: str, tmp_path: Path) -> Non
         load_entries(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "foreign"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "foreign", "bit"])
 def test_a_damaged_content_is_said_in_a_sentence(damage: str, tmp_path: Path) -> None:
     transcript, path = filled("full", tmp_path), tmp_path / "000001.safetensors"
     if damage == "missing":
         path.unlink()
     else:
-        path.write_bytes(path.read_bytes()[:-1] if damage == "cut" else b"x" * 100)
-    with pytest.raises(RunFolderError):
+        data = path.read_bytes()
+        flipped = data[:-1] + bytes([data[-1] ^ 1])
+        path.write_bytes({"cut": data[:-1], "foreign": b"x" * 100, "bit": flipped}[damage])
+    with pytest.raises(RunFolderError, match="000001.safetensors (is missing|differs)"):
         transcript.content(1)
     assert transcript.content(0)[0].to == (0, 1, 2)
 

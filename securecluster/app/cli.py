@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from securecluster.app import compare, runs
 from securecluster.app.options import PROTOCOLS, options_class, protocol_class
-from securecluster.backend import prepare
+from securecluster.app.stops import Stopped, output
 from securecluster.errors import SecureClusterError, UsageError, unknown
 
 USAGE = """usage: securecluster COMMAND
@@ -35,24 +34,48 @@ class Resume:
     """print nothing but errors"""
 
 
-def entry() -> None:
-    """The console script."""
-    prepare()
-    sys.exit(main(sys.argv[1:]))
-
-
 def main(argv: Sequence[str]) -> int:
-    """Exit code: 0, 2 after a mistake named in one sentence, 130 after Ctrl-C."""
+    """Run a command.
+
+    Returns:
+        The exit code: 0; 2 after a mistake named in one sentence; 130 after Ctrl-C, 143 after SIGTERM, and 141 where
+        nobody reads the output any more.
+    """
     try:
         return _dispatch(list(argv))
     except SecureClusterError as error:
         print(f"securecluster: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        print(f"securecluster: stopped{stop}", file=sys.stderr)
-        return 130
+        return _stopped(stop)
+    except MemoryError:
+        return _no_memory()
+    except RuntimeError as error:
+        if not _is_about_memory(error):
+            raise
+        return _no_memory()
     except SystemExit as stop:  # --help, or an option that does not parse
         return stop.code if isinstance(stop.code, int) else 2
+
+
+def _stopped(stop: KeyboardInterrupt) -> int:
+    """Say that a signal stopped the command, and how to go on where that is possible."""
+    code = stop.code if isinstance(stop, Stopped) else 130
+    if code != 141 or str(stop):  # a reader such as `head` has had enough, and nothing is left half-way
+        print(f"securecluster: stopped{stop}", file=sys.stderr)
+    return code
+
+
+def _is_about_memory(error: RuntimeError) -> bool:
+    """Return whether torch found no memory, on the CPU or on a GPU."""
+    text = str(error)
+    return "can't allocate memory" in text or "out of memory" in text
+
+
+def _no_memory() -> int:
+    advice = "use fewer clients, fewer samples or a smaller model"
+    print(f"securecluster: there is not enough memory: {advice}", file=sys.stderr)
+    return 2
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -87,9 +110,10 @@ def _run(argv: list[str]) -> int:
     from securecluster.app import folder as folders
 
     (plan,) = plans
-    texts = {"config.json": plan.as_json(federation)}
-    folder = folders.create(options.output.out, options.output.force, f"{plan.protocol.name}-{federation.data}", texts)
-    return _carry_out(plan, federation, folder, options.output.quiet)
+    texts = {folders.CONFIG: plan.as_json(federation)}
+    name = f"{plan.protocol.name}-{federation.data}"
+    with folders.claimed(options.output.out, options.output.force, name, texts) as folder:
+        return _carry_out(plan, federation, folder, options.output.quiet)
 
 
 def _compare(argv: list[str]) -> int:
@@ -105,19 +129,33 @@ def _resume(argv: list[str]) -> int:
 
     quiet = tyro.cli(Resume, prog="securecluster resume DIR", args=rest).quiet
     from securecluster.app import folder as folders
-    from securecluster.app import report
 
     if folders.compared(folder) is not None:
         return compare.resume(folder, quiet)
+    if folders.finished(folder):
+        return _show_finished(folder, quiet)
+    with folders.locked(folder):
+        if folders.finished(folder):  # another process ended it meanwhile
+            return _show_finished(folder, quiet)
+        plan, config = folders.load(folder)
+        federation = runs.federation_of(folder, plan, config)
+        return _carry_out(plan, federation, folder, quiet)
+
+
+def _show_finished(folder: Path, quiet: bool) -> int:
+    """Show what a run that has ended found, after a check of its files and, where they can be made again, its data."""
+    from securecluster.app import folder as folders
+    from securecluster.app import report
+
     plan, config = folders.load(folder)
-    federation = plan.simulation.federation()
-    runs.check_data(folder, plan, config, federation)
-    if (folder / "result.json").is_file():
-        if not quiet:
+    content = folders.result_of(folder)
+    if plan.simulation is not None:
+        runs.federation_of(folder, plan, config)
+    if not quiet:
+        with output():
             print(f"{folder} is complete")
-            report.show(json.loads((folder / "result.json").read_text()), folder, federation.names)
-        return 0
-    return _carry_out(plan, federation, folder, quiet)
+            report.show(content, folder, tuple(config["clients"]))
+    return 0
 
 
 def _carry_out(plan: Any, federation: Any, folder: Path, quiet: bool) -> int:
@@ -128,8 +166,9 @@ def _carry_out(plan: Any, federation: Any, folder: Path, quiet: bool) -> int:
     with runs.resumable(folder):
         content, pictures = runs.carry_out(plan, federation, folder, console)
     if not quiet:
-        report.show(content, folder, federation.names)
-        console.print("pictures: " + ", ".join(p.name for p in pictures))
+        with output():
+            report.show(content, folder, federation.names)
+            console.print("pictures: " + ", ".join(p.name for p in pictures))
     return 0
 
 

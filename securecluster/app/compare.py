@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securecluster.app import runs, union
-from securecluster.errors import RunFolderError, SecureClusterError, UsageError
+from securecluster.app.stops import output
+from securecluster.errors import OutputError, RunFolderError, SecureClusterError, UsageError
 
 if TYPE_CHECKING:
     from securecluster.app.folder import Plan
@@ -37,39 +38,40 @@ def start(argv: Sequence[str]) -> int:
     plans, federation = runs.prepare(union.chosen(names, options.protocols), options)
     from securecluster.app import folder as folders
 
-    texts = {f"{plan.protocol.name}/config.json": plan.as_json(federation) for plan in plans}
-    texts["config.json"] = folders.comparison_json(names)
-    folder = folders.create(options.output.out, options.output.force, f"compare-{federation.data}", texts)
-    return _carry_out(folder, plans, federation, options.output.quiet)
+    texts = {f"{plan.protocol.name}/{folders.CONFIG}": plan.as_json(federation) for plan in plans}
+    texts[folders.CONFIG] = folders.comparison_json(names)
+    name = f"compare-{federation.data}"
+    with folders.claimed(options.output.out, options.output.force, name, texts) as folder:
+        return _carry_out(folder, plans, federation, options.output.quiet)
 
 
 def resume(folder: Path, quiet: bool) -> int:
     """Go on with a comparison that was stopped; a protocol that failed is tried again from its last round."""
     from securecluster.app import folder as folders
 
-    found = [folders.load(folder / name) for name in folders.compared(folder) or ()]
-    plans = [plan for plan, _ in found]
-    if not plans:
-        raise RunFolderError(f"{folder} compares nothing: start the comparison anew")
-    federation = plans[0].simulation.federation()
-    for plan, config in found:
-        runs.check_data(folder / plan.protocol.name, plan, config, federation)
-    return _carry_out(folder, plans, federation, quiet)
+    with folders.locked(folder):
+        found = [folders.load(folder / name) for name in folders.compared(folder) or ()]
+        plans = [plan for plan, _ in found]
+        if not plans:
+            raise RunFolderError(f"{folder} compares nothing: start the comparison anew")
+        federation = runs.federation_of(folder / plans[0].protocol.name, *found[0])
+        for plan, config in found[1:]:
+            runs.check_data(folder / plan.protocol.name, plan, config, federation)
+        return _carry_out(folder, plans, federation, quiet)
 
 
 def _carry_out(folder: Path, plans: Sequence[Plan], federation: Federation, quiet: bool) -> int:
-    """Run what has not ended, then write and show everything side by side.
+    """Run what has not ended in a folder that is locked, then write and show everything side by side.
 
     Raises:
         SecureClusterError: some of the protocols failed; the others are in the folder.
     """
     from securecluster import files
-    from securecluster.app import folder as folders
     from securecluster.app import side_by_side
 
     console = runs.console(quiet)
     try:
-        with runs.resumable(folder), folders.locked(folder):
+        with runs.resumable(folder):
             rows = list(_rows(folder, plans, federation, console))
             content = _content(plans, federation, rows)
             pictures = side_by_side.draw(folder, content, {row["protocol"]: _history(folder, row) for row in rows})
@@ -77,8 +79,9 @@ def _carry_out(folder: Path, plans: Sequence[Plan], federation: Federation, quie
     except RunFolderError as error:
         raise RunFolderError(f"{error}; go on with: securecluster resume {folder}") from error
     if not quiet:
-        side_by_side.show(content)
-        console.print(f"everything is in {folder}; pictures: " + ", ".join(p.name for p in pictures))
+        with output():
+            side_by_side.show(content)
+            console.print(f"everything is in {folder}; pictures: " + ", ".join(p.name for p in pictures))
     failed = [row for row in rows if row["error"]]
     if failed:
         said = "; ".join(f"{row['protocol']} failed: {row['error']}" for row in failed)
@@ -90,26 +93,28 @@ def _rows(folder: Path, plans: Sequence[Plan], federation: Federation, console: 
     """A row for each protocol. What stops one of them does not stop the others, but a folder that cannot be written does."""
     for number, plan in enumerate(plans, 1):
         name = plan.protocol.name
-        console.print(f"[bold]{name}[/bold] ({number} of {len(plans)})")
+        with output():
+            console.print(f"[bold]{name}[/bold] ({number} of {len(plans)})")
         try:
             yield _row(_result(plan, federation, folder / name, console))
-        except RunFolderError:
+        except (RunFolderError, OutputError):
             raise
         except SecureClusterError as error:
-            console.print(f"{name} failed: {error}")
+            with output():
+                console.print(f"{name} failed: {error}", markup=False)
             yield {"protocol": name, **_empty(federation.objective.metric), "error": str(error)}
 
 
 def _result(plan: Plan, federation: Federation, folder: Path, console: Any) -> dict[str, Any]:
-    """The content of a run's result.json; the run is carried out, or goes on, where it has none."""
-    path = folder / "result.json"
-    if not path.is_file():
-        return runs.carry_out(plan, federation, folder, console)[0]
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except ValueError:
-        raise RunFolderError(f"{path} does not parse: delete it, and the run ends anew from its last round") from None
-    console.print("is complete")
+    """Return the content of a run's result.json; the run is carried out, or goes on, where it has none."""
+    from securecluster.app import folder as folders
+
+    with folders.locked(folder):
+        if not folders.finished(folder):
+            return runs.carry_out(plan, federation, folder, console)[0]
+        found = folders.result_of(folder)
+    with output():
+        console.print("is complete")
     return found
 
 

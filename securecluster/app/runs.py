@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securecluster.app.options import DEFAULT_CLIENTS
+from securecluster.app.stops import output
 from securecluster.backend import torch
-from securecluster.errors import RunFolderError, UsageError, unknown
+from securecluster.errors import OutputError, RunFolderError, UsageError, unknown
 
 if TYPE_CHECKING:
     from securecluster.app.folder import Plan
     from securecluster.data import Federation
+    from securecluster.protocols.base import Protocol
+    from securecluster.run import Line
+    from securecluster.settings import Settings
 
 AUTO_FULL = 256 * 10**6  # bytes on the wire up to which `auto` keeps the contents of frames
 
@@ -71,17 +77,13 @@ def _check_names(protocols: Sequence[Any], options: Any) -> None:
 
 def _plan(protocol: Any, options: Any, federation: Federation) -> Plan:
     from securecluster.app.folder import Plan
-    from securecluster.devices import choose_device
     from securecluster.networks import AUTO, names
-    from securecluster.settings import check_settings
+    from securecluster.settings import check_settings, check_threads
 
     protocol.check(len(federation))
-    if options.settings.threads < 0:
-        raise UsageError("threads is at least 0")
-    threads = options.settings.threads or torch.get_num_threads()  # by name and number, since others round sums differently
-    device = choose_device(options.settings.device).type
+    check_threads(options.settings.threads)
     transcript = _transcript_mode(protocol, options.settings, federation)
-    settings = replace(options.settings, device=device, threads=threads, transcript=transcript)
+    settings = _resolved(replace(options.settings, transcript=transcript))
     if protocol.model not in (AUTO, *names()):
         raise unknown("model", protocol.model, (AUTO, *names()))
     check_settings(settings, federation)
@@ -100,26 +102,110 @@ def _transcript_mode(protocol: Any, settings: Any, federation: Any) -> str:
 
 def check_data(folder: Path, plan: Plan, config: dict[str, Any], federation: Federation) -> None:
     """Raise RunFolderError where a run's data are no longer what they were."""
+    data = "before" if plan.simulation is None else f"{plan.simulation.data} is now"
     if federation.digest() != config["data_digest"]:
-        raise RunFolderError(f"{folder} was run on other data than {plan.simulation.data} is now: restore the data, or start the run anew")
+        raise RunFolderError(f"{folder} was run on other data than {data}: restore the data, or start the run anew")
+
+
+def federation_of(folder: Path, plan: Plan, config: dict[str, Any]) -> Federation:
+    """Return the clients of a run folder, made again.
+
+    Raises:
+        UsageError: their data came from Python.
+        RunFolderError: the data are no longer what they were.
+    """
+    if plan.simulation is None:
+        raise UsageError(
+            f"{folder} was run from Python on data of your own, which it does not hold: go on there with fit(federation, folder=...)"
+        )
+    federation = plan.simulation.federation()
+    check_data(folder, plan, config, federation)
+    return federation
 
 
 def carry_out(plan: Plan, federation: Federation, folder: Path, console: Any) -> tuple[dict[str, Any], list[Path]]:
-    """Run or go on in a folder and write what came of it; returns the content of result.json, and the pictures."""
-    from securecluster.app import folder as folders
-    from securecluster.app import plots, report
-    from securecluster.state import unpack
+    """Run or go on in a folder that is locked, and write what came of it.
+
+    Returns:
+        The content of result.json, and the pictures.
+    """
+    from securecluster.app import report
 
     def say(line: dict[str, Any]) -> None:
-        console.print(report.line_text(line, plan.protocol.total))
+        with output():
+            console.print(report.line_text(line, plan.protocol.total))
 
-    with folders.locked(folder):
-        fitted = plan.protocol.fit(federation, plan.settings, folder=folder, report=say)
-        state: Any = unpack(fitted.server_state_, plan.protocol.state_class())
-        content = report.result(plan, federation, fitted, state)
-        pictures = plots.draw(folder, content, fitted.history_, state)
-        report.write(folder, content, fitted)
+    return _record(plan, federation, folder, say)
+
+
+def _record(plan: Plan, federation: Federation, folder: Path, say: Callable[[Line], None]) -> tuple[dict[str, Any], list[Path]]:
+    """Run or go on in a folder that is locked; leave a whole run folder, result.json last."""
+    from securecluster.app import folder as folders
+    from securecluster.app import plots, report
+    from securecluster.run import remove_checkpoints
+    from securecluster.state import unpack
+
+    fitted = plan.protocol.run_in(folder, federation, plan.settings, say)
+    state: Any = unpack(fitted.server_state_, plan.protocol.state_class())
+    content = report.result(plan, federation, fitted, state)
+    pictures = plots.draw(folder, content, fitted.history_, state)
+    fitted.write(folder)
+    folders.seal(folder, (json.dumps(content, indent=2) + "\n").encode())
+    remove_checkpoints(folder)
     return content, pictures
+
+
+def fit(
+    protocol: Protocol,
+    federation: Federation,
+    settings: Settings,
+    folder: Path,
+    say: Callable[[Line], None],
+) -> None:
+    """Fit a protocol in a run folder, as `Protocol.fit` does with `folder`.
+
+    A new or empty folder is taken; a stopped run of the same configuration on the same data goes on; the result of
+    one that has ended is loaded.
+
+    Raises:
+        UsageError: the folder holds something else.
+        RunFolderError: it holds another run, a damaged one, or one that another process writes to.
+    """
+    from securecluster.app import folder as folders
+    from securecluster.settings import Settings
+
+    if not folders.is_run(folder):
+        plan = folders.Plan(protocol, None, _resolved(settings))
+        texts = {folders.CONFIG: plan.as_json(federation)}
+        with folders.claimed(folder, False, "", texts):
+            _record(plan, federation, folder, say)
+        return
+    with folders.locked(folder):
+        config = folders.config_of(folder)
+        if folders.compared(folder) is not None:
+            raise UsageError(f"{folder} holds a comparison: give another folder")
+        recorded = Settings(**config["settings"])
+        plan = folders.Plan(protocol, None, _recorded(settings, recorded))
+        folders.check_same(folder, config, plan.content(federation))
+        if folders.finished(folder):
+            folders.result_of(folder)
+            protocol.restore_from(folder)
+        else:
+            _record(plan, federation, folder, say)
+
+
+def _resolved(settings: Settings) -> Settings:
+    """Return settings with the device and the number of threads by name, since others round sums differently."""
+    from securecluster.devices import choose_device
+
+    device = choose_device(settings.device).type
+    return replace(settings, device=device, threads=settings.threads or torch.get_num_threads())
+
+
+def _recorded(settings: Settings, recorded: Settings) -> Settings:
+    """Return settings with the recorded device and threads, where the user leaves these open."""
+    device = recorded.device if settings.device == "auto" else settings.device
+    return replace(settings, device=device, threads=settings.threads or recorded.threads)
 
 
 def console(quiet: bool) -> Any:
@@ -131,8 +217,12 @@ def console(quiet: bool) -> Any:
 
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """After Ctrl-C, say how to go on."""
+    """Say how to go on, after Ctrl-C, SIGTERM or an output that cannot be written."""
+    how = f"; go on with: securecluster resume {shlex.quote(str(folder))}"
     try:
         yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"; go on with: securecluster resume {folder}") from None
+    except KeyboardInterrupt as stop:
+        stop.args = (how,)
+        raise
+    except OutputError as error:
+        raise OutputError(f"{error}{how}") from None

@@ -53,8 +53,9 @@ def test_a_saved_protocol_comes_back_whole(
 def test_only_its_owner_may_read_the_clients_keys_and_nothing_is_pickled(small: Federation, tmp_path: Path) -> None:
     CFL(rounds=1).fit(small).save(tmp_path)
     assert stat.S_IMODE((tmp_path / "clients.safetensors").stat().st_mode) == 0o600
-    files = sorted(p.name for p in tmp_path.iterdir())
+    files = sorted(p.name for p in tmp_path.glob("*.safetensors"))
     assert files == ["clients.safetensors", "learned.safetensors", "models.safetensors", "server.safetensors"]
+    assert sorted({p.name for p in tmp_path.iterdir()} - set(files)) == ["manifest.json"]
     from safetensors import safe_open
 
     for name in files:

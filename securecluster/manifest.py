@@ -1,0 +1,184 @@
+"""Digests of a folder's files, so that damage to any file that is read back is noticed and named.
+
+A manifest is a JSON file with the size and SHA-256 of each file beside it, and a digest of itself.
+It guards against damage, not against forgery: whoever edits a file can edit the manifest too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from securecluster import files
+from securecluster.errors import RunFolderError
+
+NAME = "manifest.json"
+SCHEMA = 1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The first `size` bytes of a file, and their SHA-256 in hex."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, data: bytes) -> Mark:
+        """Return the mark of some bytes."""
+        return cls(len(data), digest(data))
+
+
+EMPTY = Mark(0, hashlib.sha256().hexdigest())
+
+
+def digest(data: bytes) -> str:
+    """Return the SHA-256 of some bytes, in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def damaged(path: Path) -> RunFolderError:
+    """Return the error for a file that differs from what was written."""
+    return RunFolderError(f"{path} differs from what was written there: restore it from a copy, or start the run anew")
+
+
+def missing(path: Path) -> RunFolderError:
+    """Return the error for a file that is not there any more."""
+    return RunFolderError(f"{path} is missing: restore it from a copy, or start the run anew")
+
+
+def write(folder: Path, names: Iterable[str]) -> None:
+    """Write the manifest of some files of a folder.
+
+    Args:
+        names: paths relative to the folder.
+    """
+    marks = {name: Mark.of(files.read(folder / name)) for name in names}
+    files.write_atomic(folder / NAME, encode(marks))
+
+
+def encode(marks: Mapping[str, Mark]) -> bytes:
+    """Return a manifest's text, which ends with a digest of itself."""
+    listed = {name: asdict(mark) for name, mark in sorted(marks.items())}
+    content = {"schema": SCHEMA, "files": listed}
+    return (json.dumps({**content, "sha256": _own_digest(content)}, indent=1) + "\n").encode()
+
+
+def read(folder: Path) -> dict[str, Mark]:
+    """Return the marks in a folder's manifest, by name.
+
+    Raises:
+        RunFolderError: no manifest, or one that differs from what was written.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        raise missing(path)
+    try:
+        content = json.loads(files.read(path))
+        own = content.pop("sha256")
+        marks = {name: Mark(**mark) for name, mark in content["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise damaged(path) from None
+    if own != _own_digest(content):
+        raise damaged(path)
+    return marks
+
+
+def _own_digest(content: Mapping[str, Any]) -> str:
+    return digest(json.dumps(content, sort_keys=True).encode())
+
+
+def checked(folder: Path, name: str, marks: Mapping[str, Mark]) -> bytes:
+    """Return the bytes of a file that a manifest lists.
+
+    Raises:
+        RunFolderError: it is missing, not listed, or differs from what was written.
+    """
+    path = folder / name
+    if not path.is_file():
+        raise missing(path)
+    data = files.read(path)
+    if marks.get(name) != Mark.of(data):
+        raise damaged(path)
+    return data
+
+
+def check(folder: Path, marks: Mapping[str, Mark]) -> None:
+    """Raise RunFolderError for the first listed file that is missing or damaged."""
+    for name in marks:
+        checked(folder, name, marks)
+
+
+class Log:
+    """An append-only file of lines, with a running digest of all of it.
+
+    Args:
+        path: the file, which appears with its first line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._size = 0
+        self._hash = hashlib.sha256()
+
+    @property
+    def mark(self) -> Mark:
+        """The size and digest of everything appended so far."""
+        return Mark(self._size, self._hash.hexdigest())
+
+    def append(self, lines: Sequence[str]) -> None:
+        """Append lines in a single write."""
+        if not lines:
+            return
+        text = "\n".join(lines)
+        files.append_line(self.path, text)
+        self._count((text + "\n").encode())
+
+    def restore(self, mark: Mark, decode: Callable[[str], T]) -> list[T]:
+        """Go back to an earlier mark: cut off what was appended later, and return the lines before it.
+
+        Args:
+            decode: makes an item of a line.
+
+        Raises:
+            RunFolderError: what stood there at the mark is missing or damaged.
+        """
+        if mark.size and not self.path.is_file():
+            raise missing(self.path)
+        data = files.read(self.path) if self.path.is_file() else b""
+        kept = data[: mark.size]
+        if Mark.of(kept) != mark:
+            raise damaged(self.path)
+        items = read_lines(self.path, kept, decode)
+        if len(data) > mark.size:
+            files.write_atomic(self.path, kept)
+        self._size = 0
+        self._hash = hashlib.sha256()
+        self._count(kept)
+        return items
+
+    def _count(self, data: bytes) -> None:
+        self._size += len(data)
+        self._hash.update(data)
+
+
+def read_lines(path: Path, data: bytes, decode: Callable[[str], T]) -> list[T]:
+    """Return an item for each whole line of a log; a last line without its end is left out.
+
+    Args:
+        path: for the sentence of an error.
+
+    Raises:
+        RunFolderError: a line that does not decode.
+    """
+    try:
+        lines = data.decode().splitlines(keepends=True)
+        return [decode(line) for line in lines if line.endswith("\n")]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        kind = type(error).__name__
+        raise RunFolderError(f"{path} does not parse ({kind}): start the run anew") from None
