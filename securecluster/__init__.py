@@ -7,10 +7,11 @@ from securecluster.protocols import CFL
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as in typing, which takes a while to load
 if TYPE_CHECKING:
+    from typing import Any
+
     from securecluster.data import (
         Dirichlet,
         Federation,
@@ -26,10 +27,7 @@ if TYPE_CHECKING:
     )
     from securecluster.errors import SecureClusterError
 
-try:
-    __version__ = version("securecluster")
-except PackageNotFoundError:  # a checkout that was never installed
-    __version__ = "0+unknown"
+    __version__: str
 
 __all__ = [
     "Dirichlet",
@@ -52,9 +50,20 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that the command line is there before numpy is."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "__version__":
+        return _version()
     home = "securecluster.errors" if name == "SecureClusterError" else "securecluster.data"
     return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("securecluster")
+    except PackageNotFoundError:  # a checkout that was never installed
+        return "0+unknown"

@@ -241,7 +241,7 @@ def test_a_damaged_content_is_said_in_a_sentence(damage: str, tmp_path: Path) ->
         data = path.read_bytes()
         flipped = data[:-1] + bytes([data[-1] ^ 1])
         path.write_bytes({"cut": data[:-1], "foreign": b"x" * 100, "bit": flipped}[damage])
-    with pytest.raises(RunFolderError, match="000001.safetensors (is missing|differs)"):
+    with pytest.raises(RunFolderError, match=r"000001\.safetensors (is missing|differs)"):
         transcript.content(1)
     assert transcript.content(0)[0].to == (0, 1, 2)
 

@@ -87,25 +87,32 @@ def _dispatch(argv: list[str]) -> int:
         "list": _list,
     }
     if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE.format(protocols=", ".join(PROTOCOLS)), end="")
+        _print_usage()
         return 0 if argv else 2
     if argv[0] == "--version":
         import securecluster
 
-        print(securecluster.__version__)
+        with output():
+            print(securecluster.__version__)
         return 0
     if argv[0] not in commands:
         raise unknown("command", argv[0], commands)
     return commands[argv[0]](argv[1:])
 
 
+def _print_usage() -> None:
+    with output():
+        print(USAGE.format(protocols=", ".join(PROTOCOLS)), end="")
+
+
 def _run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE.format(protocols=", ".join(PROTOCOLS)), end="")
+        _print_usage()
         return 0 if argv else 2
     import tyro
 
-    options: Any = tyro.cli(options_class(protocol_class(argv[0])), prog=f"securecluster run {argv[0]}", args=argv[1:])
+    with output():  # of --help
+        options: Any = tyro.cli(options_class(protocol_class(argv[0])), prog=f"securecluster run {argv[0]}", args=argv[1:])
     plans, federation = runs.prepare([options.protocol], options)
     from securecluster.app import folder as folders
 
@@ -118,7 +125,7 @@ def _run(argv: list[str]) -> int:
 
 def _compare(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE.format(protocols=", ".join(PROTOCOLS)), end="")
+        _print_usage()
         return 0 if argv else 2
     return compare.start(argv)
 
@@ -127,7 +134,8 @@ def _resume(argv: list[str]) -> int:
     folder, rest = _folder(argv, "resume")
     import tyro
 
-    quiet = tyro.cli(Resume, prog="securecluster resume DIR", args=rest).quiet
+    with output():
+        quiet = tyro.cli(Resume, prog="securecluster resume DIR", args=rest).quiet
     from securecluster.app import folder as folders
 
     if folders.compared(folder) is not None:
@@ -184,13 +192,14 @@ def _replay(argv: list[str]) -> int:
         raise UsageError(f"{folder} holds a comparison: replay one of its runs, such as {folder / names[0]}")
     plan, config = folders.load(folder)
     calls = replay(plan, config, folder)
-    print(f"{folder}: the server alone made the same {calls} calls and ended in the same state, bit for bit")
+    with output():
+        print(f"{folder}: the server alone made the same {calls} calls and ended in the same state, bit for bit")
     return 0
 
 
 def _folder(argv: list[str], command: str) -> tuple[Path, list[str]]:
     if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE.format(protocols=", ".join(PROTOCOLS)), end="")
+        _print_usage()
         raise SystemExit(0 if argv else 2)
     if argv[0].startswith("-"):
         raise UsageError(f"{command} takes the run folder first: securecluster {command} DIR")
@@ -205,6 +214,7 @@ def _list(argv: list[str]) -> int:
     from securecluster.privacy.masks import MASKS
 
     rows: dict[str, Iterable[str]] = {"protocols": PROTOCOLS, "data": SOURCES, "scenarios": SCENARIOS, "models": names(), "masks": MASKS}
-    for what, known in rows.items():
-        print(f"{what:<10} {', '.join(known)}")
+    with output():
+        for what, known in rows.items():
+            print(f"{what:<10} {', '.join(known)}")
     return 0

@@ -34,7 +34,8 @@ def start(argv: Sequence[str]) -> int:
     union.check_owned(names, rest)
     import tyro
 
-    options: Any = tyro.cli(union.comparison_class(names), prog=f"securecluster compare {' '.join(names)}", args=rest)
+    with output():  # of --help
+        options: Any = tyro.cli(union.comparison_class(names), prog=f"securecluster compare {' '.join(names)}", args=rest)
     plans, federation = runs.prepare(union.chosen(names, options.protocols), options)
     from securecluster.app import folder as folders
 

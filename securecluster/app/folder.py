@@ -40,7 +40,7 @@ WRITTEN = {
     *BOOKKEEPING, CONFIG, RESULT, manifest.NAME, "compare.json", "history.jsonl", "ledger.jsonl", *PICTURES,
     "clients.safetensors", "learned.safetensors", "models.safetensors", "server.safetensors", "start.safetensors",
 }  # fmt: skip
-LISTED = WRITTEN - {*BOOKKEEPING, RESULT, manifest.NAME}  # in a manifest, which is written before the result
+LISTED = WRITTEN - {*BOOKKEEPING, *PICTURES, RESULT, manifest.NAME}  # what is read back; the result comes last
 
 
 @dataclasses.dataclass(frozen=True)

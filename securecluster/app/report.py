@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import numpy as np
 
 import securecluster
-from securecluster import files
 from securecluster.app import privacy
 from securecluster.app.folder import SCHEMA, Plan
-from securecluster.app.shown import METRICS, number, shown
+from securecluster.app.shown import METRICS, number, printable, shown
 from securecluster.data import Federation
 from securecluster.metrics import mean, share_at
 from securecluster.protocols.base import Protocol
@@ -74,12 +72,6 @@ def _judged(fitted: Protocol, labels: list[int]) -> dict[str, Any]:
     return {"before": before, "after": mean(fitted.scores_), "per_cluster": per}
 
 
-def write(folder: Path, content: dict[str, Any], fitted: Protocol) -> None:
-    """What the protocol learned, and last of all result.json, whose presence says that the run is complete."""
-    fitted.save(folder)
-    files.write_atomic(folder / "result.json", (json.dumps(content, indent=2) + "\n").encode())
-
-
 def line_text(line: dict[str, Any], total: int) -> str:
     """One round as one printed line."""
     parts = [f"round {line['round']:>3}/{total}", f"clusters {line['clusters']}"]
@@ -124,7 +116,8 @@ def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
     """Print the closing tables."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(markup=False, highlight=False)  # clients' names are theirs, and no markup
+    names = tuple(map(printable, names))
     score = content["metrics"]
     metric, unit = content["metric"], content["unit"]
     before, after = (shown(score[metric][when], metric, unit) for when in ("before", "after"))
@@ -138,7 +131,8 @@ def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
     _show_bytes(console, content["bytes"])
     privacy.show(console, content["privacy"])
     if content["dropped"]:
-        lost = [f"{name}: {_few(list(map(str, rounds)))}" for name, rounds in content["dropped"].items()]
+        dropped = content["dropped"].items()
+        lost = [f"{printable(name)}: {_few(list(map(str, rounds)))}" for name, rounds in dropped]
         console.print("did not reply (client: rounds): " + "; ".join(_first(lost, 12)))
     console.print(f"{content['seconds']:.1f} s on {content['device']}; everything is in {folder}", soft_wrap=True)
 
@@ -159,7 +153,8 @@ def _show_bytes(console: Any, sent: dict[str, Any]) -> None:
 def _show_clusters(console: Any, content: dict[str, Any], names: tuple[str, ...]) -> None:
     from rich.table import Table
 
-    clusters = Table(title=f"{content['protocol']} on {content['data']} ({content['scenario']}), {content['clients']} clients")
+    data = printable(content["data"])
+    clusters = Table(title=f"{content['protocol']} on {data} ({content['scenario']}), {content['clients']} clients")
     handed = content.get("fallback", {}).get("nodes")
     for heading in ("cluster", "clients", "true clusters in it", content["metric"], *(["model of"] if handed else [])):
         clusters.add_column(heading, overflow="fold")

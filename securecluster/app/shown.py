@@ -17,3 +17,8 @@ def shown(value: float | None, metric: str, unit: str = "") -> str:
 def number(value: float | None) -> str:
     """Three decimals, or a dash where there is none."""
     return "–" if value is None else f"{value:.3f}"
+
+
+def printable(text: str) -> str:
+    """Return a text from the data with everything that a terminal would act on spelled out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

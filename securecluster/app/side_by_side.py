@@ -8,7 +8,7 @@ from typing import Any
 from securecluster.app.figure import figure, save
 from securecluster.app.plots import bounded, labelled
 from securecluster.app.report import megabytes
-from securecluster.app.shown import shown
+from securecluster.app.shown import printable, shown
 
 Lines = list[dict[str, Any]]
 NONE = "–"
@@ -23,7 +23,7 @@ def show(content: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    title = f"{content['data']} ({content['scenario']}), {content['clients']} clients, seed {content['seed']}"
+    title = f"{printable(content['data'])} ({content['scenario']}), {content['clients']} clients, seed {content['seed']}"
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     rows = [_cells(row, content["target"], content["metric"]) for row in content["protocols"]]
     for heading in rows[0]:
@@ -32,7 +32,7 @@ def show(content: dict[str, Any]) -> None:
     for row in rows:
         table.add_row(*(row[str(column.header)] for column in table.columns))
     table.caption = "; ".join(_protected(content["protocols"]))
-    Console().print(table)
+    Console(markup=False, highlight=False).print(table)
 
 
 def _protected(rows: Lines) -> list[str]:
@@ -65,7 +65,7 @@ def _number(value: float | None, digits: int) -> str:
 def draw(folder: Path, content: dict[str, Any], histories: dict[str, Lines]) -> list[Path]:
     """Write accuracy.png (or the picture of another metric) and cost.png, as far as there are numbers for them; returns their paths."""
     metric, unit = content["metric"], content["unit"]
-    title = f"{content['data']} ({content['scenario']}), {content['clients']} clients"
+    title = f"{printable(content['data'])} ({content['scenario']}), {content['clients']} clients"
     curves = {name: points for name, lines in histories.items() if (points := _points(lines, metric))}
     ended = [row for row in content["protocols"] if row[metric] is not None]
     made = [save(folder / f"{metric}.png", _learning(title, curves, list(histories), metric, unit))] if curves else []

@@ -66,11 +66,10 @@ def flush() -> int:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
-            code = _give_up(stream.fileno(), 141)
         except OSError as error:
-            code = _give_up(stream.fileno(), 2)
-            if stream is sys.stdout:
+            _give_up(stream.fileno())
+            code = 141 if isinstance(error, BrokenPipeError) else 2
+            if code == 2 and stream is sys.stdout:
                 print(f"securecluster: {_unwritten(error)}", file=sys.stderr)
     return code
 
@@ -85,11 +84,16 @@ def output() -> Iterator[None]:
     """
     try:
         yield
+        sys.stdout.flush()
     except BrokenPipeError:
+        _give_up(sys.stdout.fileno())
         raise Stopped(141) from None
-    except SystemExit:  # rich's word for a broken pipe
-        raise Stopped(141) from None
+    except SystemExit as stop:
+        if stop.code != 1:  # of --help, or of options that do not parse
+            raise
+        raise Stopped(141) from None  # rich's word for a broken pipe
     except OSError as error:
+        _give_up(sys.stdout.fileno())
         raise OutputError(_unwritten(error)) from None
 
 
@@ -97,9 +101,8 @@ def _unwritten(error: OSError) -> str:
     return f"cannot print ({error.strerror}): send the output elsewhere"
 
 
-def _give_up(descriptor: int, code: int) -> int:
+def _give_up(descriptor: int) -> None:
     """Point a stream at nothing, so that the interpreter does not trip over it again on its way out."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, descriptor)
     os.close(nothing)
-    return code

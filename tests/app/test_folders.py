@@ -1,0 +1,219 @@
+"""Run folders: what --force may remove, who may write, and what paths will do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from securecluster.app import folder as folders
+from securecluster.app.cli import main
+from securecluster.errors import RunFolderError, UsageError
+
+SMALL = ["--clients", "6", "--clusters", "2", "--samples", "24", "--rounds", "2", "--model", "linear", "--quiet"]
+RUN = ["run", "fedavg", *SMALL]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    assert main([*RUN, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A finished run of seed 0."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def seed_of(folder: Path) -> object:
+    return json.loads((folder / "result.json").read_text())["seed"]
+
+
+@pytest.mark.parametrize("config", ['{"model_type": "bert"}', '{"schema": 1}', ""])
+def test_force_leaves_folders_of_others_alone(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    (project / "config.json").write_text(config)
+    (project / "src" / "thesis.txt").write_text("years of work")
+    before = contents(project)
+    assert main([*RUN, "--out", str(project), "--force"]) == 2
+    assert "is not a run folder, so --force will not delete it" in capsys.readouterr().err
+    assert contents(project) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "figure.png", "transcript/notes.safetensors", "transcript/more/a.txt", "old/data.csv", "checkpoint-final/x"]
+)
+def test_force_leaves_files_of_others_alone(name: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).write_text("mine")
+    before = contents(run)
+    assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 2
+    said = capsys.readouterr().err
+    assert "which no run wrote" in said and said.count("\n") == 1
+    assert contents(run) == before
+    (run / name).unlink()
+
+
+def test_force_does_not_follow_links_out_of_a_run_folder(run: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "thesis.txt").write_text("years of work")
+    (run / "checkpoint-000001").symlink_to(elsewhere)
+    assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 2
+    assert (elsewhere / "thesis.txt").read_text() == "years of work"
+
+
+def test_force_replaces_a_run_in_place(run: Path) -> None:
+    inode = run.stat().st_ino
+    (run / ".models.safetensors.tmp").write_bytes(b"left by a kill")
+    (run / "checkpoint-000007").mkdir()
+    (run / "checkpoint-000007" / "clock").write_bytes(b"left by a kill")
+    assert main([*RUN, "--seed", "1", "--out", str(run)]) == 2
+    assert seed_of(run) == 0
+    assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 0
+    assert seed_of(run) == 1
+    assert run.stat().st_ino == inode, "a mount point could not have been removed"
+    assert not (run / ".models.safetensors.tmp").exists() and not list(run.glob("checkpoint-*"))
+
+
+def test_of_two_starts_at_once_the_later_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first starts between the second one's check and its claim."""
+    target, texts = tmp_path / "run", {"config.json": "{}"}
+    first: list[Iterator[Path]] = []
+    check = folders.check_free
+
+    def check_and_be_overtaken(out: Path | None, force: bool) -> None:
+        check(out, force)
+        if not first:
+            manager = folders.claimed(target, False, "first", texts)
+            first.append(manager)  # type: ignore[arg-type]
+            manager.__enter__()
+            (target / "history.jsonl").write_text("what the first one wrote")
+
+    for force in (False, True):
+        monkeypatch.setattr(folders, "check_free", check_and_be_overtaken)
+        with pytest.raises(RunFolderError, match="another process"), folders.claimed(target, force, "second", texts):
+            pass
+        monkeypatch.setattr(folders, "check_free", check)
+        assert (target / "history.jsonl").read_text() == "what the first one wrote"
+
+
+def test_what_ended_between_check_and_lock_is_not_replaced(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, check = tmp_path / "new", folders.check_free
+    passed: list[int] = []
+
+    def check_then_another_run_ends(out: Path | None, force: bool) -> None:
+        check(out, force)
+        if not passed:
+            passed.append(1)
+            shutil.copytree(run, target)
+
+    monkeypatch.setattr(folders, "check_free", check_then_another_run_ends)
+    with pytest.raises(UsageError, match="exists and is not empty"), folders.claimed(target, False, "x", {"config.json": "{}"}):
+        pass
+    assert contents(target) == contents(run)
+
+
+def test_a_run_that_is_being_written_is_not_replaced(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(run)
+    with folders.locked(run):
+        assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 2
+    assert "is being written by another process" in capsys.readouterr().err
+    assert contents(run) == before
+
+
+def test_a_comparison_is_replaced_unless_one_of_its_runs_is_being_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    start = ["compare", "fedavg", "local", *SMALL, "--out", str(out), "--force"]
+    assert main(start) == 0
+    with folders.locked(out / "local"):
+        assert main([*start, "--seed", "1"]) == 2
+    assert "another process" in capsys.readouterr().err
+    assert seed_of(out / "local") == 0
+    (out / "local" / "notes.txt").write_text("mine")
+    assert main([*start, "--seed", "1"]) == 2
+    (out / "local" / "notes.txt").unlink()
+    assert main([*start, "--seed", "1"]) == 0
+    assert seed_of(out / "local") == seed_of(out / "fedavg") == 1
+
+
+def test_the_folder_that_one_stands_in_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    assert main([*RUN, "--out", "."]) == 0
+    assert seed_of(home) == 0
+    assert main([*RUN, "--out", ".", "--seed", "1"]) == 2
+    assert seed_of(home) == 0
+    assert main([*RUN, "--out", ".", "--seed", "1", "--force"]) == 0
+    assert seed_of(home) == 1
+    assert Path.cwd() == home
+    assert main(["replay", "."]) == 0
+
+
+def test_a_link_to_a_run_stays_a_link(run: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(run)
+    assert main([*RUN, "--out", str(link), "--seed", "1"]) == 2
+    assert seed_of(run) == 0
+    assert main([*RUN, "--out", str(link), "--seed", "1", "--force"]) == 0
+    assert link.is_symlink() and seed_of(run) == 1
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_paths_that_are_no_folders_get_a_sentence(force: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    before = sorted(os.listdir(tmp_path))
+    for name in ("file", "nowhere", "loop", "x" * 300, "file/below"):
+        assert main([*RUN, "--out", str(tmp_path / name), *["--force"] * force]) == 2, name
+        said = capsys.readouterr().err
+        assert said.startswith("securecluster: ") and said.count("\n") == 1, said
+    assert sorted(os.listdir(tmp_path)) == before
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_start_that_was_killed_before_its_configuration_leaves_the_folder_free(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".lock").touch()
+    (out / ".securecluster").write_text("{")
+    assert main([*RUN, "--out", str(out)]) == 0
+    assert seed_of(out) == 0
+
+
+def test_a_start_that_cannot_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RunFolderError("cannot write: free some space")
+
+    monkeypatch.setattr(folders.files, "write_atomic", full)
+    with pytest.raises(RunFolderError), folders.claimed(tmp_path / "a" / "out", False, "x", {"config.json": "{}"}):
+        pass
+    assert not (tmp_path / "a" / "out").exists()
+
+
+def test_a_stopped_run_is_not_resumed_by_two(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "result.json").unlink()
+    (run / "manifest.json").unlink()
+    with folders.locked(run):
+        assert main(["resume", str(run)]) == 2
+    assert "another process" in capsys.readouterr().err
+
+
+def test_folders_that_are_none_are_not_locked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("resume", "replay"):
+        assert main([command, str(tmp_path)]) == 2
+        assert "is not a run folder (it has no config.json)" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

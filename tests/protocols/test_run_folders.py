@@ -1,0 +1,191 @@
+"""`fit(folder=…)` from Python: the same run folders as the command line's, with the same checks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from securecluster.protocols import CFL, FLHC, FedAvg, Protocol, Settings
+
+from securecluster import Federation
+from securecluster.app import folder as folders
+from securecluster.app.cli import main
+from securecluster.cohort import Cohort
+from securecluster.errors import RunFolderError, UsageError
+
+FULL = Settings(transcript="full", threads=1)
+
+
+class StoppedError(Exception):
+    pass
+
+
+def data(seed: int, samples: int = 20) -> Federation:
+    """Four clients with random samples."""
+    draw = np.random.default_rng(seed)
+    clients = {f"site-{k}": (draw.random((samples, 4)), draw.integers(0, 2, samples)) for k in range(4)}
+    return Federation.from_arrays(clients, classes=2, seed=0)
+
+
+def made(**params: Any) -> FedAvg:
+    return FedAvg(**({"model": "linear", "rounds": 4, "epochs": 1} | params))
+
+
+def stop(line: dict[str, Any]) -> None:
+    if line["round"] == 2:
+        raise StoppedError
+
+
+def stopped(folder: Path, federation: Federation, settings: Settings = FULL) -> None:
+    with pytest.raises(StoppedError):
+        made().fit(federation, settings, folder=folder, report=stop)
+
+
+def models(fitted: Protocol) -> torch.Tensor:
+    found: torch.Tensor = fitted.client_models_.values
+    return found
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_run_on_other_data_is_never_gone_on_with(ended: bool, tmp_path: Path) -> None:
+    if ended:
+        made().fit(data(1), FULL, folder=tmp_path)
+    else:
+        stopped(tmp_path, data(1))
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    for other in (data(2), data(1, samples=40)):
+        with pytest.raises(RunFolderError, match=r"its data were others|another configuration"):
+            made().fit(other, FULL, folder=tmp_path)
+    assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert torch.equal(models(made().fit(data(1), FULL, folder=tmp_path)), models(made().fit(data(1), FULL)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (Settings(transcript="full", threads=1, dropout=0.5), "dropout was 0.0 there and is 0.5 now"),
+        (Settings(transcript="sizes", threads=1), "transcript was 'full' there and is 'sizes' now"),
+        (Settings(transcript="full", threads=2), "threads was 1 there and is 2 now"),
+        (Settings(transcript="full", threads=1, target=0.5), "target was 0.99 there"),
+    ],
+)
+@pytest.mark.parametrize("ended", [True, False])
+def test_other_settings_are_refused_by_name(ended: bool, settings: Settings, said: str, tmp_path: Path) -> None:
+    if ended:
+        made().fit(data(1), FULL, folder=tmp_path)
+    else:
+        stopped(tmp_path, data(1))
+    with pytest.raises(RunFolderError, match=f"another configuration .*{said}"):
+        made().fit(data(1), settings, folder=tmp_path)
+
+
+def test_settings_that_are_left_open_are_those_of_the_run(tmp_path: Path) -> None:
+    stopped(tmp_path, data(1))
+    resumed = made().fit(data(1), Settings(transcript="full"), folder=tmp_path)
+    assert resumed.kept_.learned.settings.threads == 1
+    assert torch.equal(models(resumed), models(made().fit(data(1), FULL)))
+
+
+def test_a_run_that_ended_is_loaded_and_nobody_trains_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = made().fit(data(1), FULL, folder=tmp_path)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("somebody trains")
+
+    monkeypatch.setattr(Cohort, "train", refuse)
+    again = made().fit(data(1), FULL, folder=tmp_path)
+    assert torch.equal(models(again), models(first))
+    assert again.history_ == first.history_
+    assert again.transcript_.entries == first.transcript_.entries
+    assert again.transcript_.totals() == again.bytes_ == first.bytes_
+    assert again.ledger_.events == first.ledger_.events
+
+
+def test_what_fit_leaves_is_a_whole_run_folder(small: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "deep" / "run"
+    fitted = CFL(rounds=3).fit(small, Settings(transcript="full"), folder=str(folder))
+    for name in ("config.json", "result.json", "manifest.json", "history.jsonl", "models.safetensors", "accuracy.png", "similarity.png"):
+        assert (folder / name).is_file(), name
+    result = json.loads((folder / "result.json").read_text())
+    assert result["labels"] == [int(c) for c in fitted.labels_]
+    assert result["names"] == list(small.names)
+    assert main(["replay", str(folder)]) == 0
+    capsys.readouterr()
+    assert main(["resume", str(folder)]) == 0
+    assert "is complete" in capsys.readouterr().out
+    loaded = CFL.load(str(folder))
+    assert torch.equal(models(loaded), models(fitted))
+    assert loaded.transcript_.entries == fitted.transcript_.entries
+    assert loaded.transcript_.content(0)[0].method == fitted.transcript_.content(0)[0].method
+
+
+def test_a_run_on_data_from_python_is_not_gone_on_with_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stopped(tmp_path, data(1))
+    assert main(["resume", str(tmp_path)]) == 2
+    assert "go on there with fit(federation, folder=...)" in capsys.readouterr().err
+    made().fit(data(1), FULL, folder=tmp_path)
+    assert main(["resume", str(tmp_path), "--quiet"]) == 0
+
+
+def test_a_module_of_ones_own_goes_on_from_python(small: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def module() -> torch.nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+    with pytest.raises(StoppedError):
+        made(model=module()).fit(small, FULL, folder=tmp_path, report=stop)
+    resumed = made(model=module()).fit(small, FULL, folder=tmp_path)
+    assert torch.equal(models(resumed), models(made(model=module()).fit(small, FULL)))
+    assert torch.equal(models(FedAvg.load(tmp_path, model=module())), models(resumed))
+    for command in ("replay", "resume"):
+        assert main([command, str(tmp_path)]) == 2
+        assert "objects of your own (model)" in capsys.readouterr().err
+
+
+def test_a_folder_is_written_by_one_fit_at_a_time(tmp_path: Path) -> None:
+    def start_another(line: dict[str, Any]) -> None:
+        if line["round"] == 2:
+            made().fit(data(1), FULL, folder=tmp_path)
+
+    with pytest.raises(RunFolderError, match="another process"):
+        made().fit(data(1), FULL, folder=tmp_path, report=start_another)
+    assert len(made().fit(data(1), FULL, folder=tmp_path).history_) == 4
+
+
+def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UsageError, match="exists and is not empty"):
+        made().fit(data(1), folder=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="is not a folder"):
+        made().fit(data(1), folder=tmp_path / "file")
+
+
+def test_another_protocol_in_the_folder_is_said(small: Federation, tmp_path: Path) -> None:
+    made().fit(small, folder=tmp_path)
+    with pytest.raises(RunFolderError, match="name was 'fedavg' there and is 'flhc' now"):
+        FLHC(rounds=2, pre_rounds=1).fit(small, folder=tmp_path)
+
+
+def test_a_run_of_the_command_line_is_gone_on_with_from_python_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--clients", "6", "--clusters", "2", "--samples", "24", "--model", "linear", "--rounds", "3", "--quiet"]
+    assert main(["run", "fedavg", *options, "--out", str(tmp_path / "r")]) == 0
+    plan, _ = folders.load(tmp_path / "r")
+    assert plan.simulation is not None
+    fitted = plan.protocol.fit(plan.simulation.federation(), plan.settings, folder=tmp_path / "r")
+    assert [int(c) for c in fitted.labels_] == json.loads((tmp_path / "r" / "result.json").read_text())["labels"]
+
+
+def test_saving_does_not_write_into_a_run_folder(small: Federation, tmp_path: Path) -> None:
+    fitted = made().fit(small, folder=tmp_path / "r")
+    with pytest.raises(UsageError, match="is a run folder"):
+        fitted.save(tmp_path / "r")
+    fitted.save(tmp_path / "s")
+    assert torch.equal(models(FedAvg.load(tmp_path / "s")), models(fitted))
+    assert not hasattr(FedAvg.load(tmp_path / "s"), "transcript_")
