@@ -1,12 +1,17 @@
-"""kill -9 at random moments of the default run, resume, and compare with the run that was left alone.
+"""Stop runs of every protocol at random moments, resume them, and compare with runs that were left alone.
 
-python -m securecluster.benchmarks.kills [number of kills, 50]
+python -m securecluster.benchmarks.kills [--kills 4] [--protocols cfl flhc ...]
+
+Half of the runs are killed (`kill -9`), a quarter each get SIGTERM and Ctrl-C. What a resumed run leaves must be byte
+for byte what the run that was left alone leaves, clocks aside.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,52 +21,94 @@ from typing import Any
 
 from securecluster.benchmarks.table import write
 
-SAME = ("history.jsonl", "models.safetensors", "server.safetensors", "transcript/index.jsonl")
+from securecluster.app.options import PROTOCOLS
+
+SAME = (
+    "history.jsonl", "ledger.jsonl", "models.safetensors", "server.safetensors", "transcript/index.jsonl",
+)  # fmt: skip
 COMMAND = [sys.executable, "-m", "securecluster"]
+OPTIONS = ["--clients", "6", "--samples", "24", "--model", "mlp-32", "--rounds", "14", "--dropout", "0.05"]
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
+OWN = {"nsim": ["--data", "mobility", "--samples", "60", "--synthetic", "8", "--model", "auto"]}
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """result.json without its clock."""
+    """Return result.json without its clock."""
     found: dict[str, Any] = json.loads((folder / "result.json").read_text())
     del found["seconds"]
     return found
 
 
-def kill_once(out: Path, delay: float) -> tuple[bool, int]:
-    """Start a run, kill it after `delay` seconds; whether it left a folder, and the rounds it had written."""
-    with subprocess.Popen([*COMMAND, "run", "cfl", "--quiet", "--dropout", "0.02", "--out", str(out)]) as process:
+def command(protocol: str, out: Path) -> list[str]:
+    """Return the command of one run."""
+    own = OWN.get(protocol, ["--clusters", "2"])
+    return [*COMMAND, "run", protocol, *OPTIONS, *own, "--quiet", "--out", str(out)]
+
+
+def same(one: Path, other: Path) -> bool:
+    """Return whether two run folders hold the same, clocks aside."""
+    if result(one) != result(other):
+        return False
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in SAME)
+
+
+def stop_once(protocol: str, out: Path, how: signal.Signals, delay: float) -> int | None:
+    """Start a run and stop it after `delay` seconds.
+
+    Returns:
+        The rounds that it had written; None where it was not stopped within a run.
+    """
+    with subprocess.Popen(command(protocol, out), stderr=subprocess.DEVNULL) as process:
         time.sleep(delay)
-        process.kill()
+        process.send_signal(how)
+    if not (out / "config.json").exists() or (out / "result.json").exists():
+        return None
     history = out / "history.jsonl"
-    return (out / "config.json").exists(), len(history.read_text().splitlines()) if history.exists() else 0
+    return len(history.read_text().splitlines()) if history.exists() else 0
 
 
-def main(kills: int = 50) -> None:
-    """Print and write one row per kill."""
+def measure(protocol: str, kills: int, home: Path, draw: random.Random) -> list[dict[str, Any]]:
+    """Return a row for each time that a run of a protocol was stopped."""
+    whole = home / f"{protocol}-whole"
+    began = time.monotonic()
+    subprocess.run(command(protocol, whole), check=True)
+    length = time.monotonic() - began
+    rows: list[dict[str, Any]] = []
+    for attempt in range(20 * kills):
+        if len(rows) == kills:
+            break
+        how = SIGNALS[len(rows) % len(SIGNALS)]
+        out, delay = home / f"{protocol}-{attempt}", draw.uniform(0.3, 1.0) * length
+        rounds = stop_once(protocol, out, how, delay)
+        if rounds is None:
+            continue
+        subprocess.run([*COMMAND, "resume", str(out), "--quiet"], check=True)
+        row = {
+            "protocol": protocol,
+            "signal": how.name,
+            "seconds": round(delay, 3),
+            "rounds_written": rounds,
+            "equal": same(out, whole),
+        }
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def main() -> None:
+    """Print and write one row per stopped run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=4, help="of each protocol")
+    parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS))
+    options = parser.parse_args()
     draw = random.Random(0)
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as parent:
-        whole = Path(parent) / "whole"
-        start = time.monotonic()
-        subprocess.run([*COMMAND, "run", "cfl", "--quiet", "--dropout", "0.02", "--out", str(whole)], check=True)
-        length = time.monotonic() - start
-        tries = 0
-        while len(rows) < kills:
-            tries += 1
-            out, delay = Path(parent) / f"run{tries}", draw.uniform(0.1, 1.0) * length
-            began, rounds = kill_once(out, delay)
-            if not began:  # killed before there was anything to resume
-                assert not out.exists(), "a half-written folder"
-                continue
-            if (out / "result.json").exists():  # killed after it had ended
-                continue
-            subprocess.run([*COMMAND, "resume", str(out), "--quiet"], check=True)
-            equal = result(out) == result(whole) and all((out / n).read_bytes() == (whole / n).read_bytes() for n in SAME)
-            rows.append({"kill": len(rows), "seconds": round(delay, 3), "rounds_written": rounds, "equal": equal})
-            print(rows[-1], flush=True)
-    print(f"equal {sum(r['equal'] for r in rows)} of {kills}")
+    with tempfile.TemporaryDirectory() as home:
+        for protocol in options.protocols:
+            rows += measure(protocol, options.kills, Path(home), draw)
+    print(f"equal {sum(row['equal'] for row in rows)} of {len(rows)}")
     print(write("kills", rows))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

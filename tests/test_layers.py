@@ -33,7 +33,8 @@ LAYERS = [
     {"nearness", "relevance"},
     {"refinement", "synthetic"},
     {"protocols"},
-    {"app", "benchmarks"},
+    {"app"},
+    {"benchmarks"},
 ]
 SHARED = ("base", "agreed", "briefly", "method", "private", "assembly", "saving")  # of protocols: what every method stands on
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from securecluster.protocols import CFL
+from securecluster.protocols import CFL, FLHC
 
 from securecluster import Federation, files
 from securecluster.displacements import Outbox
@@ -144,3 +144,19 @@ def test_without_a_mask_one_row_per_cluster_holds_the_whole_displacement() -> No
     assert letter.absolute
     assert letter.means.table.tolist() == [[11.0], [21.0]]
     assert letter.means.picks == ((0,), (1,), (0,))
+
+
+def test_what_a_round_adds_to_a_checkpoint_does_not_grow_with_the_rounds_before(tmp_path: Path, small: Federation) -> None:
+    """The ledger has an event for every reply: it is appended to, and no checkpoint holds it."""
+    sizes: list[int] = []
+    logged: list[int] = []
+
+    def look(line: dict[str, Any]) -> None:
+        (checkpoint,) = tmp_path.glob("checkpoint-*")
+        sizes.append(sum(p.stat().st_size for p in checkpoint.iterdir() if p.name in ("network", "clock", "transcript", "manifest.json")))
+        logged.append((tmp_path / "ledger.jsonl").read_bytes().count(b"\n"))
+
+    fitted = FLHC(rounds=24, pre_rounds=1, model="linear", epochs=1).fit(small, folder=tmp_path, report=look)
+    assert sizes[-1] < sizes[3] + 64, sizes  # some numbers have gained a digit
+    assert logged[-1] > logged[3] + 20
+    assert logged[-1] <= len(fitted.ledger_.events) == len((tmp_path / "ledger.jsonl").read_text().splitlines())

@@ -284,18 +284,17 @@ def load(folder: Path) -> tuple[Plan, dict[str, Any]]:
 
 def check_same(folder: Path, recorded: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
     """Raise RunFolderError where a folder holds a run that differs from the planned one in anything but the version."""
-    texts = {
-        "protocol": lambda: _difference(recorded["protocol"], planned["protocol"]),
-        "settings": lambda: _difference(recorded["settings"], planned["settings"]),
-        "clients": lambda: "its clients have other names",
-        "data_digest": lambda: "its data were others",
-        "network": lambda: _difference(recorded["network"], planned["network"]),
-    }
-    for name, text in texts.items():
-        if recorded[name] != planned[name]:
-            raise RunFolderError(
-                f"{folder} holds a run of another configuration ({text()}): resume with the same one, or give another folder"
-            )
+    for name in ("protocol", "settings", "clients", "data_digest", "network"):
+        old, new = recorded[name], planned[name]
+        if old == new:
+            continue
+        if name == "data_digest":
+            text = "its data were others"
+        elif name == "clients":
+            text = "its clients had other names"
+        else:
+            text = _difference(old, new)
+        raise RunFolderError(f"{folder} holds a run of another configuration ({text}): resume with the same one, or give another folder")
 
 
 def _difference(recorded: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
