@@ -98,7 +98,8 @@ def carry_out(
     client, keys = endpoint.client, endpoint.keys
     if folder:
         files.make_folder(folder / "transcript")
-    transcript = Transcript(settings.transcript, folder and folder / "transcript", protocol.message_types)
+    written = folder and folder / "transcript"
+    transcript = Transcript(settings.transcript, written, protocol.message_types, federation.names)
     lost = random_dropouts(settings.dropout, Randomness(federation.seed))
     config = protocol.config(federation, settings.dtype)
     net = protocol.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), config)
@@ -159,7 +160,8 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
     def answer(call: Call) -> Answer:
         return (hosts if call.to[0] < config["clients"] else guests).answer(call)
 
-    transcript = Transcript(settings.transcript, None, protocol.message_types)
+    names = (*learned.names, *newcomers.names)  # newcomers are numbered after the run's clients
+    transcript = Transcript(settings.transcript, None, protocol.message_types, names)
     net = protocol.build_network(Recorded(InProcess(answer), transcript), config)
     net.state = replace(unpack(pack(learned.network), NetworkState), ledger=Ledger(samples=_samples(guests.client)))
     net.round = 1 + max((line["round"] for line in learned.history), default=0)

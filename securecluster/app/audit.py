@@ -19,7 +19,8 @@ def replay(plan: Plan, config: dict[str, Any], folder: Path) -> int:
     """
     if plan.settings.transcript != "full" or not (folder / "server.safetensors").is_file():
         raise RunFolderError(f"{folder} cannot be replayed: that takes a finished run with --transcript full")
-    transcript = Transcript("full", folder / "transcript", plan.protocol.message_types)
+    written, names = folder / "transcript", config["clients"]
+    transcript = Transcript("full", written, plan.protocol.message_types, names)
     transcript.entries = load_entries(folder / "transcript")
     state = plan.protocol.replay(transcript, config["network"], plan.settings.threads)
     if state != files.read(folder / "server.safetensors"):
