@@ -191,7 +191,7 @@ def test_parties_that_do_not_exist_are_refused_at_once(given: Any) -> None:
 
 def test_without_names_clients_go_by_number_alone() -> None:
     for given in ("site-0", client("0"), 3):  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="SERVER, WIRE, clients 0 to 2 by number$"):
+        with pytest.raises(UsageError, match=r"SERVER, WIRE, clients 0 to 2 by number$"):
             filled("full").seen_by(given)
 
 
