@@ -148,6 +148,8 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
         raise UsageError(
             f"newcomers' data are for {newcomers.objective.as_json()}, the run's for {own.as_json()}: give the same kind of data"
         )
+    if newcomers.feature_names is not None and "feature_names" in config:
+        newcomers = newcomers.with_features(config["feature_names"])
     if list(newcomers.shape) != config["shape"] or newcomers.classes > config["classes"]:
         raise UsageError(
             f"newcomers hold samples of shape {newcomers.shape} in {newcomers.classes} classes, the run's {tuple(config['shape'])} in"

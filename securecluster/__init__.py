@@ -19,7 +19,7 @@ from securecluster.data import (
     Rotation,
     Tasks,
 )
-from securecluster.errors import SecureClusterError
+from securecluster.errors import SecureClusterError, SecureClusterWarning
 
 try:
     __version__ = version("securecluster")
@@ -38,6 +38,7 @@ __all__ = [
     "Pathological",
     "Rotation",
     "SecureClusterError",
+    "SecureClusterWarning",
     "Tasks",
     "__version__",
 ]

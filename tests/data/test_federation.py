@@ -133,13 +133,13 @@ NAN = np.where(np.arange(12).reshape(4, 3) == 5, np.nan, 0.0)
         ((NAN / 0.5 + np.inf, Y[:4]), "NaN or infinite"),
         ((X * 1e300, Y), "NaN or infinite"),
         ((X, Y[:9]), r"X \(10, 3\) and y \(9,\)"),
-        ((X, Y[:, None]), "one label per sample"),
+        ((X, np.eye(2)[Y]), "class numbers.*float64"),
+        ((X, np.eye(2, dtype=int)[Y]), "one label per sample"),
         ((X, 3), "one label per sample"),
         ((Y, Y), "at least one feature"),
         ((X[:, :0], Y), "at least one feature"),
         ((X, Y / 2), "class numbers.*float64"),
         ((X, Y.astype(str)), "class numbers"),
-        ((X, Y == 1), "class numbers"),
         ((X, None), "class numbers"),
         ((X, Y - 1), "outside 0"),
         ((X[:, :2], Y), r"shape \(2,\), those of 'ann' have \(3,\)"),
@@ -164,14 +164,14 @@ def test_a_client_that_cannot_take_part_is_refused_by_name(bob: Any, sentence: s
     [
         (NAN, Y[:4]),
         (X, Y[:9]),
-        (X, Y[:, None]),
+        (X, np.eye(2, dtype=int)[Y]),
         (X, Y / 2),
         (X, Y - 1),
         (X[:, :2], Y),
         ([[1, 2], [3]], [0, 1]),
         (X,),
     ],
-    ids=["nan", "fewer labels", "labels in a column", "float labels", "negative labels", "another shape", "ragged", "no pair"],
+    ids=["nan", "fewer labels", "one-hot labels", "float labels", "negative labels", "another shape", "ragged", "no pair"],
 )
 def test_held_out_samples_that_cannot_be_used_are_refused_by_name(held: Any) -> None:
     refused("client 'bob'", lambda: Federation.from_arrays({"ann": (X, Y), "bob": (X, Y)}, test={"ann": (X, Y), "bob": held}, seed=0))
