@@ -122,5 +122,6 @@ class Present:
 
 def _within(number: object, count: int) -> bool:
     """Whether something is a whole number from 0 and below `count`."""
-    whole = isinstance(number, Integral) and not isinstance(number, bool)
-    return whole and 0 <= int(number) < count  # type: ignore[call-overload, no-any-return]
+    if not isinstance(number, Integral) or isinstance(number, bool):
+        return False
+    return 0 <= int(number) < count

@@ -1,9 +1,10 @@
 """Doubts about users' own data: labels, scales and columns that are probably not meant.
 
 The scale thresholds are measured on scikit-learn's digits, wine and breast cancer data with the default
-network (an MLP, SGD with learning rate 0.2). One column with a root mean square of 10 does no harm and
-with 30 training often fails; all columns together fail from 3.7 on the digits and from 30 on the cancer
-data; samples with a norm of 0.04 do not train.
+network (an MLP, SGD with learning rate 0.2), 20 rounds of FedAvg among six clients. One more column of
+noise does no harm up to a root mean square of 10, costs up to 0.2 of the accuracy at 15 and breaks
+training at 30; digits are learned up to a root mean square of 2.9 of all values (0.99) and not from 3.9
+(0.14); with samples of norm 0.1 accuracy is 0.15, at 0.4 it is 0.82.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from securecluster.errors import UsageError
 
 Array = NDArray[Any]
 
-LARGE = 5.0  # root mean square of all values of the samples
-LARGE_COLUMN = 20.0  # root mean square of one column among others
-SMALL = 0.1  # root mean square of the norms of samples
+LARGE = 3.8  # root mean square of all values of the samples
+LARGE_COLUMN = 10.0  # root mean square of one column among others
+SMALL = 0.2  # root mean square of the norms of samples
 SURE_CLASSES = 1000  # so many classes need no justification
 SPARSE = 10  # beyond them: classes for each label that occurs
 ROWS = 100  # fewer rows may all differ by chance
@@ -66,7 +67,7 @@ def feature_doubts(samples: Sequence[Array], names: Sequence[str] | None, leave:
         return _image_doubts(samples)
     width = samples[0].shape[1]
     known = names if names is not None and len(names) == width else None
-    called = known or [f"number {k}" for k in range(width)]
+    called = known or [str(k) for k in range(width)]
     rows, sites = _id_columns(samples)
     doubts = []
     for found, why in (

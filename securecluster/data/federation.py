@@ -106,8 +106,9 @@ class Federation:
 
         Args:
             data: a name in `SOURCES`, or a source of your own.
-            scenario: how clusters differ, as an object or by its name on the command line ("label-swap", "tasks+rotation"); by default label swap in four clusters, the set's own clients where it has some (femnist,
-                shakespeare, mobility), and four topics where its samples lie in groups (ag_news).
+            scenario: how clusters differ, as an object or by its name on the command line ("label-swap", "tasks+rotation"); by
+                default label swap in four clusters, the set's own clients where it has some (femnist, shakespeare, mobility), and four
+                topics where its samples lie in groups (ag_news).
             samples: training samples per client, with up to a quarter as many for testing; None deals as many as the scenario allows.
                 Test samples come from the set's test pool where it has one, else from its only pool.
             seed: of every draw, here and in the runs on this federation.
@@ -161,7 +162,8 @@ class Federation:
                 largest label far beyond the number of different labels is refused then; a number given here is taken as it is.
 
         Raises:
-            UsageError: no client, two of one name, a client without samples, mismatched shapes, values that are not finite, or labels below zero.
+            UsageError: no client, two of one name, a client without samples, mismatched shapes or columns, values that are not finite, or
+                labels below zero.
         """
         made, doubted = _gathered(clients, test, truth, objective, classes, seed, "leave it out of X")
         for doubt in doubted:
@@ -265,10 +267,11 @@ def _gathered(
     pairs = {name: read_pair(name, pair, columns) for name, pair in given.items()}
     tests = {name: read_pair(name, pair, columns) for name, pair in (held_out or {}).items()}
     keys = [stream(key) for key in clients]
-    parts = [
-        own_samples(name, pair, tests.get(name), objective, random, key) for (name, pair), key in zip(pairs.items(), keys, strict=True)
-    ]
-    classified, doubted = objective.kind == Classification.kind, []
+    parts = []
+    for (name, pair), key in zip(pairs.items(), keys, strict=True):
+        parts.append(own_samples(name, pair, tests.get(name), objective, random, key))
+    classified = objective.kind == Classification.kind
+    doubted: list[str] = []
     if classes is None and classified:
         classes, doubted = doubts.count_classes([y for both in parts for _, y in both])
     elif classes is None:
