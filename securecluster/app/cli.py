@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import compare, runs
-from securecluster.app.options import PROTOCOLS, options_class, protocol_class
+from securecluster.app.options import PROTOCOLS, as_typed, options_class, protocol_class
 from securecluster.backend import prepare
 from securecluster.errors import SecureClusterError, UsageError, unknown
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _dispatch(list(argv))
     except SecureClusterError as error:
-        print(f"securecluster: {error}", file=sys.stderr)
+        print(f"securecluster: {as_typed(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         print(f"securecluster: stopped{stop}", file=sys.stderr)
@@ -110,7 +110,7 @@ def _resume(argv: list[str]) -> int:
     if folders.compared(folder) is not None:
         return compare.resume(folder, quiet)
     plan, config = folders.load(folder)
-    federation = plan.simulation.federation()
+    federation = plan.simulation.noted_federation()
     runs.check_data(folder, plan, config, federation)
     if (folder / "result.json").is_file():
         if not quiet:

@@ -67,7 +67,7 @@ def feature_doubts(samples: Sequence[Array], names: Sequence[str] | None, leave:
         return _image_doubts(samples)
     width = samples[0].shape[1]
     known = names if names is not None and len(names) == width else None
-    called = known or [str(k) for k in range(width)]
+    called = [repr(name) for name in known] if known else [str(k) for k in range(width)]
     rows, sites = _id_columns(samples)
     doubts = []
     for found, why in (

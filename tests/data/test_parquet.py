@@ -118,7 +118,7 @@ def test_lists_and_images_are_features(tmp_path: Path) -> None:
 
 def test_whole_numbers_and_truth_values_are_features_and_a_pandas_index_is_not(tmp_path: Path) -> None:
     columns = {"site": SITE, "label": PLAIN["label"], "a": np.arange(N), "b": np.arange(N) % 2 == 0, "__index_level_0__": np.arange(N)}
-    with pytest.warns(SecureClusterWarning, match="root mean square of column a is 16.9"):
+    with pytest.warns(SecureClusterWarning, match="root mean square of column 'a' is 16.9"):
         federation = load(write(tmp_path / "x.parquet", columns))
     assert federation.shape == (2,) and federation.feature_names == ("a", "b")
     assert {(k[0], k[1]) for s in federation.shards for k in (*s.x.tolist(), *s.x_test.tolist())} == {(k, (k + 1) % 2) for k in range(N)}
@@ -246,7 +246,7 @@ def test_ids_of_any_length_are_said(tmp_path: Path) -> None:
     rows = 120
     columns = {"site": np.arange(rows) % 4, "label": np.arange(rows) % 2, "f": np.random.default_rng(0).normal(size=rows)}
     path = write(tmp_path / "x.parquet", {**columns, "patient": np.arange(rows) + 2**33})
-    with pytest.warns(SecureClusterWarning, match=r"column patient looks like an id .*: leave it out \(drop_columns\)") as caught:
+    with pytest.warns(SecureClusterWarning, match=r"column 'patient' looks like an id .*: leave it out \(drop_columns\)") as caught:
         assert load(path).feature_names == ("f", "patient")
     assert len(caught) == 1 and caught[0].filename == __file__
     assert load(path, drop_columns=["patient"]).feature_names == ("f",)
