@@ -345,7 +345,12 @@ def _row(protocol: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("width", [200, 80, 60, 40])
 def test_no_cell_of_the_table_is_cut(width: int) -> None:
-    rows = [_row("local-kmeans", told={"k": 4}), _row("ifca", told={"k": 4}), _row("flhc", epsilon=None), _row("oneshot", told={"tasks": 3})]
+    rows = [
+        _row("local-kmeans", told={"k": 4}),
+        _row("ifca", told={"k": 4}),
+        _row("flhc", epsilon=None),
+        _row("oneshot", told={"tasks": 3}),
+    ]
     content = {"data": "digits", "scenario": "label-swap", "clients": 20, "true_clusters": 4, "seed": 0, "target": 0.99}
     content |= {"metric": "accuracy", "protocols": rows}
     out = io.StringIO()
