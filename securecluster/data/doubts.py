@@ -126,35 +126,34 @@ def _small_doubts(norm: float) -> list[str]:
 
 def _id_columns(samples: Sequence[Array]) -> tuple[list[int], list[int]]:
     """Return the columns that look like ids of rows, and those that look like ids of clients."""
-    total = sum(len(x) for x in samples)
-    rows, sites = [], []
-    for k in range(samples[0].shape[1]):
-        columns = [x[:, k] for x in samples]
-        if _names_clients(columns):
-            sites.append(k)
-        elif total >= ROWS and _names_rows(columns):
-            rows.append(k)
+    sites = _client_ids(samples)
+    rows = [k for k in _row_ids(samples) if k not in sites]
     return rows, sites
 
 
-def _names_clients(columns: Sequence[Array]) -> bool:
-    """Whether a column has one whole number in each client, another one in every client."""
-    if len(columns) < SITES or min(len(column) for column in columns) < 2:
-        return False
-    first = [float(column[0]) for column in columns]
-    if len(set(first)) < len(first) or not all(value.is_integer() for value in first):
-        return False
-    return all(bool((column == column[0]).all()) for column in columns)
+def _client_ids(samples: Sequence[Array]) -> list[int]:
+    """Return the columns with one whole number in each client, another one in every client."""
+    if len(samples) < SITES or min(len(x) for x in samples) < 2:
+        return []
+    first = np.stack([x[0] for x in samples]).astype(np.float64)  # (clients, k)
+    candidates = np.flatnonzero((first == np.floor(first)).all(axis=0))
+    different = [k for k in candidates.tolist() if len(np.unique(first[:, k])) == len(samples)]
+    return [k for k in different if all(bool((x[:, k] == x[0, k]).all()) for x in samples)]
 
 
-def _names_rows(columns: Sequence[Array]) -> bool:
-    """Whether a column has a whole number that differs in nearly every row."""
-    whole = np.concatenate(columns).astype(np.float64)
-    step = max(1, len(whole) // SAMPLE)
-    return _nearly_distinct(whole[::step]) and _nearly_distinct(whole)
+def _row_ids(samples: Sequence[Array]) -> list[int]:
+    """Return the columns with a whole number that differs in nearly every row."""
+    total = sum(len(x) for x in samples)
+    if total < ROWS:
+        return []
+    step = max(1, total // SAMPLE)
+    some = np.concatenate([x[::step] for x in samples]).astype(np.float64)  # a few rows of all columns
+    candidates = [k for k in range(some.shape[1]) if _nearly_distinct(some[:, k])]
+    return [k for k in candidates if _nearly_distinct(np.concatenate([x[:, k] for x in samples]))]
 
 
-def _nearly_distinct(values: Array) -> bool:
+def _nearly_distinct(given: Array) -> bool:
+    values = given.astype(np.float64)
     if not (values == np.floor(values)).all():
         return False
     return len(np.unique(values)) >= DISTINCT * len(values)
