@@ -68,6 +68,8 @@ class Federation:
 
     def __post_init__(self) -> None:
         _check(self.names, self.shards, self.classes, self.objective)
+        if self.feature_names is not None and len(self.feature_names) not in (1, self.shape[0]):
+            raise UsageError(f"{len(self.feature_names)} feature names do not fit samples of shape {self.shape}: give one for each feature")
 
     def __repr__(self) -> str:
         """Return what the federation holds in one line, never the samples."""

@@ -133,7 +133,9 @@ def _features(files: Sequence[Path], named: set[str], wanted: Sequence[str] | No
         return _images(files, pictures[0]), (pictures[0],)
     if lists:
         return np.concatenate([_rows(file, lists[0]) for file in files]), (lists[0],)
-    plain = [name for name in schema if not name.startswith("__index_level_")]  # pandas writes its row numbers under this name
+    plain = list(schema)
+    if wanted is None:
+        plain = [name for name in schema if not name.startswith("__index_level_")]  # pandas writes its row numbers under this name
     if not plain:
         raise UsageError(f"{files[0]} has no feature column besides {', '.join(sorted(named))}: add some")
     x = np.concatenate([np.stack([_numbers(file, name) for name in plain], axis=1) for file in files])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,9 @@ def test_names_are_part_of_what_client_and_server_agree_on_only_where_there_are_
     named = Federation.from_arrays({"ann": (Table(X, ABC), Y), "bob": (Table(X + 1, ABC), Y)}, seed=0)
     with_names, without = (FedAvg().config(federation, "float32") for federation in (named, plain()))
     assert with_names == {**without, "feature_names": ABC} and "feature_names" not in without
+
+
+def test_as_many_names_as_features() -> None:
+    with pytest.raises(UsageError, match=r"2 feature names do not fit samples of shape \(3,\)"):
+        replace(plain(), feature_names=("a", "b"))
+    assert replace(plain(), feature_names=("x",)).with_features(["x"]).feature_names == ("x",)
