@@ -14,7 +14,8 @@ from securecluster.errors import UsageError
 def known(federation: Federation) -> dict[str, Any]:
     """What everyone knows of the data."""
     shape = {"shape": list(federation.shape), "classes": federation.classes, "objective": federation.objective.as_json()}
-    return {**shape, "clients": len(federation), "seed": federation.seed}
+    named = {} if federation.feature_names is None else {"feature_names": list(federation.feature_names)}
+    return {**shape, **named, "clients": len(federation), "seed": federation.seed}
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, Any]:

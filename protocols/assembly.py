@@ -90,7 +90,8 @@ def carry_out(
     client, keys = endpoint.client, endpoint.keys
     if folder:
         files.make_folder(folder / "transcript")
-    transcript = Transcript(settings.transcript, folder and folder / "transcript", protocol.message_types)
+    written = folder and folder / "transcript"
+    transcript = Transcript(settings.transcript, written, protocol.message_types, federation.names)
     lost = random_dropouts(settings.dropout, Randomness(federation.seed))
     config = protocol.config(federation, settings.dtype)
     net = protocol.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), config)
@@ -157,6 +158,8 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
         raise UsageError(
             f"newcomers' data are for {newcomers.objective.as_json()}, the run's for {own.as_json()}: give the same kind of data"
         )
+    if newcomers.feature_names is not None and "feature_names" in config:
+        newcomers = newcomers.with_features(config["feature_names"])
     if list(newcomers.shape) != config["shape"] or newcomers.classes > config["classes"]:
         raise UsageError(
             f"newcomers hold samples of shape {newcomers.shape} in {newcomers.classes} classes, the run's {tuple(config['shape'])} in"
@@ -169,7 +172,8 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
     def answer(call: Call) -> Answer:
         return (hosts if call.to[0] < config["clients"] else guests).answer(call)
 
-    transcript = Transcript(settings.transcript, None, protocol.message_types)
+    names = (*learned.names, *newcomers.names)  # newcomers are numbered after the run's clients
+    transcript = Transcript(settings.transcript, None, protocol.message_types, names)
     net = protocol.build_network(Recorded(InProcess(answer), transcript), config)
     net.state = replace(unpack(pack(learned.network), NetworkState), ledger=Ledger(samples=_samples(guests.client)))
     net.round = 1 + max((line["round"] for line in learned.history), default=0)

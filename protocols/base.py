@@ -161,7 +161,7 @@ class Protocol(Private, Method):
         """Open the transcript of a run folder; what `save` wrote has none."""
         path = folder / "transcript"
         if path.is_dir():
-            self.transcript_ = Transcript.open(path, self.message_types)
+            self.transcript_ = Transcript.open(path, self.message_types, self.kept_.learned.names)
 
     def adopt(self, kept: Kept) -> Self:
         """Take over what was learned: it becomes the attributes that end in an underscore."""

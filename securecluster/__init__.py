@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         Rotation,
         Tasks,
     )
-    from securecluster.errors import SecureClusterError
+    from securecluster.errors import SecureClusterError, SecureClusterWarning
 
     __version__: str
 
@@ -41,6 +41,7 @@ __all__ = [
     "Pathological",
     "Rotation",
     "SecureClusterError",
+    "SecureClusterWarning",
     "Tasks",
     "__version__",
 ]
@@ -52,7 +53,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":
         return _version()
-    home = "securecluster.errors" if name == "SecureClusterError" else "securecluster.data"
+    home = "securecluster.errors" if name.startswith("SecureCluster") else "securecluster.data"
     return getattr(importlib.import_module(home), name)
 
 

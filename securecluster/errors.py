@@ -14,6 +14,10 @@ class UsageError(SecureClusterError):
     """An argument, a name or a combination that cannot work."""
 
 
+class SecureClusterWarning(UserWarning):
+    """Something that works and is probably not meant; the command line prints it as a note."""
+
+
 class FrameError(SecureClusterError):
     """A frame that does not parse, is not meant for this party, or was built from another configuration."""
 

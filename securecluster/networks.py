@@ -154,9 +154,19 @@ def _dense(before: int, after: int) -> list[nn.Module]:
 
 
 def _image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
-    if len(shape) != 3 or min(shape[1:]) < least:
+    """Return channels, height and width of an image that a network can take."""
+    printed = "×".join(map(str, shape))
+    if len(shape) == 2:
         raise UsageError(
-            f"the model {name} takes images of at least {least}×{least} pixels, not samples of shape {'×'.join(map(str, shape))}: try mlp"
+            f"the model {name} takes images (channels, height, width), and samples of shape {printed} have no"
+            " axis of channels: add one with X[:, None], or try mlp"
         )
+    if len(shape) == 3 and shape[-1] in (1, 3) and shape[0] >= least:
+        raise UsageError(
+            f"the model {name} takes images (channels, height, width), and in samples of shape {printed} channels"
+            " seem to come last: move them with np.moveaxis(X, -1, 1), or try mlp"
+        )
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise UsageError(f"the model {name} takes images of at least {least}×{least} pixels, not samples of shape {printed}: try mlp")
     channels, height, width = shape
     return channels, height, width

@@ -219,8 +219,14 @@ def _uniform(shape: Sequence[int]) -> torch.Tensor:
 
 
 def _check_range(name: str, what: str, values: NDArray[Any], classes: int) -> None:
-    if values.size and not 0 <= values.min() <= values.max() < classes:
-        raise UsageError(f"client {name!r}: a {what} lies outside 0 … {classes - 1}")
+    """Raise UsageError where a label or token is no number from 0 to classes - 1."""
+    if not values.size:
+        return
+    low, high = int(values.min()), int(values.max())
+    if low < 0:
+        raise UsageError(f"client {name!r}: a {what} lies outside 0 … {classes - 1}, {low}: {what}s start at 0")
+    if high >= classes:
+        raise UsageError(f"client {name!r}: a {what} lies outside 0 … {classes - 1}, {high}: give classes={high + 1} or more, or mend it")
 
 
 __all__ = ["CLASSIFICATION", "OBJECTIVES", "Classification", "Language", "Objective", "Trajectory", "objective"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from securecluster import files, manifest, wire
 from securecluster.errors import UsageError
 from securecluster.manifest import EMPTY, Log, Mark
 from securecluster.messages import RELAY, Answer, Call, Picks, Rows, Shared, kinds, reply_header, select
-from securecluster.parties import SERVER, WIRE, Party, client, lps
+from securecluster.parties import SERVER, WIRE, Party, Present, client, lps
 from securecluster.state import pack, unpack
 
 MODES = ("none", "sizes", "full")
@@ -84,10 +84,18 @@ class Transcript:
         mode: `sizes` keeps lengths, `full` keeps contents too, `none` keeps running totals only.
         folder: where the entries are written, one file a call; None keeps them in memory.
         messages: method name -> (query class, reply class), to read contents back.
+        names: the clients' names in the order of their numbers, for `seen_by`; empty where they are not known.
     """
 
-    def __init__(self, mode: str, folder: Path | None = None, messages: Callable[[str], tuple[type, type]] | None = None) -> None:
+    def __init__(
+        self,
+        mode: str,
+        folder: Path | None = None,
+        messages: Callable[[str], tuple[type, type]] | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
         self.mode = mode
+        self.names = tuple(names)
         self.entries: list[Entry] = []
         self.count = 0
         self._folder = folder
@@ -97,19 +105,25 @@ class Transcript:
         self._totals: dict[str, Counter[str]] = defaultdict(Counter)
 
     @classmethod
-    def open(cls, folder: Path, messages: Callable[[str], tuple[type, type]]) -> Transcript:
+    def open(
+        cls,
+        folder: Path,
+        messages: Callable[[str], tuple[type, type]],
+        names: Sequence[str] | None = None,
+    ) -> Transcript:
         """Return the transcript that a finished run left in a folder, to be read.
 
         Args:
             folder: the folder `transcript` of a run folder.
             messages: method name -> (query class, reply class).
+            names: of the clients, in their order.
 
         Raises:
             RunFolderError: its index does not parse.
         """
         entries = load_entries(folder)
         full = bool(entries) and all(entry.sha256 for entry in entries)
-        found = cls("full" if full else "sizes", folder, messages)
+        found = cls("full" if full else "sizes", folder, messages, names)
         for entry in entries:
             found._count(entry)
         return found
@@ -171,9 +185,31 @@ class Transcript:
         answered = None if batch.reply is None else _rebuild(reply, batch.reply)
         return Call(**head, query=_rebuild(query, batch.query)), Answer(tuple(batch.ids), answered)
 
-    def seen_by(self, parties: Iterable[Party]) -> Iterator[Seen]:
-        """The frames that a set of colluding parties saw, in order; `WIRE` sees lengths and timing, never contents."""
-        who = set(parties)
+    def seen_by(self, parties: Party | int | str | Iterable[Party | int | str]) -> Iterator[Seen]:
+        """Return the frames that a set of colluding parties saw, in order.
+
+        `WIRE` sees lengths and timing, never contents. A party that exists and took part in no call saw nothing.
+
+        Args:
+            parties: one party or several: SERVER, WIRE, `lps(k)`, a client's number or name, "server" or "wire".
+
+        Raises:
+            UsageError: nobody is named, or somebody who does not exist in this run, or no entries were kept.
+        """
+        if self.mode == "none":
+            raise UsageError("this transcript holds none only: run with --transcript sizes or full to see who saw what")
+        return self._seen(self._present().resolve(parties))
+
+    def _present(self) -> Present:
+        """Return who exists: clients with a name or in a call, and local parameter servers in a call."""
+        relays = [entry for entry in self.entries if entry.verb == RELAY]
+        asked = [entry for entry in self.entries if entry.verb != RELAY]
+        clients = max((max(entry.to, default=-1) for entry in asked), default=-1) + 1
+        relayed = max((max(entry.to, default=-1) for entry in relays), default=-1) + 1
+        askers = max((max(entry.asker, default=-1) for entry in asked), default=-1) + 1
+        return Present(max(clients, len(self.names)), max(relayed, askers), self.names)
+
+    def _seen(self, who: frozenset[Party]) -> Iterator[Seen]:
         for position, entry in enumerate(self.entries):
             ends = [entry.ends(k) for k in range(len(entry.to))]
             inside = any(who & set(both) for both in ends)

@@ -55,3 +55,18 @@ def test_the_papers_networks_have_gradients_by_hand(name: str) -> None:
 
 def test_every_network_can_train_many_clients_at_once() -> None:
     assert all(models.build(name, COLOUR, 10, Randomness(0)).together for name in IMAGES)
+
+
+@pytest.mark.parametrize("name", [n for n in IMAGES if n.startswith(("cnn", "resnet"))])
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [
+        ((28, 28), r"samples of shape 28×28 have no axis of channels: add one with X\[:, None\]"),
+        ((28, 28, 3), r"in samples of shape 28×28×3 channels seem to come last: move them with np.moveaxis\(X, -1, 1\)"),
+        ((3, 2, 28), "images of at least .* pixels, not samples of shape 3×2×28"),
+    ],
+    ids=str,
+)
+def test_images_are_refused_for_the_right_reason(name: str, shape: tuple[int, ...], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        models.build(name, shape, 10, Randomness(0))

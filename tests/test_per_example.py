@@ -29,6 +29,8 @@ from securecluster.per_example import Private
 from securecluster.randomness import Randomness
 from securecluster.sequence_networks import LanguageLSTM, TrajectoryLSTM
 
+pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")  # scales are extreme on purpose
+
 SIZES = (3, 10, 11, 25, 1, 20)
 EVERYONE = range(len(SIZES))
 CPU = torch.device("cpu")

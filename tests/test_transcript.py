@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -100,6 +101,13 @@ def test_disk_and_memory_give_the_same_contents(tmp_path: Path) -> None:
     assert views[0] == views[1]
 
 
+def named(mode: str = "full") -> Transcript:
+    """The same calls among four clients with names, of whom the last was never asked."""
+    transcript = filled(mode)
+    transcript.names = ("site-0", "site-1", "1", "site-3")
+    return transcript
+
+
 def said(seen: Seen) -> Any:
     """What a party read in a frame, in plain numbers; None where it read nothing."""
     if seen.content is None:
@@ -134,7 +142,71 @@ def test_the_server_sees_every_frame_in_order() -> None:
 def test_a_client_sees_its_own_frames_alone() -> None:
     assert view(client(1)) == [f for f in view(SERVER) if "client/1" in f[:2]]
     assert view(client(0), client(2)) == [f for f in view(SERVER) if "client/1" not in f[:2]]
-    assert view(client(7)) == view(AUTHORITY) == view(lps(0)) == view() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "party"),
+    [
+        (SERVER, SERVER),
+        ("server", SERVER),
+        ({"server"}, SERVER),
+        ("wire", WIRE),
+        (1, client(1)),
+        ([1], client(1)),
+        (np.int64(1), client(1)),
+        ({client(1)}, client(1)),
+        ("site-1", client(1)),
+        (client("site-1"), client(1)),  # type: ignore[arg-type]
+        ("1", client(2)),
+        (client("1"), client(2)),  # type: ignore[arg-type]
+    ],
+    ids=str,
+)
+def test_parties_go_by_number_or_name(given: Any, party: Party) -> None:
+    def frames_of(transcript: Transcript, who: Any) -> list[tuple[str, int, int]]:
+        return [(s.method, s.step, s.bytes) for s in transcript.seen_by(who)]
+
+    assert frames_of(named(), given) == frames_of(filled("full"), {party}) != []
+    several = [*given, 0] if isinstance(given, list | set) else [given, 0]
+    assert frames_of(named(), several) == frames_of(filled("full"), {party, client(0)})
+
+
+def test_who_exists_and_was_never_asked_saw_nothing() -> None:
+    assert list(named().seen_by(3)) == list(named().seen_by("site-3")) == list(named().seen_by({client(3)})) == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (), set(), 4, -1, {99}, client(99), client(-1), client("x"), client(None), "site-4", "", "servers", b"server", None, True, 1.0,
+        [True], {client(True)}, AUTHORITY, lps(0), Party("server", 0), Party("nobody"), [SERVER, 99], [["server"]], ("server", "site-9"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_parties_that_do_not_exist_are_refused_at_once(given: Any) -> None:
+    with pytest.raises(UsageError, match=r"this transcript has SERVER, WIRE, clients 0 to 3 by number or name \('site-0'") as caught:
+        named().seen_by(given)  # before the first frame is read
+    assert "\n" not in str(caught.value)
+
+
+def test_without_names_clients_go_by_number_alone() -> None:
+    for given in ("site-0", client("0"), 3):  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"SERVER, WIRE, clients 0 to 2 by number$"):
+            filled("full").seen_by(given)
+
+
+def test_a_name_of_two_parties_is_refused() -> None:
+    transcript = filled("full")
+    transcript.names = ("a", "wire", "a")
+    for given, words in (("a", "client/0 and client/2"), ("wire", "client/1 and wire")):
+        with pytest.raises(UsageError, match=f"{given!r} is the name of {words}: give the number"):
+            transcript.seen_by(given)
+    assert list(transcript.seen_by(WIRE))
+
+
+def test_a_transcript_without_entries_does_not_say_that_nobody_saw_anything() -> None:
+    with pytest.raises(UsageError, match="--transcript sizes or full"):
+        filled("none").seen_by(SERVER)
 
 
 def test_the_wire_sees_every_length_and_no_content() -> None:
@@ -150,7 +222,7 @@ def test_the_wire_sees_every_length_and_no_content() -> None:
 def test_contents_that_were_not_kept_are_not_made_up(party: Party) -> None:
     with pytest.raises(UsageError, match="--transcript full"):
         list(filled("sizes").seen_by({party}))
-    assert list(filled("sizes").seen_by({client(7)})) == []
+    assert list(named("sizes").seen_by({client(3)})) == [], "it exists, and nobody asked it"
 
 
 @pytest.mark.parametrize("stored", [True, False])

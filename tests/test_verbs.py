@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FedAvg, Protocol, Settings
+from securecluster.protocols import CFL, IFCA, FedAvg, Protocol, Settings
 
 from securecluster import Federation, LabelSwap
 from securecluster.endpoint import GATHER, PAIRS, SUM, Endpoint, Turn, answers
@@ -266,3 +266,17 @@ def test_parties_see_their_own_frames_and_the_wire_sees_lengths(tiny: Federation
     with pytest.raises(UsageError, match="--transcript full"):
         list(CFL(rounds=1).fit(tiny, Settings(transcript="sizes")).transcript_.seen_by({SERVER}))
     assert list(CFL(rounds=1).fit(tiny, Settings(transcript="sizes")).transcript_.seen_by({WIRE}))
+
+
+def test_a_transcript_knows_the_clients_names_and_newcomers_numbers(tiny: Federation) -> None:
+    named = dataclasses.replace(tiny, names=tuple(f"site-{k}" for k in range(len(tiny))))
+    fitted = IFCA(rounds=1, k=2, starts=1).fit(named.select([1, 0, 2]), Settings(transcript="full"))
+    seen = [s.step for s in fitted.transcript_.seen_by("site-1")]
+    assert seen and seen == [s.step for s in fitted.transcript_.seen_by(0)]
+    with pytest.raises(UsageError, match=r"no party 'site-3': .*clients 0 to 2 by number or name \('site-1', 'site-0', 'site-2'\)"):
+        fitted.transcript_.seen_by("site-3")
+    fitted.predict(named.select([3]))
+    joined = fitted.joined_.transcript
+    assert [s.step for s in joined.seen_by("site-3")] == [s.step for s in joined.seen_by(3)] != []
+    with pytest.raises(UsageError, match="no party 4"):
+        joined.seen_by(4)

@@ -29,7 +29,8 @@ def replay(plan: Plan, config: dict[str, Any], folder: Path) -> int:
     if plan.settings.transcript != "full" or not finished(folder):
         raise RunFolderError(f"{folder} cannot be replayed: that takes a finished run with --transcript full")
     result, kept = result_of(folder), read_kept(folder)
-    transcript = Transcript.open(folder / TRANSCRIPT, plan.protocol.message_types)
+    names = config["clients"]
+    transcript = Transcript.open(folder / TRANSCRIPT, plan.protocol.message_types, names)
     _check_index(folder / TRANSCRIPT, transcript)
     state, network = plan.protocol.replayed(transcript, config["network"], plan.settings.threads)
     if pack(state) != kept.server:

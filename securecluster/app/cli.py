@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import compare, runs
-from securecluster.app.options import PROTOCOLS, options_class, protocol_class
+from securecluster.app.options import PROTOCOLS, as_typed, options_class, protocol_class
 from securecluster.app.stops import Stopped, output
 from securecluster.errors import SecureClusterError, UsageError, unknown
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _dispatch(list(argv))
     except SecureClusterError as error:
-        print(f"securecluster: {error}", file=sys.stderr)
+        print(f"securecluster: {as_typed(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         return _stopped(stop)

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from securecluster.data import Federation
 
 Row = dict[str, Any]
-COLUMNS = ("clusters", "ari", "at_target", "up", "down", "servers", "epsilon", "dp_unit", "seconds", "error")
+COLUMNS = (
+    "clusters", "ari", "at_target", "told", "rounds", "up", "down", "servers", "epsilon", "dp_unit", "seconds", "error",
+)  # fmt: skip
+TOLD = ("k", "tasks")  # hyper-parameters that tell a protocol how many clusters there are
 
 
 def start(argv: Sequence[str]) -> int:
@@ -36,7 +39,8 @@ def start(argv: Sequence[str]) -> int:
 
     with output():  # of --help
         options: Any = tyro.cli(union.comparison_class(names), prog=f"securecluster compare {' '.join(names)}", args=rest)
-    plans, federation = runs.prepare(union.chosen(names, options.protocols), options)
+    protocols = union.chosen(names, options.protocols, options.simulation.clusters)
+    plans, federation = runs.prepare(protocols, options)
     from securecluster.app import folder as folders
 
     texts = {f"{plan.protocol.name}/{folders.CONFIG}": plan.as_json(federation) for plan in plans}
@@ -97,7 +101,8 @@ def _rows(folder: Path, plans: Sequence[Plan], federation: Federation, console: 
         with output():
             console.print(f"[bold]{name}[/bold] ({number} of {len(plans)})")
         try:
-            yield _row(_result(plan, federation, folder / name, console))
+            row = _row(_result(plan, federation, folder / name, console))
+            yield row | {"told": _told(plan.protocol), "rounds": len(_history(folder, row))}
         except (RunFolderError, OutputError):
             raise
         except SecureClusterError as error:
@@ -142,8 +147,17 @@ def _row(result: dict[str, Any]) -> Row:
     }
 
 
+def _told(protocol: Any) -> dict[str, int] | None:
+    """Return what a protocol is told of the number of clusters, or None where it finds the number itself."""
+    values = {name: getattr(protocol, name, None) for name in TOLD}
+    return {name: int(value) for name, value in values.items() if value is not None} or None
+
+
 def _content(plans: Sequence[Plan], federation: Federation, rows: list[Row]) -> dict[str, Any]:
-    """The content of compare.json; an epsilon of null is infinite where there is no error."""
+    """The content of compare.json; an epsilon of null is infinite where there is no error.
+
+    `rounds` are those that a protocol ran, and `told` is what it was told of the number of clusters.
+    """
     import securecluster
     from securecluster.app.folder import SCHEMA
 
@@ -153,6 +167,7 @@ def _content(plans: Sequence[Plan], federation: Federation, rows: list[Row]) -> 
         "data": federation.data,
         "scenario": federation.scenario,
         "clients": len(federation),
+        "true_clusters": None if federation.truth is None else len(set(federation.truth)),
         "seed": federation.seed,
         "device": plans[0].settings.device,
         "target": plans[0].settings.target,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
-from dataclasses import dataclass, field, make_dataclass, replace
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
 from securecluster.data.scenarios import has_options, scenario
 from securecluster.data.sources import default_scenario
-from securecluster.errors import UsageError, unknown
+from securecluster.errors import SecureClusterWarning, UsageError, unknown
 from securecluster.settings import Settings
 
 PROTOCOLS = {  # module and class
@@ -54,6 +57,10 @@ class Simulation:
     """your own file: the column to learn; the other columns are features"""
     truth_column: str | None = None
     """your own file: the column with each client's true cluster, where it is known"""
+    feature_columns: tuple[str, ...] | None = None
+    """your own file: the columns that are features; None is all that are left"""
+    drop_columns: tuple[str, ...] | None = None
+    """your own file: columns that are no features, such as row numbers"""
     scenario: str | None = None
     """how clients differ: a name from `securecluster list`, or some (rotation+dirichlet); None is what the protocol is made for
     (of several: what all of them are made for), else label-swap; for femnist, shakespeare and mobility natural, for ag_news topics"""
@@ -121,10 +128,35 @@ class Simulation:
                 client_column=self.client_column,
                 label_column=self.label_column,
                 truth_column=self.truth_column,
+                feature_columns=self.feature_columns,
+                drop_columns=self.drop_columns or (),
                 seed=self.seed,
             )
         clients = DEFAULT_CLIENTS if self.clients is None else self.clients
         return Federation.simulate(self.data, scenario=self._scenario(), clients=clients, samples=self.samples, seed=self.seed)
+
+    def noted_federation(self, note: Callable[[str], None] = lambda text: None) -> Federation:
+        """Return `federation()`, whose warnings go to `note` as sentences that name options."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", SecureClusterWarning)
+            found = self.federation()
+        for each in caught:
+            if issubclass(each.category, SecureClusterWarning):
+                note(as_typed(str(each.message)))
+            else:
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        return found
+
+    def columns(self, federation: Federation) -> str | None:
+        """Return one line on what the columns of a user's own file are; None for a known data set."""
+        if not self.own or federation.feature_names is None:
+            return None
+        from securecluster.data.columns import listed
+
+        roles = {"client": self.client_column, "label": self.label_column, "true cluster": self.truth_column}
+        said = [f"{role}: {column}" for role, column in roles.items() if column is not None]
+        names = federation.feature_names
+        return f"features ({len(names)}): {listed(names, 12)}; {', '.join(said)}"
 
     def _given(self) -> dict[str, Any]:
         """The scenario's own options that were given, by the names of its fields."""
@@ -150,6 +182,8 @@ class Simulation:
             ("--client-column", self.client_column),
             ("--label-column", self.label_column),
             ("--truth-column", self.truth_column),
+            ("--feature-columns", self.feature_columns),
+            ("--drop-columns", self.drop_columns),
         ):
             if value is not None:
                 raise UsageError(f"{option} belongs to a parquet file of your own (--data FILE), not to {self.data}: leave it out")
@@ -184,6 +218,27 @@ class Output:
 
 def _automatic() -> Settings:
     return Settings(transcript="auto")
+
+
+def as_typed(text: str) -> str:
+    """Return a sentence in which options go by their names on the command line.
+
+    Python's sentences name fields (pre_rounds), and users of the command line know options (--pre-rounds).
+    Words in quotes, in paths and before "=" without a space are left as they are.
+    """
+    return re.sub(r"(?<![\w'\"./=-])[a-z]+\d*(?:_[a-z\d]+)+(?![\w'\"/(=]|\.\w)", _option, text)
+
+
+def _option(found: re.Match[str]) -> str:
+    name = found.group()
+    return f"--{name.replace('_', '-')}" if name in _option_names() else name
+
+
+@cache
+def _option_names() -> frozenset[str]:
+    """Return the fields of all options."""
+    kinds = [Simulation, Settings, Output, *map(protocol_class, PROTOCOLS)]
+    return frozenset(each.name for kind in kinds for each in fields(kind))
 
 
 def options_class(protocol: type) -> type:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,12 +41,28 @@ def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[Plan], Federat
         with _named(protocol, protocols):
             if not options.simulation.own:
                 protocol.check(options.simulation.clients or DEFAULT_CLIENTS)  # before any data is read
-    federation = options.simulation.federation()
+    federation = _read(options)
     plans = []
     for protocol in protocols:
         with _named(protocol, protocols):
             plans.append(_plan(protocol, options, federation))
     return plans, federation
+
+
+def _read(options: Any) -> Federation:
+    """Return the federation; unless quiet, print which columns are features, and notes on standard error."""
+    quiet, simulation = options.output.quiet, options.simulation
+
+    def note(text: str) -> None:
+        if not quiet:
+            print(f"securecluster: note: {text}", file=sys.stderr)
+
+    federation: Federation = simulation.noted_federation(note)
+    columns = simulation.columns(federation)
+    if columns is not None:
+        with output():
+            console(quiet).print(columns, markup=False)
+    return federation
 
 
 @contextmanager
@@ -118,7 +135,7 @@ def federation_of(folder: Path, plan: Plan, config: dict[str, Any]) -> Federatio
         raise UsageError(
             f"{folder} was run from Python on data of your own, which it does not hold: go on there with fit(federation, folder=...)"
         )
-    federation = plan.simulation.federation()
+    federation = plan.simulation.noted_federation()
     check_data(folder, plan, config, federation)
     return federation
 

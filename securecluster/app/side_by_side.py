@@ -17,22 +17,60 @@ LEADER = {"arrowstyle": "-", "linewidth": 0.5, "color": "grey"}
 MARKERS = "osD^vP*X<>"
 
 
-def show(content: dict[str, Any]) -> None:
-    """Print the table; a column that has no number for any protocol is left out."""
-    from rich.box import SIMPLE_HEAD
+def show(content: dict[str, Any], console: Any = None) -> None:
+    """Print the comparison as one table, or as several where one is wider than the console.
+
+    A column that has no number for any protocol is left out.
+    """
     from rich.console import Console
+
+    console = console or Console(markup=False, highlight=False)
+    rows = [_cells(row, content["target"], content["metric"]) for row in content["protocols"]]
+    headings = [name for name in rows[0] if any(row[name] != NONE for row in rows)]
+    tables = _fitting(headings, rows, console.width)
+    tables[0].title = _title(content)
+    tables[-1].caption = "; ".join(_protected(content["protocols"]))
+    for table in tables:
+        console.print(table)
+
+
+def _title(content: dict[str, Any]) -> str:
+    known = content.get("true_clusters")
+    clusters = "" if known is None else f"{known} true cluster{'s' * (known != 1)}, "
+    data = printable(content["data"])
+    return f"{data} ({content['scenario']}), {content['clients']} clients, {clusters}seed {content['seed']}"
+
+
+def _fitting(headings: list[str], rows: list[dict[str, str]], width: int) -> list[Any]:
+    """Return tables of at most `width` cells with all columns, the first of them in each."""
+    first, *rest = headings
+    groups: list[list[str]] = [[]]
+    for heading in rest:
+        if groups[-1] and _width([first, *groups[-1], heading], rows) > width:
+            groups.append([])
+        groups[-1].append(heading)
+    return [_table([first, *group], rows) for group in groups]
+
+
+def _width(headings: list[str], rows: list[dict[str, str]]) -> int:
+    """Return the width of a table in cells: a gap of two between columns, and an edge of one."""
+    from rich.cells import cell_len
+
+    widths = [max(cell_len(text) for text in (name, *(row[name] for row in rows))) for name in headings]
+    return sum(widths) + 2 * len(headings)
+
+
+def _table(headings: list[str], rows: list[dict[str, str]]) -> Any:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    title = f"{printable(content['data'])} ({content['scenario']}), {content['clients']} clients, seed {content['seed']}"
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    rows = [_cells(row, content["target"], content["metric"]) for row in content["protocols"]]
-    for heading in rows[0]:
-        if any(row[heading] != NONE for row in rows):
-            table.add_column(heading, justify="left" if heading == "protocol" else "right", no_wrap=True)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in headings:
+        side: Any = "left" if heading == "protocol" else "right"
+        table.add_column(heading, justify=side, overflow="fold")
     for row in rows:
-        table.add_row(*(row[str(column.header)] for column in table.columns))
-    table.caption = "; ".join(_protected(content["protocols"]))
-    Console(markup=False, highlight=False).print(table)
+        table.add_row(*(row[heading] for heading in headings))
+    return table
 
 
 def _protected(rows: Lines) -> list[str]:
@@ -51,6 +89,8 @@ def _cells(row: dict[str, Any], target: float | None, metric: str) -> dict[str, 
         "before": shown(row[f"{metric}_before"], metric),
         metric: shown(row[metric], metric),
         f"at {target}": _number(row["at_target"], 3),
+        "told": ", ".join(f"{name}={value}" for name, value in (row.get("told") or {}).items()) or NONE,
+        "rounds": NONE if row.get("rounds") is None else str(row["rounds"]),
         "up+down": NONE if failed else megabytes(row["up"] + row["down"]),
         "servers": megabytes(row["servers"]) if row["servers"] else NONE,
         "ε": NONE if failed else "∞" if row["epsilon"] is None else f"{row['epsilon']:.4g}",
@@ -66,10 +106,19 @@ def draw(folder: Path, content: dict[str, Any], histories: dict[str, Lines]) -> 
     """Write accuracy.png (or the picture of another metric) and cost.png, as far as there are numbers for them; returns their paths."""
     metric, unit = content["metric"], content["unit"]
     title = f"{printable(content['data'])} ({content['scenario']}), {content['clients']} clients"
-    curves = {name: points for name, lines in histories.items() if (points := _points(lines, metric))}
+    kept = {name: _kept(lines) for name, lines in histories.items()}
+    curves = {name: points for name, lines in kept.items() if (points := _points(lines, metric))}
+    aside = {name: len(histories[name]) - len(lines) for name, lines in kept.items()}
     ended = [row for row in content["protocols"] if row[metric] is not None]
-    made = [save(folder / f"{metric}.png", _learning(title, curves, list(histories), metric, unit))] if curves else []
+    made = [save(folder / f"{metric}.png", _learning(title, curves, aside, metric, unit))] if curves else []
     return [*made, save(folder / "cost.png", _cost(title, ended, list(histories), metric, unit))] if ended else made
+
+
+def _kept(lines: Lines) -> Lines:
+    """Return the rounds of the start that went on, where a protocol tried several; else all rounds."""
+    if not lines or "start" not in lines[-1]:
+        return lines
+    return [line for line in lines if line.get("start") == lines[-1]["start"]]
 
 
 def _points(lines: Lines, metric: str) -> list[tuple[int, float, bool]]:
@@ -88,18 +137,31 @@ def _style(name: str, names: list[str]) -> dict[str, Any]:
     return {"color": f"C{k % 10}", "marker": MARKERS[k % len(MARKERS)]}
 
 
-def _learning(title: str, curves: dict[str, list[tuple[int, float, bool]]], names: list[str], metric: str, unit: str) -> Any:
+def _learning(title: str, curves: dict[str, list[tuple[int, float, bool]]], aside: dict[str, int], metric: str, unit: str) -> Any:
+    """Draw the metric over the rounds of each protocol.
+
+    Args:
+        curves: the points of each protocol that has some.
+        aside: for every protocol, how many rounds went into starts that were given up, which are not drawn.
+    """
+    names = list(aside)
     made, axes = figure(6.8, 4.2)
     for name, points in curves.items():
         at = [k for k, (_, _, changed) in enumerate(points) if changed]
-        few = {"markevery": at, "markersize": 6} if at or len(points) > 1 else {}
-        axes.plot([t for t, _, _ in points], [value for _, value, _ in points], linewidth=1.4, label=name, **_style(name, names), **few)
+        look = {**_style(name, names), "linewidth": 1.4, "label": _label(name, aside)}
+        if at or len(points) > 1:
+            look |= {"markevery": at, "markersize": 6}
+        axes.plot([t for t, _, _ in points], [value for _, value, _ in points], **look)
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes.set(title=title, xlabel="round (markers: clusters changed)", ylabel=f"{labelled(metric, unit)}, mean over clients")
     bounded(axes, metric)
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right" if metric == "accuracy" else "best", fontsize=8)
     return made
+
+
+def _label(name: str, aside: dict[str, int]) -> str:
+    return f"{name} (kept start; {aside[name]} rounds in others)" if aside[name] else name
 
 
 def _cost(title: str, rows: Lines, names: list[str], metric: str, unit: str) -> Any:

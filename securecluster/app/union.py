@@ -47,10 +47,16 @@ def comparison_class(names: Sequence[str]) -> type:
     return flat_class("protocols", union)
 
 
-def chosen(names: Sequence[str], given: Any) -> list[Any]:
-    """The protocols, with each given value in every one that has such a field."""
+def chosen(names: Sequence[str], given: Any, clusters: int | None = None) -> list[Any]:
+    """The protocols, with each given value in every one that has such a field.
+
+    Args:
+        clusters: true clusters, where the user says how many; protocols that are told a number k get this one, unless k is given.
+    """
     owners = _owners(names)
     values = {name: value for name, value in vars(given).items() if value is not None}
+    if clusters is not None and "k" in owners:
+        values.setdefault("k", clusters)
     return [protocol_class(p)(**{name: value for name, value in values.items() if p in owners[name]}) for p in names]
 
 
@@ -77,7 +83,10 @@ def _field(name: str, owners: list[str], names: Sequence[str]) -> tuple[str, Any
     kinds = {_kind(protocol_class(p), name) for p in owners}
     if kinds == {bool} and all(value == first for value in defaults.values()):
         return name, Annotated[bool, tyro.conf.arg(help=sentence)], field(default=first)
-    hint = tyro.conf.arg(help=sentence, help_behavior_hint=f"(default: {_told({p: str(v) for p, v in defaults.items()}, True)})")
+    shown = _told({p: str(v) for p, v in defaults.items()}, True)
+    if name == "k":
+        shown = f"--clusters where it is given, else {shown}"
+    hint = tyro.conf.arg(help=sentence, help_behavior_hint=f"(default: {shown})")
     return name, Annotated[reduce(operator.or_, kinds) | None, hint], field(default=None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -13,18 +14,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.data.own import outputs, own_samples
+from securecluster.data import doubts
+from securecluster.data.columns import Columns, listed, order, reordered
+from securecluster.data.own import by_name, outputs, own_samples, read_pair, stream
 from securecluster.data.parquet import read_clients
 from securecluster.data.parts import numbered, spread
 from securecluster.data.pools import Labels, Pool
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
+from securecluster.data.scenarios import scenario as scenario_named
 from securecluster.data.sources import Source, source
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.objectives import CLASSIFICATION, Classification, Objective
 from securecluster.randomness import Randomness
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Shard:
     """One client's samples: x (n, …) and y (n, …) to train on, x_test and y_test held out (possibly empty).
 
@@ -36,12 +40,18 @@ class Shard:
     x_test: NDArray[Any]
     y_test: NDArray[Any]
 
+    def __repr__(self) -> str:
+        """Return the sizes and shapes, never the samples."""
+        held = f"{len(self.y_test)} held out"
+        return f"<Shard: {len(self.y)} samples of shape {self.x.shape[1:]}, {held}>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Federation:
     """Clients and their data; `truth` holds each client's true cluster where it is known.
 
-    `classes` is the number of outputs: classes, tokens of the vocabulary, or coordinates of a position.
+    `classes` is the number of outputs: classes, tokens of the vocabulary, or coordinates of a position. `feature_names` are the columns
+    that samples are made of, where they have names: one for each feature, or the one column of images or lists.
 
     Build one with `simulate`, `from_arrays` or `from_parquet`.
     """
@@ -54,9 +64,27 @@ class Federation:
     data: str = "arrays"
     scenario: str = "own"
     objective: Objective = CLASSIFICATION
+    feature_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         _check(self.names, self.shards, self.classes, self.objective)
+        if self.feature_names is not None and len(self.feature_names) not in (1, self.shape[0]):
+            raise UsageError(f"{len(self.feature_names)} feature names do not fit samples of shape {self.shape}: give one for each feature")
+
+    def __repr__(self) -> str:
+        """Return what the federation holds in one line, never the samples."""
+        train = sum(len(shard.y) for shard in self.shards)
+        held = sum(len(shard.y_test) for shard in self.shards)
+        outputs = "classes" if self.objective.kind == Classification.kind else "outputs"
+        parts = [
+            f"{len(self)} clients",
+            f"{train} training and {held} test samples of shape {self.shape}",
+            f"{self.classes} {outputs}",
+            f"seed {self.seed}",
+        ]
+        if self.feature_names is not None:
+            parts.append(f"features {listed(self.feature_names, 12)}")
+        return f"<Federation {self.data} ({self.scenario}): {', '.join(parts)}>"
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -68,14 +96,21 @@ class Federation:
 
     @classmethod
     def simulate(
-        cls, data: str | Source = "digits", *, scenario: Scenario | None = None, clients: int = 20, samples: int | None = None, seed: int
+        cls,
+        data: str | Source = "digits",
+        *,
+        scenario: Scenario | str | None = None,
+        clients: int = 20,
+        samples: int | None = None,
+        seed: int,
     ) -> Federation:
         """Deal a data set to clients; only the samples that are dealt are decoded.
 
         Args:
             data: a name in `SOURCES`, or a source of your own.
-            scenario: how clusters differ; by default label swap in four clusters, the set's own clients where it has some (femnist,
-                shakespeare, mobility), and four topics where its samples lie in groups (ag_news).
+            scenario: how clusters differ, as an object or by its name on the command line ("label-swap", "tasks+rotation"); by
+                default label swap in four clusters, the set's own clients where it has some (femnist, shakespeare, mobility), and four
+                topics where its samples lie in groups (ag_news).
             samples: training samples per client, with up to a quarter as many for testing; None deals as many as the scenario allows.
                 Test samples come from the set's test pool where it has one, else from its only pool.
             seed: of every draw, here and in the runs on this federation.
@@ -86,7 +121,7 @@ class Federation:
         given, randomness = source(data) if isinstance(data, str) else data, Randomness(seed)
         if clients < 1:
             raise UsageError(f"{clients} clients cannot hold data: ask for at least two")
-        kind = scenario or _default(given)
+        kind = _scenario(scenario, given)
         dealing, changes = arrange(kind, Iid(), given, clients)
         deal = dealing.deal(given, clients, samples, randomness)
         truths = [np.zeros(clients, np.int64) if deal.clusters is None else numbered([deal.clusters])]
@@ -115,35 +150,39 @@ class Federation:
     ) -> Federation:
         """A federation of your own arrays: name -> (X, y), X (n, …) numbers, y (n,) class numbers from 0.
 
+        Tables (pandas, polars, pyarrow) have their columns matched by name, in the order of the first client's; then all clients' X are
+        tables, held-out ones too. Labels may also be truth values, whole floats or one column (n, 1). What works but is probably not
+        meant (columns on a large or tiny scale, ids among the features, labels that do not start at 0) is said in a SecureClusterWarning.
+
         Args:
             test: held-out samples by the same names; without it a fifth of each client's samples is held out at random, of sequences the
                 last fifth.
             truth: each client's true cluster, where it is known.
             objective: what is learned. `Language()`: X and y (n, L) tokens, y the next one at each place; `Trajectory(metres)`: X (n, T, k)
                 past positions and y (n, k) the next one.
-            classes: outputs of the network, such as the vocabulary; None is one more than the largest label or token that occurs.
+            classes: outputs of the network, such as the vocabulary; None is one more than the largest label or token that occurs. A
+                largest label far beyond the number of different labels is refused then; a number given here is taken as it is.
 
         Raises:
-            UsageError: no client, a client without samples, mismatched shapes, values that are not finite, or labels below zero.
+            UsageError: no client, two of one name, a client without samples, mismatched shapes or columns, values that are not finite, or
+                labels below zero.
         """
-        if not isinstance(objective, Objective):
-            raise UsageError(f"objective = {objective!r} is none: pass Classification(), Language() or Trajectory(metres)")
-        if not clients:
-            raise UsageError("a federation needs clients: pass {name: (X, y)}")
-        for what, given in (("test", test), ("truth", truth)):
-            if given is not None and set(given) != set(clients):
-                raise UsageError(f"{what} must have an entry for every client and no other: check {sorted(set(given) ^ set(clients))[:3]}")
-        random = Randomness(seed)
-        parts = [own_samples(name, pair, None if test is None else test[name], objective, random) for name, pair in clients.items()]
-        if classes is None:
-            classes = outputs([pair for both in parts for pair in both], objective)
-        known = None if truth is None else tuple(_cluster(name, truth[name]) for name in clients)
-        shards = tuple(Shard(*train, *held) for train, held in parts)
-        return cls(tuple(str(n) for n in clients), shards, classes, seed, known, objective=objective)
+        made, doubted = _gathered(clients, test, truth, objective, classes, seed, "leave it out of X")
+        for doubt in doubted:
+            warnings.warn(doubt, SecureClusterWarning, stacklevel=2)
+        return made
 
     @classmethod
     def from_parquet(
-        cls, path: str | Path, *, client_column: str, label_column: str, truth_column: str | None = None, seed: int
+        cls,
+        path: str | Path,
+        *,
+        client_column: str,
+        label_column: str,
+        truth_column: str | None = None,
+        feature_columns: Sequence[str] | None = None,
+        drop_columns: Sequence[str] = (),
+        seed: int,
     ) -> Federation:
         """A federation of your own parquet file, or of all parquet files of a folder in the order of their names.
 
@@ -153,13 +192,32 @@ class Federation:
 
         Args:
             truth_column: each client's true cluster, where it is known: one value per client.
+            feature_columns: the columns that are features, in this order; None is all that are left.
+            drop_columns: columns that are no features, such as row numbers.
 
         Raises:
             UsageError: a file, column or value that cannot be used, or a client with a single row.
         """
-        table = read_clients(Path(path), client_column, label_column, truth_column)
-        made = cls.from_arrays(table.clients, truth=table.truth, seed=seed)
+        table = read_clients(Path(path), client_column, label_column, truth_column, feature_columns, drop_columns)
+        leave = "leave it out (drop_columns)"
+        made, doubted = _gathered(table.clients, None, table.truth, CLASSIFICATION, None, seed, leave, table.columns)
+        for doubt in doubted:
+            warnings.warn(doubt, SecureClusterWarning, stacklevel=2)
         return replace(made, data=Path(path).resolve().stem)
+
+    def with_features(self, names: Sequence[str]) -> Federation:
+        """Return the federation with its named features in another order.
+
+        Raises:
+            UsageError: its features have no names, or other ones.
+        """
+        if self.feature_names is None:
+            raise UsageError(f"the features of this federation have no names: it cannot be put in the order {listed(names)}")
+        places = order(self.feature_names, names, "the federation has other features than it should have")
+        if places == list(range(len(places))):
+            return self
+        shards = [replace(s, x=reordered(s.x, places), x_test=reordered(s.x_test, places)) for s in self.shards]
+        return replace(self, shards=tuple(shards), feature_names=tuple(names))
 
     def select(self, clients: Sequence[int]) -> Federation:
         """The federation of some of the clients, in this order; what was held back can join later (`Protocol.predict`).
@@ -178,6 +236,66 @@ class Federation:
         for shard in self.shards:
             total.update(fingerprint(shard))
         return total.hexdigest()
+
+
+def _gathered(
+    clients: Any,
+    test: Any,
+    truth: Any,
+    objective: Objective,
+    classes: int | None,
+    seed: int,
+    leave: str,
+    names: tuple[str, ...] | None = None,
+) -> tuple[Federation, list[str]]:
+    """Return a federation of users' own arrays, and doubts about what may not be meant.
+
+    Args:
+        leave: in words, how a user leaves a column out.
+        names: the columns that samples are made of, where the arrays do not say.
+    """
+    if not isinstance(objective, Objective):
+        raise UsageError(f"objective = {objective!r} is none: pass Classification(), Language() or Trajectory(metres)")
+    given = by_name("clients", clients)
+    if not given:
+        raise UsageError("a federation needs clients: pass {name: (X, y)}")
+    held_out = None if test is None else by_name("test", test)
+    clusters = None if truth is None else by_name("truth", truth)
+    for what, other in (("test", held_out), ("truth", clusters)):
+        if other is not None and set(other) != set(given):
+            odd = sorted(set(other) ^ set(given))[:3]
+            raise UsageError(f"{what} must have an entry for every client and no other: check {odd}")
+    columns, random = Columns(), Randomness(seed)
+    pairs = {name: read_pair(name, pair, columns) for name, pair in given.items()}
+    tests = {name: read_pair(name, pair, columns) for name, pair in (held_out or {}).items()}
+    keys = [stream(key) for key in clients]
+    parts = []
+    for (name, pair), key in zip(pairs.items(), keys, strict=True):
+        parts.append(own_samples(name, pair, tests.get(name), objective, random, key))
+    classified = objective.kind == Classification.kind
+    doubted: list[str] = []
+    if classes is None and classified:
+        classes, doubted = doubts.count_classes([y for both in parts for _, y in both])
+    elif classes is None:
+        classes = outputs([pair for both in parts for pair in both], objective)
+    known = None if clusters is None else tuple(_cluster(name, clusters[name]) for name in given)
+    shards = tuple(Shard(*train, *held) for train, held in parts)
+    features = columns.names if names is None else names
+    made = Federation(tuple(given), shards, classes, seed, known, objective=objective, feature_names=features)
+    if classified:
+        doubted += doubts.feature_doubts([x for x, _ in pairs.values()], features, leave)
+    return made, doubted
+
+
+def _scenario(given: Any, data: Source) -> Scenario:
+    """Return the scenario that a user gives, by name or as an object; by default the data set's own."""
+    if given is None:
+        return _default(data)
+    if isinstance(given, str):
+        return scenario_named(given)
+    if not isinstance(given, Scenario):
+        raise UsageError(f"scenario = {given!r} is none: give a name such as 'label-swap', or an object such as LabelSwap()")
+    return given
 
 
 def fingerprint(shard: Shard) -> bytes:
@@ -209,7 +327,7 @@ def _cluster(name: str, cluster: Any) -> int:
     try:
         return operator.index(cluster)
     except TypeError:
-        raise UsageError(f"truth of client {name!r} is the number of its cluster, not {cluster!r}") from None
+        raise UsageError(f"truth of client {name!r} is the number of its cluster, not {cluster!r}: number the clusters from 0") from None
 
 
 def _check(names: Sequence[str], shards: Sequence[Shard], classes: int, objective: Objective) -> None:

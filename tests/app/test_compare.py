@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from securecluster.protocols import CFL, FedAvg
 
 from securecluster.app import side_by_side
@@ -82,8 +84,8 @@ def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(tmp_path:
     assert main(["compare", "fedavg", "local", *SMALL, "--out", str(tmp_path / "a")]) == 0
     printed = capsys.readouterr().out
     assert len(re.findall(r"^round +\d/5 ", printed, re.M)) == 10
-    assert re.search(r"^ *fedavg +1 +0.00 +0\.\d{3} +[01]\.\d{3} +\d+\.\d+ [kM]B +∞ +\d+\.\d *$", printed, re.M)
-    assert re.search(r"^ *local +6 +0.00 +0\.\d{3} +[01]\.\d{3} +\d+\.\d kB +0 +\d+\.\d *$", printed, re.M)
+    assert re.search(r"^ *fedavg +1 +0.00 +0\.\d{3} +[01]\.\d{3} +5 +\d+\.\d+ [kM]B +∞ +\d+\.\d *$", printed, re.M)
+    assert re.search(r"^ *local +6 +0.00 +0\.\d{3} +[01]\.\d{3} +5 +\d+\.\d kB +0 +\d+\.\d *$", printed, re.M)
     assert "before" not in printed and str(tmp_path / "a") in printed
     assert main(["compare", "fedavg", "local", *SMALL, "--quiet", "--out", str(tmp_path / "b")]) == 0
     assert capsys.readouterr() == ("", "")
@@ -301,6 +303,66 @@ def test_labels_of_close_points_do_not_overlap(spread: float) -> None:
     assert all(axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max) for box in boxes)
     points = axes.transData.transform(spots)
     assert not any(box.contains(*point) for box in boxes for point in points)
+
+
+def test_who_is_told_the_number_of_clusters_is_told_the_one_that_is_given(tmp_path: Path) -> None:
+    names = ["ifca", "local-kmeans", "random", "fedavg"]
+    small = ["--clients", "6", "--samples", "20", "--rounds", "4", "--epochs", "1", "--transcript", "none", "--quiet"]
+    for more, k in ((["--clusters", "2"], 2), (["--clusters", "2", "--k", "3"], 3), ([], 4)):
+        out = tmp_path / str(k)
+        assert main(["compare", *names, *small, *more, "--out", str(out)]) == 0
+        content = json.loads((out / "compare.json").read_text())
+        assert content["true_clusters"] == (4 if not more else 2)
+        assert [row["told"] for row in content["protocols"]] == [{"k": k}] * 3 + [None]
+        for name in names[:3]:
+            assert json.loads((out / name / "config.json").read_text())["protocol"]["k"] == k
+        for row in content["protocols"]:
+            lines = (out / row["protocol"] / "history.jsonl").read_text().splitlines()
+            assert row["rounds"] == len(lines)
+        assert [row["rounds"] for row in content["protocols"]] == [40, 4, 4, 4], "ten starts of four rounds"
+
+
+def test_curves_show_the_start_that_went_on(tmp_path: Path) -> None:
+    lines = [{"round": t, "start": t % 3, "accuracy": t / 10} for t in (1, 2, 3, 4, 5)]
+    lines += [{"round": 6, "start": 1, "accuracy": 0.9}]
+    assert [line["round"] for line in side_by_side._kept(lines)] == [1, 4, 6]
+    plain = [{"round": 1, "accuracy": 0.1}]
+    assert side_by_side._kept(plain) == plain and side_by_side._kept([]) == []
+    made = side_by_side._learning("t", {"ifca": [(1, 0.1, False), (2, 0.4, False)]}, {"cfl": 0, "ifca": 3}, "accuracy", "")
+    (axes,) = made.axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ifca (kept start; 3 rounds in others)"]
+    assert axes.lines[0].get_xdata().tolist() == [1, 2]
+
+
+def _row(protocol: str, **more: Any) -> dict[str, Any]:
+    """A row of a comparison under noise, where every column has something to say."""
+    numbers = {"clusters": 12, "ari": -0.04, "accuracy_before": 0.703, "accuracy": 0.875, "at_target": 0.4, "rounds": 1057}
+    sent = {"up": 875_400_000, "down": 12_000_000, "servers": 80_100_000}
+    priced = {"epsilon": 107123.4, "dp_unit": "client", "seconds": 1234.5, "error": None, "told": None}
+    return {"protocol": protocol, **numbers, **sent, **priced, **more}
+
+
+@pytest.mark.parametrize("width", [200, 80, 60, 40])
+def test_no_cell_of_the_table_is_cut(width: int) -> None:
+    rows = [
+        _row("local-kmeans", told={"k": 4}),
+        _row("ifca", told={"k": 4}),
+        _row("flhc", epsilon=None),
+        _row("oneshot", told={"tasks": 3}),
+    ]
+    content = {"data": "digits", "scenario": "label-swap", "clients": 20, "true_clusters": 4, "seed": 0, "target": 0.99}
+    content |= {"metric": "accuracy", "protocols": rows}
+    out = io.StringIO()
+    side_by_side.show(content, Console(width=width, file=out))
+    printed = out.getvalue()
+    assert "…" not in printed and max(map(len, printed.splitlines())) <= width
+    words = {word.strip() for word in re.split(r" {2,}|\n", printed)}
+    cells = [side_by_side._cells(row, 0.99, "accuracy") for row in rows]
+    for cell in cells:
+        for heading, text in cell.items():
+            assert heading in words and text in words, (heading, text)
+    assert "4 true clusters" in re.sub(r"\s+", " ", printed)
+    assert (printed.count("protocol") == 1) == (width == 200)
 
 
 def test_columns_without_a_number_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from securecluster.app.cli import main
-from securecluster.app.options import Simulation
+from securecluster.app.options import Simulation, as_typed
 from securecluster.data import Dirichlet, Federation, Rotation, Tasks
 
 pa = pytest.importorskip("pyarrow")
@@ -136,3 +136,88 @@ sys.exit(f"{codes} loaded {heavy}" if heavy or codes != [0, 0, 2, 2] else 0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def patients(tmp_path: Path) -> Path:
+    """Four sites with a row number, an age in years and two measurements."""
+    n, draw = 160, np.random.default_rng(0)
+    x, site = draw.normal(size=(n, 2)), np.arange(n) % 4
+    columns = {"site": site, "patient_id": np.arange(n) + 10**9, "age": draw.integers(20, 90, n), "a": x[:, 0], "b": x[:, 1]}
+    path = tmp_path / "patients.parquet"
+    pq.write_table(pa.table(columns | {"ill": x[:, 0] > 0}), path)
+    return path
+
+
+def test_features_are_said_and_what_is_probably_not_meant_is_noted(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "fedavg", "--data", str(patients), *OWN, "--rounds", "1"]
+    assert main([*command, "--out", str(patients.parent / "r")]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("features (4): patient_id, age, a, b; client: site, label: ill\n")
+    ids, scale = said.err.splitlines()
+    assert ids == (
+        "securecluster: note: column 'patient_id' looks like an id (a whole number that differs in nearly every row):"
+        " leave it out (--drop-columns)"
+    )
+    assert scale.startswith("securecluster: note: the root mean square of column 'age' is 5") and "standardise" in scale
+    assert main([*command, "--quiet", "--out", str(patients.parent / "q")]) == 0
+    assert capsys.readouterr() == ("", ""), "quiet prints nothing but errors"
+    assert main(["resume", str(patients.parent / "r"), "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("options", [["--drop-columns", "patient_id", "age"], ["--feature-columns", "a", "b"]])
+def test_columns_are_left_out_and_a_run_goes_on_without_them(
+    options: list[str], patients: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = patients.parent / "r"
+    assert main(["run", "fedavg", "--data", str(patients), *OWN, *options, "--rounds", "2", "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("features (2): a, b; client: site, label: ill\n") and said.err == ""
+    config = json.loads((out / "config.json").read_text())
+    assert config["network"]["shape"] == [2] and config["network"]["feature_names"] == ["a", "b"]
+    (out / "result.json").unlink()
+    assert main(["resume", str(out), "--quiet"]) == 0 and main(["replay", str(out)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--data", "patients.parquet", *OWN, "--drop-columns", "patient"], "unknown column of patients.parquet 'patient'"),
+        (["--data", "patients.parquet", *OWN, "--drop-columns", "site"], "column 'site' names the client"),
+        (["--data", "patients.parquet", *OWN, "--drop-columns", "a", "--feature-columns", "b"], "--feature-columns and --drop-columns say"),
+        (["--drop-columns", "a"], "--drop-columns belongs to a parquet file of your own"),
+        (["--feature-columns", "a"], "--feature-columns belongs to a parquet file"),
+    ],
+)
+def test_columns_that_cannot_be_chosen_are_refused(
+    arguments: list[str], sentence: str, patients: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(patients.parent)
+    assert main(["run", "fedavg", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("sentence", "typed"),
+    [
+        ("pre_rounds = 10 of 8 rounds leave none: lower pre_rounds", "--pre-rounds = 10 of 8 rounds leave none: lower --pre-rounds"),
+        ("lower pre_rounds.", "lower --pre-rounds."),
+        ("oneshot: local_rounds, batch_size", "oneshot: --local-rounds, --batch-size"),
+        ("column 'batch_size' of x", "column 'batch_size' of x"),
+        ("runs/pre_rounds/config.json and pre_rounds.json", "runs/pre_rounds/config.json and pre_rounds.json"),
+        ("pass dp_unit='client', no_such_field, rounds = 3", "pass dp_unit='client', no_such_field, rounds = 3"),
+        ("say which (--client-column, --label-column)", "say which (--client-column, --label-column)"),
+        ("ag_news lacks fine_label", "ag_news lacks fine_label"),
+    ],
+)
+def test_sentences_name_options_as_they_are_typed(sentence: str, typed: str) -> None:
+    assert as_typed(sentence) == typed
+
+
+def test_a_refusal_on_the_command_line_names_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["run", "flhc"], ["compare", "flhc", "fedavg"]):
+        assert main([*command, "--pre-rounds", "10", "--rounds", "8", "--out", str(tmp_path / "r")]) == 2
+        said = capsys.readouterr().err
+        assert "pre_rounds" not in said and "--pre-rounds" in said

@@ -133,13 +133,12 @@ NAN = np.where(np.arange(12).reshape(4, 3) == 5, np.nan, 0.0)
         ((NAN / 0.5 + np.inf, Y[:4]), "NaN or infinite"),
         ((X * 1e300, Y), "NaN or infinite"),
         ((X, Y[:9]), r"X \(10, 3\) and y \(9,\)"),
-        ((X, Y[:, None]), "one label per sample"),
+        ((X, np.eye(2, dtype=int)[Y]), "one label per sample"),
         ((X, 3), "one label per sample"),
         ((Y, Y), "at least one feature"),
         ((X[:, :0], Y), "at least one feature"),
         ((X, Y / 2), "class numbers.*float64"),
         ((X, Y.astype(str)), "class numbers"),
-        ((X, Y == 1), "class numbers"),
         ((X, None), "class numbers"),
         ((X, Y - 1), "outside 0"),
         ((X[:, :2], Y), r"shape \(2,\), those of 'ann' have \(3,\)"),
@@ -164,14 +163,14 @@ def test_a_client_that_cannot_take_part_is_refused_by_name(bob: Any, sentence: s
     [
         (NAN, Y[:4]),
         (X, Y[:9]),
-        (X, Y[:, None]),
+        (X, np.eye(2, dtype=int)[Y]),
         (X, Y / 2),
         (X, Y - 1),
         (X[:, :2], Y),
         ([[1, 2], [3]], [0, 1]),
         (X,),
     ],
-    ids=["nan", "fewer labels", "labels in a column", "float labels", "negative labels", "another shape", "ragged", "no pair"],
+    ids=["nan", "fewer labels", "one-hot labels", "float labels", "negative labels", "another shape", "ragged", "no pair"],
 )
 def test_held_out_samples_that_cannot_be_used_are_refused_by_name(held: Any) -> None:
     refused("client 'bob'", lambda: Federation.from_arrays({"ann": (X, Y), "bob": (X, Y)}, test={"ann": (X, Y), "bob": held}, seed=0))
@@ -246,3 +245,57 @@ def test_the_digest_tells_shapes_and_order_apart() -> None:
     assert len({fingerprint(flat), fingerprint(square), fingerprint(moved), fingerprint(replace(flat, x=flat.x[::-1]))}) == 4
     both = [Federation(("a", "b"), shards, 1, 0).digest() for shards in ((flat, moved), (moved, flat))]
     assert both[0] != both[1]
+
+
+def test_clients_whose_names_read_alike_are_refused() -> None:
+    refused("clients: 1 and '1' would both be the client '1'", lambda: Federation.from_arrays({1: (X, Y), "1": (X, Y)}, seed=0))  # type: ignore[dict-item]
+    two = {"1": (X, Y), "2": (X, Y)}
+    for what in ("test", "truth"):
+        twice = {1: 0, "1": 0, "2": 0} if what == "truth" else {1: (X, Y), **two}
+        refused(f"{what}: 1 and '1' would both be", lambda twice=twice, what=what: Federation.from_arrays(two, seed=0, **{what: twice}))  # type: ignore[misc]
+
+
+def test_numbers_are_names_too_however_they_are_written() -> None:
+    plain = Federation.from_arrays({1: (X, Y), 2: (X, Y)}, seed=0)  # type: ignore[dict-item]
+    assert plain.names == ("1", "2")
+    numpy: Any = {np.int64(k): (X, Y) for k in (1, 2)}
+    truth: Any = {2: 5, "1": 3}
+    same = Federation.from_arrays(numpy, truth=truth, seed=0)
+    assert same.digest() == plain.digest() and same.truth == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("clients", "more", "sentence"),
+    [
+        ([(X, Y), (X, Y)], {}, r"clients is a mapping {name: \(X, y\)}, not list: dict\(enumerate"),
+        (X, {}, "clients is a mapping"),
+        ({"ann": (X, Y)}, {"truth": [0]}, "truth is a mapping {name: cluster}, not list: with an entry for every client"),
+        ({"ann": (X, Y)}, {"truth": "north"}, "truth is a mapping"),
+        ({"ann": (X, Y)}, {"test": [(X, Y)]}, "test is a mapping"),
+        ({"ann": (X, Y)}, {"truth": {"ann": "north"}}, "number the clusters from 0"),
+        ({"ann": (X, Y)}, {"truth": {1: 0}}, r"check \['1', 'ann'\]"),
+    ],
+)
+def test_what_is_no_mapping_is_refused(clients: Any, more: dict[str, Any], sentence: str) -> None:
+    refused(sentence, lambda: Federation.from_arrays(clients, seed=0, **more))
+
+
+def test_scenarios_go_by_name_too() -> None:
+    def digest(kind: Any) -> str:
+        return Federation.simulate("digits", scenario=kind, clients=6, samples=20, seed=0).digest()
+
+    assert digest("label-swap") == digest(LabelSwap()) != digest("iid")
+    assert digest("rotation+dirichlet")
+    refused("did you mean 'label-swap'", lambda: digest("label-swpa"))
+    for kind in (LabelSwap, 3):
+        refused("scenario = .* is none: give a name such as 'label-swap', or an object", lambda kind=kind: digest(kind))
+
+
+def test_a_repr_is_one_short_line() -> None:
+    federation = Federation.simulate("digits", clients=4, samples=20, seed=0)
+    assert repr(federation) == (
+        "<Federation digits (label-swap): 4 clients, 80 training and 20 test samples of shape (1, 8, 8), 10 classes, seed 0>"
+    )
+    wide = Federation.from_arrays({"ann": (np.ones((4, 500)), [0, 1, 0, 1])}, seed=0)
+    named = replace(wide, feature_names=tuple(f"pixel{k}" for k in range(500)))
+    assert len(repr(named)) < 400 and "pixel11 and 488 more" in repr(named)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from securecluster import Federation
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterWarning, UsageError
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -118,8 +118,9 @@ def test_lists_and_images_are_features(tmp_path: Path) -> None:
 
 def test_whole_numbers_and_truth_values_are_features_and_a_pandas_index_is_not(tmp_path: Path) -> None:
     columns = {"site": SITE, "label": PLAIN["label"], "a": np.arange(N), "b": np.arange(N) % 2 == 0, "__index_level_0__": np.arange(N)}
-    federation = load(write(tmp_path / "x.parquet", columns))
-    assert federation.shape == (2,)
+    with pytest.warns(SecureClusterWarning, match="root mean square of column 'a' is 16.9"):
+        federation = load(write(tmp_path / "x.parquet", columns))
+    assert federation.shape == (2,) and federation.feature_names == ("a", "b")
     assert {(k[0], k[1]) for s in federation.shards for k in (*s.x.tolist(), *s.x_test.tolist())} == {(k, (k + 1) % 2) for k in range(N)}
 
 
@@ -196,3 +197,56 @@ def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
         blobs.append(out.getvalue())
     with pytest.raises(UsageError, match=r"image 7 of .* has 4 × 5 pixels, the first one 4 × 4"):
         load(write(tmp_path / "x.parquet", {"site": SITE, "label": PLAIN["label"], "img": blobs}))
+
+
+def test_features_are_chosen_by_name_and_kept(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {**PLAIN, "row": np.arange(N), "note": ["text"] * N})
+    assert load(write(tmp_path / "p.parquet", PLAIN)).feature_names == ("f0", "f1", "f2", "f3")
+    plain = load(tmp_path / "p.parquet").digest()
+    dropped = load(path, drop_columns=["row", "note"])
+    chosen = load(path, feature_columns=["f0", "f1", "f2", "f3"])
+    assert dropped.digest() == chosen.digest() == plain
+    assert dropped.feature_names == chosen.feature_names == ("f0", "f1", "f2", "f3")
+    moved = load(path, feature_columns=("f3", "f1"))
+    assert moved.feature_names == ("f3", "f1") and moved.shape == (2,)
+    assert np.array_equal(moved.shards[0].x, dropped.shards[0].x[:, [3, 1]])
+    assert load(path, feature_columns="f2").feature_names == ("f2",), "one name is one column"
+    listed = write(tmp_path / "l.parquet", {**PLAIN, "x": [row.tolist() for row in X]})
+    assert load(listed).feature_names == ("x",) and load(listed).shape == (4,)
+    assert load(listed, drop_columns="x").digest() == plain
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"drop_columns": ["f5"]}, "unknown column of x.parquet 'f5': choose one of"),
+        ({"feature_columns": ["f0", "g"]}, "unknown column of x.parquet 'g'"),
+        ({"drop_columns": ["site"]}, "column 'site' names the client.*leave it out of drop_columns"),
+        ({"feature_columns": ["f0", "label"]}, "column 'label' names .*leave it out of feature_columns"),
+        ({"feature_columns": ["f0"], "drop_columns": ["f1"]}, "give one of them"),
+        ({"feature_columns": ["f0", "f0"]}, "names of columns, each once"),
+        ({"feature_columns": []}, "names no column"),
+        ({"drop_columns": [1]}, "names of columns"),
+        ({"drop_columns": ["f0", "f1", "f2", "f3"]}, "no feature column besides"),
+    ],
+)
+def test_columns_that_cannot_be_chosen_are_refused(more: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        load(write(tmp_path / "x.parquet", PLAIN), **more)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_beside_other_chosen_columns_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {**PLAIN, "x": [row.tolist() for row in X]})
+    with pytest.raises(UsageError, match=r"'x' of .* holds lists, which are the only feature then: name it alone"):
+        load(path, feature_columns=["f0", "x"])
+
+
+def test_ids_of_any_length_are_said(tmp_path: Path) -> None:
+    rows = 120
+    columns = {"site": np.arange(rows) % 4, "label": np.arange(rows) % 2, "f": np.random.default_rng(0).normal(size=rows)}
+    path = write(tmp_path / "x.parquet", {**columns, "patient": np.arange(rows) + 2**33})
+    with pytest.warns(SecureClusterWarning, match=r"column 'patient' looks like an id .*: leave it out \(drop_columns\)") as caught:
+        assert load(path).feature_names == ("f", "patient")
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert load(path, drop_columns=["patient"]).feature_names == ("f",)

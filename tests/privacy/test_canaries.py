@@ -32,6 +32,8 @@ from securecluster.privacy.stages import Pipeline, Stage
 from securecluster.randomness import Randomness
 from securecluster.transport import InProcess
 
+pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")  # scales are extreme on purpose
+
 Array = NDArray[np.float64]
 CONFIG = "c" * 32
 NORM, Z, DELTA = 0.3, 0.5, 1e-5

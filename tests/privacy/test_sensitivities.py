@@ -26,6 +26,8 @@ from securecluster.privacy.gaussian import Clip
 from securecluster.privacy.guard import Guard
 from securecluster.randomness import Randomness
 
+pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")  # scales are extreme on purpose
+
 Array = NDArray[np.float64]
 EXACT = 1 + 1e-9  # float64
 

@@ -129,7 +129,7 @@ def test_a_save_that_is_cut_off_is_no_saved_protocol(small: Federation, tmp_path
 def test_newcomers_of_other_data_are_refused(protocol: type[Protocol], mask: str, small: Federation) -> None:
     fitted = protocol(mask=mask, rounds=1).fit(small)
     x, y = np.random.default_rng(0).random((8, 1, 8, 8)), np.arange(8)
-    for wrong in ({"a": (x[:, :, :4], y)}, {"a": (x, y + 10)}):
+    for wrong in ({"a": (x[:, :, :4], y)}, {"a": (x, np.where(y, y + 5, 0))}):
         with pytest.raises(UsageError, match="the same kind of data"):
             fitted.predict(Federation.from_arrays(wrong, seed=0))
     assert fitted.predict(Federation.from_arrays({"a": (x, y % 2)}, seed=0)).shape == (1,)  # fewer classes are no trouble
