@@ -109,7 +109,7 @@ class Transcript:
         cls,
         folder: Path,
         messages: Callable[[str], tuple[type, type]],
-        names: Sequence[str] | None = None,
+        names: Sequence[str] = (),
     ) -> Transcript:
         """Return the transcript that a finished run left in a folder, to be read.
 

@@ -120,6 +120,22 @@ class Simulation:
         """The same with an absolute path, so that a run can be resumed from another folder."""
         return replace(self, data=str(Path(self.data).resolve())) if self.own else self
 
+    @classmethod
+    def of(cls, federation: Federation) -> Simulation | None:
+        """Return the options that make a federation again; None where no options do."""
+        if federation.recipe is None:
+            return None
+        recipe = dict(federation.recipe)
+        if "path" in recipe:
+            columns = {name: recipe[name] and tuple(recipe[name]) for name in ("feature_columns", "drop_columns")}
+            return cls(data=recipe.pop("path"), **{**recipe, **columns})
+        kind = recipe.pop("scenario")
+        try:
+            made = cls(**recipe, scenario=str(kind), **_scenario_options(kind))
+            return made if made._scenario() == kind else None
+        except (UsageError, TypeError):  # a scenario that the command line has no name or options for
+            return None
+
     def federation(self) -> Federation:
         """Deal the data, or read the file."""
         if self.own and self.client_column and self.label_column:
@@ -202,6 +218,18 @@ class Simulation:
                 raise UsageError(
                     f"--{name.replace('_', '-')} deals out a known data set, and the clients of {self.data} are given: leave it out"
                 )
+
+
+def _scenario_options(kind: Scenario) -> dict[str, Any]:
+    """Return the fields of a scenario's parts that are not at their defaults, by the names of their options."""
+    names = {"labels": "labels_per_client", "sizes": "task_sizes"}
+    found: dict[str, Any] = {}
+    for part in kind.parts:
+        for each in fields(part):  # type: ignore[arg-type]
+            value = getattr(part, each.name)
+            if value != each.default:
+                found[names.get(each.name, each.name)] = value
+    return found
 
 
 @dataclass(frozen=True)

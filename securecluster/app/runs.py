@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securecluster.app.options import DEFAULT_CLIENTS
+from securecluster.app.options import DEFAULT_CLIENTS, Simulation
 from securecluster.app.stops import output
 from securecluster.backend import torch
 from securecluster.errors import OutputError, RunFolderError, UsageError, unknown
@@ -191,8 +191,9 @@ def fit(
     from securecluster.app import folder as folders
     from securecluster.settings import Settings
 
+    simulation = Simulation.of(federation)
     if not folders.is_run(folder):
-        plan = folders.Plan(protocol, None, _resolved(settings))
+        plan = folders.Plan(protocol, simulation, _resolved(settings))
         texts = {folders.CONFIG: plan.as_json(federation)}
         with folders.claimed(folder, False, "", texts):
             _record(plan, federation, folder, say)
@@ -202,7 +203,7 @@ def fit(
         if folders.compared(folder) is not None:
             raise UsageError(f"{folder} holds a comparison: give another folder")
         recorded = Settings(**config["settings"])
-        plan = folders.Plan(protocol, None, _recorded(settings, recorded))
+        plan = folders.Plan(protocol, simulation, _recorded(settings, recorded))
         folders.check_same(folder, config, plan.content(federation))
         if folders.finished(folder):
             folders.result_of(folder)

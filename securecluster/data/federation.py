@@ -6,7 +6,7 @@ import hashlib
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,8 @@ class Federation:
     scenario: str = "own"
     objective: Objective = CLASSIFICATION
     feature_names: tuple[str, ...] | None = None
+    recipe: Mapping[str, Any] | None = field(default=None, compare=False)
+    """The arguments of `simulate` or `from_parquet` that make this federation again; None where there are none."""
 
     def __post_init__(self) -> None:
         _check(self.names, self.shards, self.classes, self.objective)
@@ -133,8 +135,18 @@ class Federation:
                     x[:], y[:] = change.transform(cluster, x, y, given.classes, randomness)
         shards = tuple(Shard(*train, *test) for train, test in zip(trains, tests, strict=True))
         truth = None if deal.clusters is None and not changes else tuple(numbered(truths).tolist())
+        names = deal.names or tuple(str(k) for k in range(clients))
+        arguments = {"data": data, "scenario": kind, "clients": clients, "samples": samples, "seed": seed}
         return cls(
-            deal.names or tuple(str(k) for k in range(clients)), shards, given.classes, seed, truth, given.name, str(kind), given.objective
+            names,
+            shards,
+            given.classes,
+            seed,
+            truth,
+            given.name,
+            str(kind),
+            given.objective,
+            recipe=arguments if isinstance(data, str) else None,
         )
 
     @classmethod
@@ -203,7 +215,16 @@ class Federation:
         made, doubted = _gathered(table.clients, None, table.truth, CLASSIFICATION, None, seed, leave, table.columns)
         for doubt in doubted:
             warnings.warn(doubt, SecureClusterWarning, stacklevel=2)
-        return replace(made, data=Path(path).resolve().stem)
+        arguments = {
+            "path": str(Path(path).resolve()),
+            "client_column": client_column,
+            "label_column": label_column,
+            "truth_column": truth_column,
+            "feature_columns": feature_columns,
+            "drop_columns": drop_columns,
+            "seed": seed,
+        }
+        return replace(made, data=Path(path).resolve().stem, recipe=arguments)
 
     def with_features(self, names: Sequence[str]) -> Federation:
         """Return the federation with its named features in another order.
@@ -217,7 +238,7 @@ class Federation:
         if places == list(range(len(places))):
             return self
         shards = [replace(s, x=reordered(s.x, places), x_test=reordered(s.x_test, places)) for s in self.shards]
-        return replace(self, shards=tuple(shards), feature_names=tuple(names))
+        return replace(self, shards=tuple(shards), feature_names=tuple(names), recipe=None)
 
     def select(self, clients: Sequence[int]) -> Federation:
         """The federation of some of the clients, in this order; what was held back can join later (`Protocol.predict`).
@@ -228,7 +249,8 @@ class Federation:
         if len(set(clients)) < len(clients) or not set(clients) <= set(range(len(self))):
             raise UsageError(f"clients are numbers from 0 to {len(self) - 1}, each once: {list(clients)[:5]} …")
         names, shards = tuple(self.names[i] for i in clients), tuple(self.shards[i] for i in clients)
-        return replace(self, names=names, shards=shards, truth=None if self.truth is None else tuple(self.truth[i] for i in clients))
+        truth = None if self.truth is None else tuple(self.truth[i] for i in clients)
+        return replace(self, names=names, shards=shards, truth=truth, recipe=None)
 
     def digest(self) -> str:
         """A fingerprint of all samples, in hex: a resumed run refuses other data."""

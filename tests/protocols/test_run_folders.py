@@ -11,10 +11,12 @@ import pytest
 import torch
 from securecluster.protocols import CFL, FLHC, FedAvg, Protocol, Settings
 
-from securecluster import Federation
+from securecluster import Dirichlet, Federation, Inversion, LabelSwap, Pathological, Rotation
 from securecluster.app import folder as folders
 from securecluster.app.cli import main
+from securecluster.app.options import Simulation
 from securecluster.cohort import Cohort
+from securecluster.data.scenarios import Combined
 from securecluster.errors import RunFolderError, UsageError
 
 FULL = Settings(transcript="full", threads=1)
@@ -189,3 +191,46 @@ def test_saving_does_not_write_into_a_run_folder(small: Federation, tmp_path: Pa
     fitted.save(tmp_path / "s")
     assert torch.equal(models(FedAvg.load(tmp_path / "s")), models(fitted))
     assert not hasattr(FedAvg.load(tmp_path / "s"), "transcript_")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "options"),
+    [
+        (None, {}),
+        (LabelSwap(clusters=2), {"clusters": 2}),
+        (Dirichlet(alpha=0.3), {"alpha": 0.3}),
+        (Pathological(labels=3), {"labels_per_client": 3}),
+        ("tasks+rotation", {}),
+    ],
+)
+def test_a_run_that_python_started_on_dealt_data_is_gone_on_with_from_the_command_line(
+    scenario: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    federation = Federation.simulate("digits", scenario=scenario, clients=6, samples=24, seed=3)
+    simulation = Simulation.of(federation)
+    assert simulation is not None
+    assert {name: getattr(simulation, name) for name in options} == options
+    assert simulation.federation().digest() == federation.digest()
+    stopped(tmp_path, federation)
+    assert main(["resume", str(tmp_path), "--quiet"]) == 0
+    assert torch.equal(models(FedAvg.load(tmp_path)), models(made().fit(federation, FULL)))
+
+
+def test_what_no_option_makes_has_none() -> None:
+    federation = Federation.simulate("digits", clients=6, samples=24, seed=3)
+    assert Simulation.of(federation.select([0, 1, 2])) is None
+    assert Simulation.of(data(1)) is None
+    twice = Combined((Rotation(clusters=2), Inversion()))
+    assert Simulation.of(Federation.simulate("digits", scenario=twice, clients=8, samples=24, seed=3)) is None
+
+
+def test_a_file_of_ones_own_is_read_again(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    draw = np.random.default_rng(0)
+    rows = [(f"s{k % 3}", int(draw.integers(2)), k, float(draw.random()), float(draw.random())) for k in range(60)]
+    columns = dict(zip(("site", "label", "row", "a", "b"), map(list, zip(*rows, strict=True)), strict=True))
+    pq.write_table(pa.table(columns), tmp_path / "own.parquet")
+    chosen = {"client_column": "site", "label_column": "label", "drop_columns": ("row",)}
+    federation = Federation.from_parquet(tmp_path / "own.parquet", seed=0, **chosen)  # type: ignore[arg-type]
+    stopped(tmp_path / "r", federation)
+    assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 0
