@@ -69,13 +69,16 @@ def encode(marks: Mapping[str, Mark]) -> bytes:
     return (json.dumps({**content, "sha256": _own_digest(content)}, indent=1) + "\n").encode()
 
 
-def read(folder: Path) -> dict[str, Mark]:
+def read(folder: Path, called: str = NAME) -> dict[str, Mark]:
     """Return the marks in a folder's manifest, by name.
+
+    Args:
+        called: the manifest's own name.
 
     Raises:
         RunFolderError: no manifest, or one that differs from what was written.
     """
-    path = folder / NAME
+    path = folder / called
     if not path.is_file():
         raise missing(path)
     try:

@@ -217,12 +217,12 @@ def _remove_empty(target: Path) -> None:
 
 
 def _write_texts(target: Path, texts: Mapping[str, str]) -> None:
-    """Write texts into a folder, each folder's marker before its `config.json`."""
+    """Write configurations, each folder's marker, with the digest of its `config.json`, before it."""
     for path, text in texts.items():
         home = (target / path).parent
         files.make_folder(home)
-        mark = {"schema": SCHEMA, "config": manifest.digest(text.encode())}
-        files.write_atomic(home / MARKER, (json.dumps(mark) + "\n").encode())
+        marks = {CONFIG: manifest.Mark.of(text.encode())}
+        files.write_atomic(home / MARKER, manifest.encode(marks))
         files.write_atomic(target / path, text.encode())
 
 
@@ -243,13 +243,7 @@ def config_of(folder: Path) -> dict[str, Any]:
             raise RunFolderError(f"{folder} is not a run folder (it has no {CONFIG}): give the folder that a run printed")
         if not (folder / MARKER).is_file():
             raise RunFolderError(f"{folder} is not a run folder (it has no {MARKER}): give the folder that a run printed")
-    text = files.read(folder / CONFIG)
-    try:
-        digest = json.loads(files.read(folder / MARKER))["config"]
-    except (ValueError, LookupError, TypeError):
-        raise manifest.damaged(folder / MARKER) from None
-    if digest != manifest.digest(text):
-        raise manifest.damaged(folder / CONFIG)
+    text = manifest.checked(folder, CONFIG, manifest.read(folder, MARKER))
     config: dict[str, Any] = json.loads(text)
     if config["schema"] != SCHEMA:
         raise RunFolderError(

@@ -176,7 +176,6 @@ def test_columns_are_left_out_and_a_run_goes_on_without_them(
     assert said.out.startswith("features (2): a, b; client: site, label: ill\n") and said.err == ""
     config = json.loads((out / "config.json").read_text())
     assert config["network"]["shape"] == [2] and config["network"]["feature_names"] == ["a", "b"]
-    (out / "result.json").unlink()
     assert main(["resume", str(out), "--quiet"]) == 0 and main(["replay", str(out)]) == 0
 
 
