@@ -7,14 +7,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from securecluster import files, wire
+from securecluster.backend import torch
 from securecluster.errors import RunFolderError, UsageError
-from securecluster.messages import RELAY, Answer, Call, Picks, Rows, Shared, kinds, reply_header, select
+from securecluster.messages import RELAY, Answer, Call, Picks, Rows, Shared, kinds, placed, reply_header, select
 from securecluster.parties import SERVER, WIRE, Party, client, lps
 from securecluster.state import pack, unpack
 
+B = TypeVar("B", Call, Answer)
 MODES = ("none", "sizes", "full")
 
 
@@ -107,7 +109,7 @@ class Transcript:
 
     def _keep(self, call: Call, answer: Answer) -> None:
         if self._folder is None:
-            self._kept.append((call, answer))
+            self._kept.append((_at_rest(call, "query"), _at_rest(answer, "reply")))
             return
         head = {k: v for k, v in vars(call).items() if k != "query"}
         batch = _Batch(head, _plain(call.query), list(answer.ids), None if answer.reply is None else _plain(answer.reply))
@@ -186,6 +188,15 @@ def load_entries(folder: Path) -> list[Entry]:
 def _plain(message: Any) -> dict[str, Any]:
     """A message's fields as a tree that `pack` takes."""
     return {k: vars(v) if isinstance(v, Shared | Rows | Picks) else v for k, v in vars(message).items()}
+
+
+def _at_rest(batch: B, field: str) -> B:
+    """Return a call or an answer whose message lies in main memory: a device has no room for all messages of a run."""
+    message = getattr(batch, field)
+    if message is None:
+        return batch
+    moved = placed(message, (), torch.device("cpu"))
+    return batch if moved is message else replace(batch, **{field: moved})
 
 
 def _rebuild(message: type, fields: dict[str, Any]) -> Any:

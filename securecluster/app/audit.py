@@ -21,7 +21,7 @@ def replay(plan: Plan, config: dict[str, Any], folder: Path) -> int:
         raise RunFolderError(f"{folder} cannot be replayed: that takes a finished run with --transcript full")
     transcript = Transcript("full", folder / "transcript", plan.protocol.message_types)
     transcript.entries = load_entries(folder / "transcript")
-    state = plan.protocol.replay(transcript, config["network"], plan.settings.threads)
+    state = plan.protocol.replay(transcript, config["network"], plan.settings.threads, plan.settings.device)
     if state != files.read(folder / "server.safetensors"):
         raise ReplayError(f"{folder}: the server's final state differs from the recorded one: it used something that no message brought it")
     return len(transcript.entries)
