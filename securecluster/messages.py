@@ -111,12 +111,14 @@ def placed(message: M, there: Sequence[str], device: torch.device) -> M:
         if not isinstance(value, (Shared, Rows, Picks)):
             continue
         target = device if name in there else main_memory
-        before = value.value if isinstance(value, Shared) else value.table
-        after = before.to(target)
-        if after is before:
+        tensor = value.value if isinstance(value, Shared) else value.table
+        moved = tensor.to(target)
+        if moved is tensor:
             continue
-        part = "value" if isinstance(value, Shared) else "table"
-        changes[name] = dataclasses.replace(value, **{part: after})
+        if isinstance(value, Shared):
+            changes[name] = Shared(moved)
+        else:
+            changes[name] = dataclasses.replace(value, table=moved)
     return dataclasses.replace(message, **changes) if changes else message  # type: ignore[type-var]
 
 
