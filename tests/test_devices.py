@@ -252,6 +252,7 @@ RUNS: list[tuple[type[Protocol], str, dict[str, Any]]] = [
     (SRFCA, "rotation", {"local_rounds": 1, "refine": 1}),
     (SRFCA, "none", {"local_rounds": 1, "refine": 1, "clip": 1.0, "noise": 0.1}),
     (OneShot, "haar", {"tasks": 2}),
+    (OneShot, "none", {"tasks": 2, "features": "conv", "components": 8}),
     (OneShot, "none", {"tasks": 2, "clip": 1.0, "noise": 0.1}),
     (NSIM, "permutation", {"synthetic": 8, "walks": digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0}),
     (IFCA, "rotation", {"k": 2, "starts": 2, "start_rounds": 1}),
