@@ -33,6 +33,7 @@ from securecluster.recurrent import LSTM
 from securecluster.sequence_networks import lstm_chars, lstm_trajectory, lstm_words
 
 PLAN = LocalTraining(lr=0.1, epochs=1, batch_size=10)
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,17 @@ class Case:
         none: dict[str, Any] = {name: ([], []) for name in arrays}
         return Federation.from_arrays(arrays, test=none, objective=self.objective, classes=self.classes, seed=0)
 
-    def cohort(self, clients: int, dtype: torch.dtype = torch.float32) -> Cohort:
+    def cohort(
+        self,
+        clients: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
+    ) -> Cohort:
         """The clients, with the network's own first weights."""
         torch.manual_seed(0)
         federation = self.federation(clients)
         flat = adopt(self.make(self.shape, self.classes), self.shape, self.classes, objective=self.objective)
-        return Cohort(federation, flat, Randomness(0), torch.device("cpu"), dtype)
+        return Cohort(federation, flat, Randomness(0), device, dtype)
 
 
 CASES = {
@@ -99,16 +105,45 @@ def plain_module(module: nn.Module, seeded: bool) -> nn.Module:
     return found
 
 
-def plain(batched: Cohort, module: nn.Module, plan: LocalTraining) -> torch.Tensor:
-    """One client after the other, one optimizer each."""
-    out = torch.empty(len(batched.ids), batched.model.dimension, dtype=batched.dtype)
+def load(module: nn.Module, flat: torch.Tensor) -> None:
+    """Copy a flat vector (d,) into a module's parameters where they lie: cuDNN wants an LSTM's in one piece."""
+    parameters = list(module.parameters())
+    parts = torch.split(flat, [p.numel() for p in parameters])
+    with torch.no_grad():
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.copy_(part.view_as(parameter))
+
+
+def optimizer_of(plan: LocalTraining, module: nn.Module) -> torch.optim.Optimizer:
+    """Return torch's own optimizer for a module, as the plan has it."""
+    if plan.optimizer == "adam":
+        return torch.optim.Adam(module.parameters(), lr=plan.lr)
+    return torch.optim.SGD(module.parameters(), lr=plan.lr, momentum=plan.momentum)
+
+
+def plain(
+    batched: Cohort,
+    module: nn.Module,
+    plan: LocalTraining,
+    clients: int | None = None,
+) -> torch.Tensor:
+    """One client after the other, one optimizer each.
+
+    Args:
+        clients: how many of them, the first ones; all by default.
+    """
+    count = len(batched.ids) if clients is None else clients
+    out = batched.start.new_empty(count, batched.model.dimension)
     module.train(plan.dropout)
-    for client in range(len(batched.ids)):
-        nn.utils.vector_to_parameters(batched.start.clone(), module.parameters())
-        optimizer = torch.optim.SGD(module.parameters(), lr=plan.lr)
+    for client in range(count):
+        load(module, batched.start)
+        optimizer = optimizer_of(plan, module)
         for batch in batched._batches(client, plan, 1):
+            rows = torch.as_tensor(batch).to(batched.device)
             optimizer.zero_grad()
-            batched.model.objective.losses(module(batched._x[batch]), batched._y[batch]).mean().backward()  # type: ignore[no-untyped-call]
+            outputs = module(batched._x[rows])
+            losses = batched.model.objective.losses(outputs, batched._y[rows])
+            losses.mean().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         out[client] = nn.utils.parameters_to_vector(module.parameters()).detach() - batched.start
     return out

@@ -13,7 +13,7 @@ from securecluster import files
 from securecluster.backend import torch
 from securecluster.cohort import Cohort
 from securecluster.data import Federation
-from securecluster.devices import choose_device, cpu_threads
+from securecluster.devices import choose_device, cpu_threads, reproducible
 from securecluster.displacements import Posted, Trainee, TraineeState
 from securecluster.endpoint import Endpoint, config_hash
 from securecluster.errors import RunFolderError, UsageError
@@ -94,7 +94,7 @@ def carry_out(
     transcript = Transcript(settings.transcript, written, protocol.message_types, federation.names)
     lost = random_dropouts(settings.dropout, Randomness(federation.seed))
     config = protocol.config(federation, settings.dtype)
-    net = protocol.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), config)
+    net = protocol.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), config, device=client.cohort.device)
     net.state.ledger.samples = _samples(client)
 
     def restore_clients(state: TraineeState) -> None:
@@ -174,10 +174,11 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
 
     names = (*learned.names, *newcomers.names)  # newcomers are numbered after the run's clients
     transcript = Transcript(settings.transcript, None, protocol.message_types, names)
-    net = protocol.build_network(Recorded(InProcess(answer), transcript), config)
+    device = guests.client.cohort.device
+    net = protocol.build_network(Recorded(InProcess(answer), transcript), config, device=device)
     net.state = replace(unpack(pack(learned.network), NetworkState), ledger=Ledger(samples=_samples(guests.client)))
     net.round = 1 + max((line["round"] for line in learned.history), default=0)
-    with torch.inference_mode(False), cpu_threads(settings.threads):
+    with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
         labels = protocol.place(net, unpack(protocol.kept_.server, protocol.state_class()), guests.ids)
     return Joined(tuple(map(int, labels)), net.state.ledger, transcript, transcript.totals())
 

@@ -23,7 +23,7 @@ from securecluster.backend import torch
 from securecluster.checks import check_number, check_whole
 from securecluster.cohort import Cohort, check_training
 from securecluster.data import Federation
-from securecluster.devices import cpu_threads
+from securecluster.devices import choose_device, cpu_threads, reproducible
 from securecluster.displacements import Trainee
 from securecluster.endpoint import Endpoint, config_hash, message_types
 from securecluster.errors import UsageError
@@ -146,7 +146,8 @@ class Protocol(Private, Method):
         folder: Path | None,
         report: Callable[[Line], None],
     ) -> Self:
-        with torch.inference_mode(False), cpu_threads(settings.threads):
+        device = choose_device(settings.device)
+        with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
             kept, transcript = carry_out(self, federation, settings, folder, report)
         self.transcript_ = transcript
         return self.adopt(kept)
@@ -302,32 +303,46 @@ class Protocol(Private, Method):
         """The client's side of this method, over a cohort."""
         return self.client(cohort, self.training(config), pipeline, self.weighted)
 
-    def build_network(self, transport: Transport, config: Mapping[str, Any], key: bytes | None = None) -> Network:
+    def build_network(
+        self,
+        transport: Transport,
+        config: Mapping[str, Any],
+        key: bytes | None = None,
+        device: torch.device | None = None,
+    ) -> Network:
         """The server's side: ids and verbs, from the configuration alone.
 
         Args:
             key: what a trusted server draws its noise by, 32 secret bytes; None, for simulations: from the seed, which clients know.
+            device: where the server computes with rows of models; None is main memory.
         """
         pipeline, draws = self.pipeline(config), Randomness(config["seed"])
         costs = self.costs(pipeline, config, Draws.derived(draws) if key is None else Draws(lambda _: key))
-        return Network(config["clients"], transport, config_hash(config), pipeline, draws, agreed=config, costs=costs)
+        return Network(config["clients"], transport, config_hash(config), pipeline, draws, agreed=config, costs=costs, device=device)
 
-    def replay(self, transcript: Transcript, config: dict[str, Any], threads: int = 0) -> bytes:
+    def replay(self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto") -> bytes:
         """Run the server alone against a recorded transcript; its final state, packed, must equal the recorded one.
 
         Args:
             threads: those of the run's settings, since sums round differently with another number.
+            device: that of the run's settings, since sums round differently on another device.
 
         Raises:
             ReplayError: a request differs from the recorded one by a bit, so the server used something no verb gave it.
         """
-        return pack(self.replayed(transcript, config, threads)[0])
+        return pack(self.replayed(transcript, config, threads, device)[0])
 
-    def replayed(self, transcript: Transcript, config: dict[str, Any], threads: int = 0) -> tuple[Any, NetworkState]:
+    def replayed(
+        self,
+        transcript: Transcript,
+        config: dict[str, Any],
+        threads: int = 0,
+        device: str = "auto",
+    ) -> tuple[Any, NetworkState]:
         """As `replay`, but return the server's final state, and that of its network with the ledger."""
-        transport = Replay(transcript)
-        net = self.build_network(transport, config)
-        with torch.inference_mode(False), cpu_threads(threads):
+        transport, place = Replay(transcript), choose_device(device)
+        net = self.build_network(transport, config, device=place)
+        with torch.inference_mode(False), cpu_threads(threads), reproducible(place):
             state = self.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
         transport.finish()
         return state, net.state

@@ -61,7 +61,9 @@ class Features:
             raise UsageError(f"the features {self.name} are made for samples of shape {_text(self.shape)}, not {_text(x.shape[1:])}")
         if not len(x):
             return torch.zeros(0, self.dimension, device=x.device)
-        return torch.cat([_checked(self.name, self.function, part, self.dimension) for part in torch.split(x, self.batch)])
+        parts = torch.split(x, self.batch)
+        # maps have float32 weights, also in runs in float64
+        return torch.cat([_checked(self.name, self.function, part.float(), self.dimension) for part in parts])
 
     def describe(self) -> Any:
         """What a configuration says of it, so that clients with another map are refused."""

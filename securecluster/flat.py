@@ -121,7 +121,7 @@ class FlatModel:
         module = copy.deepcopy(self.module).float().cpu()
         own = {name: p for name, p in module.named_parameters() if p.requires_grad}
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(randomness.integer(*path))
+            torch.default_generator.manual_seed(randomness.integer(*path))
             for p in own.values():
                 p.fill_(torch.nan)
             for name, part in reversed(list(module.named_modules())):  # a whole may draw over what its parts drew

@@ -98,6 +98,30 @@ def select(message: M, positions: Sequence[int]) -> M:
     return dataclasses.replace(message, **changes)  # type: ignore[type-var]
 
 
+def placed(message: M, there: Sequence[str], device: torch.device) -> M:
+    """Return a message with some of its fields on a device, and its other tensors in main memory.
+
+    Args:
+        message: nothing is copied of what lies in its place already.
+        there: names of the fields that go to the device.
+    """
+    main_memory = torch.device("cpu")
+    changes: dict[str, Shared | Rows | Picks] = {}
+    for name, value in vars(message).items():
+        if not isinstance(value, (Shared, Rows, Picks)):
+            continue
+        target = device if name in there else main_memory
+        tensor = value.value if isinstance(value, Shared) else value.table
+        moved = tensor.to(target)
+        if moved is tensor:
+            continue
+        if isinstance(value, Shared):
+            changes[name] = Shared(moved)
+        else:
+            changes[name] = dataclasses.replace(value, table=moved)
+    return dataclasses.replace(message, **changes) if changes else message  # type: ignore[type-var]
+
+
 def frames(message: Any, default: int) -> int:
     """How many frames a batch message stands for (`default` where it has no field with a frame axis)."""
     lengths = {len(v) for v in vars(message).values() if isinstance(v, Batched)}

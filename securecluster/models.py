@@ -32,7 +32,7 @@ def build(model: str | nn.Module, shape: Shape, classes: int, randomness: Random
     make = network(model, objective, classes)
     own_type = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(randomness.integer("model"))
+        torch.default_generator.manual_seed(randomness.integer("model"))  # no device's generator is touched
         torch.set_default_dtype(torch.float32)  # another type draws other numbers
         try:
             module = make(shape, classes)

@@ -9,13 +9,14 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from securecluster.backend import torch
 from securecluster.costs import Costs
 from securecluster.endpoint import GATHER, MINIMUM, PAIRS, SUM, Turn, release_of
 from securecluster.errors import FrameError, UsageError
-from securecluster.messages import RELAY, Answer, Call, Rows, Shared, frames, select, stack
+from securecluster.messages import RELAY, Answer, Call, Rows, Shared, frames, placed, select, stack
 from securecluster.privacy.aggregators import Aggregator, Plain
 from securecluster.privacy.keys import Box, Hello, Peers
 from securecluster.privacy.ledger import Ledger
@@ -54,6 +55,8 @@ class Network:
         agreed: what clients and server agreed on, whose hash is in every frame.
         pipeline: the stages of clients' replies, whose noise is known here.
         costs: what the run has for its noise, beside the pipeline's.
+        device: where the server computes with what went through the pipeline, wherever replies come from; main memory by default.
+            All other fields of replies lie in main memory. A replay on the same device therefore rounds as the run did.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Network:
         aggregator: Aggregator | None = None,
         agreed: Mapping[str, Any] | None = None,
         costs: Costs | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.clients = tuple(range(clients))
         self.state = NetworkState()
@@ -78,6 +82,7 @@ class Network:
         self.common = pipeline.common  # the first numbers of an average that are the common layers'
         self._keyed = pipeline.keyed
         self._asker: dict[int, int] = {}
+        self._device = device or torch.device("cpu")
 
     def gather(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int], step: int | None = None, tries: int = 1) -> Replies[A]:
         """Each client's reply on its own, in the order of `to`.
@@ -87,7 +92,7 @@ class Network:
             tries: how often who does not reply is asked, for the mask's key and then, in the same words and under the same mask, for this.
         """
         ready, step = self._open(method, query, to, step, tries)
-        answer = self._insist(self._call(method, GATHER, query, to, ready, step, [1] * len(ready)), tries)
+        answer = self._insist(method, self._call(method, GATHER, query, to, ready, step, [1] * len(ready)), tries)
         reply = self._costs.read(release_of(method), answer.reply, step)
         own = not release_of(method).private  # who trains for itself may have done so though no reply came
         self._heard(method, GATHER, ready if own else answer.ids, reply)
@@ -113,7 +118,7 @@ class Network:
             ready = [i for i in ready if left[group[i]] >= min(MINIMUM, asked[group[i]])]
         own = [group[i] for i in ready]
         call = self._call(method, SUM, query, to, ready, step, [own.count(g) for g in own])
-        total = self.aggregator.run(self._exchange, call, own, number)
+        total = self.aggregator.run(partial(self._exchange, method), call, own, number)
         rows = self._costs.read(release_of(method), total.rows, step, total.counts)
         self._heard(method, SUM, total.ids, rows)
         return Sums(total.ids, cast(A, rows), total.counts, self._missing(to, total.ids), step)
@@ -146,7 +151,7 @@ class Network:
             tries: how often who does not reply is asked.
         """
         ready, step = self._open(method, query, to, tries=tries)
-        answer = self._insist(self._call(method, PAIRS, query, to, ready, step, [2] * len(ready)), tries)
+        answer = self._insist(method, self._call(method, PAIRS, query, to, ready, step, [2] * len(ready)), tries)
         self._heard(method, PAIRS, answer.ids, answer.reply)
         self._missing(to, answer.ids)
         if len(answer.ids) < 2:
@@ -182,13 +187,13 @@ class Network:
         place = {i: k for k, i in enumerate(to)}
         return dataclasses.replace(whole.select([place[i] for i in ready]), members=tuple(members))
 
-    def _insist(self, call: Call, tries: int) -> Answer:
+    def _insist(self, method: Callable[..., Any], call: Call, tries: int) -> Answer:
         """The replies of all who answer one of several tries."""
         found: dict[int, tuple[Answer, int]] = {}
         for _ in range(tries):
             left = [k for k, i in enumerate(call.to) if i not in found]
             if left:
-                answer = self._exchange(call.select(left))
+                answer = self._exchange(method, call.select(left))
                 found |= {i: (answer, k) for k, i in enumerate(answer.ids)}
         answers = list({id(a): a for a, _ in found.values()}.values())
         if len(answers) < 2:
@@ -197,10 +202,13 @@ class Network:
         order = [ids.index(i) for i in call.to if i in found]
         return Answer(tuple(ids[k] for k in order), select(joined, order))
 
-    def _exchange(self, call: Call) -> Answer:
+    def _exchange(self, method: Callable[..., Any], call: Call) -> Answer:
         answer = self._transport.exchange(call)
-        if answer.reply is not None:
-            check_finite(call, answer)
+        if answer.reply is None:
+            return answer
+        reply = placed(answer.reply, release_of(method).through, self._device)
+        answer = dataclasses.replace(answer, reply=reply)
+        check_finite(call, answer)
         return answer
 
     def _missing(self, to: Sequence[int], came: Sequence[int]) -> tuple[int, ...]:

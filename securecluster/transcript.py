@@ -7,15 +7,17 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from securecluster import files, manifest, wire
+from securecluster.backend import torch
 from securecluster.errors import UsageError
 from securecluster.manifest import EMPTY, Log, Mark
-from securecluster.messages import RELAY, Answer, Call, Picks, Rows, Shared, kinds, reply_header, select
+from securecluster.messages import RELAY, Answer, Call, Picks, Rows, Shared, kinds, placed, reply_header, select
 from securecluster.parties import SERVER, WIRE, Party, Present, client, lps
 from securecluster.state import pack, unpack
 
+B = TypeVar("B", Call, Answer)
 MODES = ("none", "sizes", "full")
 INDEX = "index.jsonl"
 
@@ -148,7 +150,7 @@ class Transcript:
     def _keep(self, call: Call, answer: Answer) -> str:
         """Keep the contents of a call; return the digest of the file they are in, if any."""
         if self._folder is None:
-            self._kept.append((call, answer))
+            self._kept.append((_at_rest(call, "query"), _at_rest(answer, "reply")))
             return ""
         head = {k: v for k, v in vars(call).items() if k != "query"}
         reply = None if answer.reply is None else _plain(answer.reply)
@@ -288,6 +290,15 @@ def _contents(folder: Path) -> list[Path]:
 def _plain(message: Any) -> dict[str, Any]:
     """A message's fields as a tree that `pack` takes."""
     return {k: vars(v) if isinstance(v, Shared | Rows | Picks) else v for k, v in vars(message).items()}
+
+
+def _at_rest(batch: B, field: str) -> B:
+    """Return a call or an answer whose message lies in main memory: a device has no room for all messages of a run."""
+    message = getattr(batch, field)
+    if message is None:
+        return batch
+    moved = placed(message, (), torch.device("cpu"))
+    return batch if moved is message else replace(batch, **{field: moved})
 
 
 def _rebuild(message: type, fields: dict[str, Any]) -> Any:

@@ -236,3 +236,15 @@ def test_checking_options_needs_no_torch() -> None:
 
     code = "import sys; from securecluster.features import check; check('conv', dimension=8); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("identity", {}), ("dct", {"dimension": 8}), ("conv", {"dimension": 8}), ("pca", {"public": "digits", "dimension": 8})],
+)
+def test_maps_take_samples_of_runs_in_float64(name: str, options: dict[str, Any]) -> None:
+    features = build(name, (1, 8, 8), Randomness(0), **options)
+    x = torch.rand(5, 1, 8, 8)
+    found = features(x.double())
+    assert found.dtype == torch.float32
+    assert torch.equal(found, features(x))

@@ -32,7 +32,8 @@ def replay(plan: Plan, config: dict[str, Any], folder: Path) -> int:
     names = config["clients"]
     transcript = Transcript.open(folder / TRANSCRIPT, plan.protocol.message_types, names)
     _check_index(folder / TRANSCRIPT, transcript)
-    state, network = plan.protocol.replayed(transcript, config["network"], plan.settings.threads)
+    settings = plan.settings
+    state, network = plan.protocol.replayed(transcript, config["network"], settings.threads, settings.device)
     if pack(state) != kept.server:
         raise ReplayError(f"{folder}: the server's final state differs from the recorded one: it used something that no message brought it")
     network.ledger.samples = kept.learned.network.ledger.samples  # public, and not told by any message

@@ -1,0 +1,249 @@
+"""Whole runs of every protocol on the device: beside the CPU's, stopped and resumed, replayed, with each mechanism."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from securecluster.benchmarks.gpu.data import apart, differing, digits
+from securecluster.benchmarks.gpu.pieces import Check
+from securecluster.protocols import (
+    CFL,
+    FLHC,
+    IFCA,
+    NSIM,
+    SRFCA,
+    FedAvg,
+    Local,
+    LocalKMeans,
+    OneShot,
+    Protocol,
+    RandomClusters,
+    Settings,
+)
+
+from securecluster import synthetic
+from securecluster.estimator import fit
+from securecluster.pair_network import Plan
+
+ROUNDS = 3
+
+
+def synthetic_digits(form: Any, users: int, draw: np.random.Generator) -> list[Any]:
+    """Return synthetic users of NSIM whose samples are of the shape of digits."""
+    found = []
+    for user in range(users):
+        labels = draw.integers(user % 9, 10, 20)
+        found.append((draw.random((20, 1, 8, 8)).astype(np.float32), labels))
+    return found
+
+
+@dataclass(frozen=True)
+class Case:
+    """A protocol with its options."""
+
+    protocol: type[Protocol]
+    mask: str = "none"
+    params: dict[str, Any] = field(default_factory=dict)
+    cost: float = 1.0
+
+    def make(self) -> Protocol:
+        """Return it anew."""
+        return self.protocol(model="mlp-32", rounds=ROUNDS, mask=self.mask, **self.params)
+
+    def settings(self, device: str, dtype: str) -> Settings:
+        """Return where it runs; some clients miss some calls."""
+        return Settings(device=device, dtype=dtype, dropout=0.1, transcript="full")
+
+    def fit(
+        self,
+        device: str,
+        dtype: str,
+        folder: Path | None = None,
+        **options: Any,
+    ) -> Protocol:
+        """Return it fitted; NSIM's pair network, which is trained in main memory, trains for a few steps."""
+        with patch.object(synthetic, "fit", _few_steps):
+            return self.make().fit(digits(), self.settings(device, dtype), folder=folder, **options)
+
+
+def _few_steps(rows: Any, true: Any, draws: Any, grid: Any) -> Any:
+    return fit(rows, true, draws, grid=(Plan(steps=3),), networks=1)
+
+
+NSIM_PARAMS = {
+    "synthetic": 8,
+    "walks": synthetic_digits,
+    "radius": 0.0,
+    "layer": "last",
+    "local_rounds": 1,
+    "eps": 1.0,
+}
+PROTOCOLS = {
+    "cfl": Case(CFL, "permutation"),
+    "flhc": Case(FLHC, "signed-permutation", {"pre_rounds": 1}),
+    "srfca": Case(SRFCA, "rotation", {"local_rounds": 1, "refine": 1}),
+    "oneshot": Case(OneShot, "permutation", {"tasks": 2}),
+    "nsim": Case(NSIM, "rotation", NSIM_PARAMS),
+    "ifca": Case(IFCA, "permutation", {"k": 2, "starts": 2, "start_rounds": 1}),
+    "local-kmeans": Case(LocalKMeans, "rotation", {"k": 2, "local_rounds": 1}),
+    "random": Case(RandomClusters, "permutation", {"k": 2}),
+    "fedavg": Case(FedAvg, "rotation"),
+    "local": Case(Local),
+}
+PRIVATE = {"clip": 1.0, "noise": 0.5}
+MECHANISMS = {
+    "clip and noise, local": Case(CFL, "permutation", PRIVATE),
+    "clip and noise, central": Case(CFL, "permutation", {**PRIVATE, "placement": "central"}),
+    "sketch, clip and noise": Case(CFL, "none", {**PRIVATE, "sketch": 32}),
+    "compression 8bit": Case(CFL, "none", {"compress": "8bit"}),
+    "compression topk": Case(FLHC, "none", {"pre_rounds": 1, "compress": "topk:0.1"}),
+    "losses with noise": Case(IFCA, "none", {**PRIVATE, "k": 2, "starts": 1}),
+    "losses and l2 with noise": Case(SRFCA, "none", {**PRIVATE, "local_rounds": 1, "refine": 1}),
+    "Gram matrices with noise": Case(OneShot, "none", {**PRIVATE, "tasks": 2}),
+    "layers with noise": Case(NSIM, "none", {**NSIM_PARAMS, **PRIVATE}),
+    "DP-SGD": Case(FedAvg, "rotation", {**PRIVATE, "dp_unit": "example"}),
+}
+
+
+CASES = {**PROTOCOLS, **MECHANISMS}
+
+
+@cache
+def scratch() -> Path:
+    """Return a folder for run folders; whoever started this process removes it."""
+    return Path(tempfile.mkdtemp())
+
+
+@cache
+def reference(name: str, dtype: str) -> Protocol:
+    """Return a case's run on the CPU."""
+    return CASES[name].fit("cpu", dtype)
+
+
+@cache
+def on_device(name: str, dtype: str, device: str) -> Protocol:
+    """Return a case's run on the device, with its frames on disk."""
+    return CASES[name].fit(device, dtype, scratch() / f"{name} {dtype}")
+
+
+def models(fitted: Protocol) -> torch.Tensor:
+    """Return the clients' models (m, d)."""
+    return fitted.client_models_.values
+
+
+def first_round(name: str, device: torch.device) -> float:
+    """Return how far the models after one round on the device are from those on the CPU, in updates' size."""
+    case, found = CASES[name], []
+    options = {"pre_rounds": 0} if case.protocol is FLHC else {}
+    made = case.make().set_params(rounds=1, **options)
+    start = made.flat_model(digits()).initial().double()
+    for place in ("cpu", device.type):
+        with patch.object(synthetic, "fit", _few_steps):
+            fitted = made.fit(digits(), Settings(device=place, dtype="float64"))
+        found.append(models(fitted).cpu() - start)
+    return apart(found[1], found[0])
+
+
+def whole_run(name: str, device: torch.device) -> float:
+    """Return how far the models on the device are from those on the CPU; infinite where labels differ."""
+    wanted, found = reference(name, "float64"), on_device(name, "float64", device.type)
+    if list(wanted.labels_) != list(found.labels_):
+        return float("inf")
+    return apart(models(found), models(wanted))
+
+
+def accuracy(name: str, device: torch.device) -> float:
+    """Return by how much mean accuracies in float32 differ; infinite where labels do."""
+    wanted, found = reference(name, "float32"), on_device(name, "float32", device.type)
+    if list(wanted.labels_) != list(found.labels_):
+        return float("inf")
+    return abs(float(np.nanmean(wanted.scores_) - np.nanmean(found.scores_)))
+
+
+class _Stop(Exception):  # noqa: N818 - it is no error
+    pass
+
+
+def _stop_at(number: int) -> Callable[[dict[str, Any]], None]:
+    def report(line: dict[str, Any]) -> None:
+        if line["round"] == number:
+            raise _Stop
+
+    return report
+
+
+def resumed(name: str, device: torch.device) -> float:
+    """Return in how many numbers a run that was stopped half-way and resumed differs from one that was not."""
+    whole, folder = on_device(name, "float32", device.type), scratch() / f"{name} stopped"
+    try:
+        CASES[name].fit(device.type, "float32", folder, report=_stop_at(ROUNDS // 2 + 1))
+    except _Stop:
+        pass
+    else:
+        return float("nan")  # it was not stopped
+    after = CASES[name].fit(device.type, "float32", folder)
+    same = after.server_state_ == whole.server_state_ and after.history_ == whole.history_
+    return differing(models(after), models(whole)) + (0.0 if same else 1.0)
+
+
+def replayed(name: str, device: torch.device) -> float:
+    """Return 0 where the server alone, against the transcript on disk, ends in the recorded state, else 1."""
+    fitted = on_device(name, "float32", device.type)
+    config = fitted.kept_.learned.config
+    with patch.object(synthetic, "fit", _few_steps):
+        state = CASES[name].make().replay(fitted.transcript_, config, device=device.type)
+    return float(state != fitted.server_state_)
+
+
+def newcomers(name: str, device: torch.device) -> float:
+    """Return how many newcomers are placed elsewhere than on the CPU."""
+    runs = reference(name, "float64"), on_device(name, "float64", device.type)
+    wanted, found = (fitted.predict(digits()) for fitted in runs)
+    return float((found != wanted).sum())
+
+
+def ledger(name: str, device: torch.device) -> float:
+    """Return in how many ledger events a run on the device differs from the CPU's; NaN where models are not finite."""
+    wanted, found = reference(name, "float32"), on_device(name, "float32", device.type)
+    if not bool(models(found).isfinite().all()):
+        return float("nan")
+    ledgers = (wanted.ledger_.events, found.ledger_.events)
+    count = sum(one != other for one, other in zip(*ledgers, strict=False))
+    return float(count + abs(len(ledgers[0]) - len(ledgers[1])))
+
+
+WHOLE64 = "the same run in float64, from the same draws: 1e-16 a sum, amplified over rounds"
+WHOLE32 = "float32 rounds differently, and a round later so does everything: labels are equal, accuracy nearly"
+BITS = "a device repeats itself bit for bit"
+LEDGER = "noise belongs to the bits of a row, so models differ, but what is released does not"
+
+
+def protocol_checks() -> list[Check]:
+    """Return those of protocols, and of mechanisms within them."""
+    found = []
+    for name in PROTOCOLS:
+        found += [
+            Check(f"{name}: one round, float64", 1e-9, WHOLE64, partial(first_round, name)),
+            Check(f"{name}: whole run, float64", 1e-9, WHOLE64, partial(whole_run, name)),
+            Check(f"{name}: whole run, float32", 0.01, WHOLE32, partial(accuracy, name)),
+            Check(f"{name}: resumed", 0.0, BITS, partial(resumed, name)),
+            Check(f"{name}: replayed", 0.0, BITS, partial(replayed, name)),
+        ]
+        if name != "nsim":  # its newcomers depend on the pair network's last bits
+            found.append(Check(f"{name}: newcomers", 0.0, WHOLE64, partial(newcomers, name)))
+    for name, case in MECHANISMS.items():
+        label = f"{case.protocol.name}, {name}"
+        found += [
+            Check(f"{label}: ledger", 0.0, LEDGER, partial(ledger, name)),
+            Check(f"{label}: resumed", 0.0, BITS, partial(resumed, name)),
+            Check(f"{label}: replayed", 0.0, BITS, partial(replayed, name)),
+        ]
+    return found

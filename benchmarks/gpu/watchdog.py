@@ -1,0 +1,148 @@
+"""Start the worker, keep what it tells, and end it in time, even where it hangs or dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from securecluster.benchmarks.gpu.report import Results
+
+from securecluster.errors import UsageError
+
+MARGIN = 2.0  # seconds before the end at which a worker is ended, so that the files are written in time
+LAST = 3.0  # seconds below which no worker is started again
+
+
+@dataclass
+class _Flight:
+    """The piece that the worker is at."""
+
+    name: str = ""
+    kind: str = ""
+    until: float = field(default=float("inf"))
+
+
+def watch(
+    command: Sequence[str],
+    device: str,
+    seconds: float,
+    results: Results,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Let workers do the pieces until all are done or the time is over.
+
+    A piece that takes far longer than it should, or ends its process, is a failed check or a skipped timing, and a new worker
+    goes on with the rest.
+
+    Args:
+        command: starts a worker.
+
+    Raises:
+        UsageError: the worker cannot use this device.
+    """
+    end = clock() + seconds - MARGIN
+    with tempfile.TemporaryDirectory(prefix="securecluster-gpu-") as scratch:
+        environment = {**os.environ, "TMPDIR": scratch}
+        while end - clock() > LAST:
+            task = {"device": device, "seconds": end - clock(), "done": sorted(results.done)}
+            before = len(results.done)
+            errors = Path(scratch) / "stderr"
+            try:
+                finished = _one_worker(command, environment, task, errors, end, results, clock)
+            finally:
+                results.keep_log(errors)
+            if finished or len(results.done) == before:  # one that dies before its first piece would do so again
+                break
+    results.out_of_time()
+
+
+def _one_worker(
+    command: Sequence[str],
+    environment: dict[str, str],
+    task: dict[str, Any],
+    errors: Path,
+    end: float,
+    results: Results,
+    clock: Callable[[], float],
+) -> bool:
+    """Return whether there is nothing left to do: the worker came to its end, or the time did."""
+    with errors.open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+        )
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with suppress(BrokenPipeError):  # it has ended already, as its status will tell
+                process.stdin.write(json.dumps(task) + "\n")
+                process.stdin.close()
+            return _listen(process, process.stdout, end, results, clock)
+        finally:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def _listen(
+    process: subprocess.Popen[str],
+    stream: IO[str],
+    end: float,
+    results: Results,
+    clock: Callable[[], float],
+) -> bool:
+    lines: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=_read, args=(stream, lines), daemon=True).start()
+    flight = _Flight()
+    while True:
+        wait = min(end, flight.until) - clock()
+        try:
+            line = lines.get(timeout=max(wait, 0.01))
+        except queue.Empty:
+            if clock() >= end:
+                return True
+            if clock() >= flight.until:
+                results.lost(flight.name, flight.kind, "it took far longer than it should, and was ended")
+                return False
+            continue
+        if line is None:
+            status = process.wait()
+            if flight.name:
+                results.lost(flight.name, flight.kind, f"its process ended with status {status}")
+            else:
+                results.note(f"a worker ended with status {status} before its first piece: see {results.log_name}")
+            return False
+        event = json.loads(line)
+        if event["event"] == "usage":
+            raise UsageError(event["message"])
+        if event["event"] == "begin":
+            flight = _Flight(event["piece"], event["kind"], clock() + event["limit"])
+        elif event["event"] in ("check", "timing", "skipped"):
+            flight = _Flight()
+        results.take(event)
+        if event["event"] == "end":
+            return True
+
+
+def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:
+    """Pass the worker's lines on, and a None after the last one; half a line is none."""
+    with suppress(ValueError):  # the stream was closed, since nobody listens any more
+        for line in stream:
+            if line.endswith("\n"):
+                lines.put(line)
+    lines.put(None)
