@@ -27,7 +27,7 @@ from securecluster.displacements import Means, Outbox, Posted, Trainee, check_ne
 from securecluster.distances import METRICS, alike, distances
 from securecluster.errors import UsageError
 from securecluster.hierarchy import check_linkage, cut, gap_of, merges, nearest, representatives, threshold
-from securecluster.messages import Picks
+from securecluster.messages import Picks, Rows
 from securecluster.network import Network
 from securecluster.partitions import partition
 from securecluster.privacy.masks import ENTRYWISE
@@ -134,7 +134,8 @@ class FLHC(Briefly):
         if known is None:
             raise UsageError("nobody replied in the clustering round, so there is nothing to compare newcomers with: run it anew")
         picks = ((0,),) * len(to)
-        query = Means(Picks(known.joint.displacement[None], picks), Picks(torch.tensor([known.joint.step]), picks), absolute=True)
+        first = Rows(torch.ones(len(to), dtype=torch.int64))
+        query = Means(Picks(known.joint.displacement[None], picks), Picks(torch.tensor([known.joint.step]), picks), absolute=True, count=first)
         got: Replies[Any] = net.gather(Exposed.outline if self.briefs else Exposed.train, query, to=to, step=known.step)
         check_newcomers(to, got.ids)
         updates = updates_of(got)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from securecluster.protocols.base import Protocol
 
 P = TypeVar("P", bound="Protocol")
-SCHEMA = 3
+SCHEMA = 4
 
 
 @dataclass

@@ -9,7 +9,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +38,8 @@ class _Clock:
     rounds: dict[str, int] = field(default_factory=dict)
     lines: int = 0
     seconds: float = 0.0
+    halfway: bool = False  # whether `commit` has ended the first part of the round that goes on
+    notes: Line = field(default_factory=dict)  # of that round
 
 
 class Run:
@@ -62,8 +64,8 @@ class Run:
         self._folder, self._kept = folder, kept or {}
         self._observe, self._report, self._begin = observe, report, begin
         self._parts: dict[str, bytes] = {}
-        self._notes: Line = {}
         self._clock = _Clock()
+        self._loop = ""  # the part of the loop that goes on
         self._since = time.monotonic()
         self.resumed = False
         if folder is not None:
@@ -76,7 +78,7 @@ class Run:
 
     def note(self, **values: Any) -> None:
         """Put what the server knows into this round's history line."""
-        self._notes |= values
+        self._clock.notes |= values
 
     def once(self, name: str, make: Callable[[], A], kind: type[A]) -> A:
         """A phase: made once, its result (a dataclass tree) kept in every later checkpoint."""
@@ -91,14 +93,14 @@ class Run:
 
         What follows the loop belongs to round `total` + 1.
         """
-        part = f"loop-{name}"
+        part = self._loop = f"loop-{name}"
         if part in self._parts:
             vars(state).update(vars(unpack(self._parts[part], type(state))))
         for number in range(self._clock.rounds.get(name, 0) + 1, total + 1):
             self._begin(number)
             yield number
-            line = {"loop": name, "round": number, **self._notes, **self._observe(state)}
-            self._notes = {}
+            line = {"loop": name, "round": number, **self._clock.notes, **self._observe(state)}
+            self._clock.notes, self._clock.halfway = {}, False
             self._clock.rounds[name] = number
             if self._folder is not None:
                 self._parts[part] = pack(state)
@@ -106,6 +108,23 @@ class Run:
             self._checkpoint()
             self._report(line)
         self._begin(int(total) + 1)  # of the phases that follow, also where the run goes on in the midst of them
+
+    def commit(self, state: Any, work: Callable[[], None]) -> None:
+        """Do the first part of a round, and checkpoint before the second one sends clients what the first has made.
+
+        A client applies an average once. Were the round repeated after a kill, with other replies, its second version would
+        not be what clients have.
+
+        Args:
+            state: of the loop, which `work` changes.
+        """
+        if self._clock.halfway:
+            return
+        work()
+        self._clock.halfway = True
+        if self._folder is not None:
+            self._parts[self._loop] = pack(state)
+        self._checkpoint()
 
     def _write(self, line: Line) -> None:
         self.history.append(line)
@@ -117,7 +136,7 @@ class Run:
         self._clock.lines = len(self.history)
         if self._folder is None:
             return
-        clock = _Clock(self._clock.number, self._clock.rounds, self._clock.lines, self.seconds)
+        clock = replace(self._clock, seconds=self.seconds)
         parts = {"clock": pack(clock), **self._parts, **{name: pack(k.read()) for name, k in self._kept.items()}}
         final, draft = self._at(self._clock.number), self._folder / ".checkpoint.tmp"
         shutil.rmtree(draft, ignore_errors=True)

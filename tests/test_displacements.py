@@ -168,7 +168,8 @@ def trainee(federation: Federation, ids: list[int] | None = None) -> Trainee:
 
 
 def letter(means: torch.Tensor, steps: list[int], picks: tuple[tuple[int, ...], ...], absolute: bool = False) -> Means:
-    return Means(Picks(means, picks), Picks(torch.tensor(steps), picks), absolute)
+    counts = torch.tensor([len(own) for own in picks])
+    return Means(Picks(means, picks), Picks(torch.tensor(steps), picks), absolute, Rows(counts))
 
 
 def test_an_absolute_letter_replaces_whatever_the_client_had(tiny: Federation) -> None:
@@ -176,7 +177,7 @@ def test_an_absolute_letter_replaces_whatever_the_client_had(tiny: Federation) -
     d = len(client.cohort.start)
     means = torch.stack([torch.full((d,), 0.5), torch.full((d,), -0.25)])
     for _ in range(2):
-        client.models = client.advanced([0, 3], letter(means, [1, 1], ((1,), (0,)), absolute=True))
+        client.take([0, 3], letter(means, [1, 1], ((1,), (0,)), absolute=True))
     assert torch.equal(client.models.values[0], client.cohort.start - 0.25)
     assert torch.equal(client.models.values[3], client.cohort.start + 0.5)
     assert torch.equal(client.models.values[1], client.cohort.start)

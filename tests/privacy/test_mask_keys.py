@@ -98,8 +98,8 @@ def agreement() -> tuple[list[bytes], list[bytes], KeyRing, KeyRing, Any]:
 def test_both_ends_get_the_same_seed() -> None:
     leader_got, peer_got, leader, peer, boxes = agreement()
     assert not leader_got
-    peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][1:])))
-    leader.open((0,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][:1])))
+    peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][1:])), 3)
+    leader.open((0,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][:1])), 3)
     assert leader_got == peer_got
     assert len(peer_got[0]) == 32
 
@@ -122,7 +122,7 @@ def test_a_tampered_agreement_is_refused(what: str) -> None:
     if what == "low order":
         key[:] = 0
     with pytest.raises(FrameError):
-        peer.open((1,), Box(7 if what == "leader" else 0, Shared(key), Rows(sealed)))
+        peer.open((1,), Box(7 if what == "leader" else 0, Shared(key), Rows(sealed)), 3)
     assert not got
 
 
@@ -130,7 +130,7 @@ def test_another_seed_for_one_client_is_refused() -> None:
     _, _, _, peer, boxes = agreement()
     peer.secrets.seed[5] = bytes(32)
     with pytest.raises(FrameError, match="another mask seed"):
-        peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][1:])))
+        peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][1:])), 3)
 
 
 def test_no_frame_of_a_masked_run_carries_a_secret(small: Federation) -> None:
