@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
@@ -90,12 +91,16 @@ class FLHC(Briefly):
         m = len(net.clients)
         state = State([0] * m, Outbox.start(m, fresh=self.mask != "none"))
         for t in run.rounds("train", state, self.rounds):
-            if t == self.pre_rounds + 1:
-                self._cluster(net, state)
-                self._note(run, state)
+            if t == self.pre_rounds + 1:  # the clusters stand before any of these clients trains alone
+                run.commit(state, partial(self._divide, net, run, state))
             average(net, state, self.participation, t)
         deliver(net, run, state)
         return state
+
+    def _divide(self, net: Network, run: Run, state: State) -> None:
+        """Cluster, and say so in the history."""
+        self._cluster(net, state)
+        self._note(run, state)
 
     def _cluster(self, net: Network, state: State) -> None:
         """Lines 6–10: everyone's update from the joint model, merged up to the threshold. These updates move no model."""
