@@ -15,7 +15,7 @@ from securecluster.backend import torch
 from securecluster.briefs import Outliner
 from securecluster.clustering import members as clusters_of
 from securecluster.cohort import Cohort, LocalTraining
-from securecluster.displacements import Means, Memory, Outbox, Trainee, Update, invite
+from securecluster.displacements import Means, Outbox, Trainee, Update, invite
 from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
 from securecluster.errors import PolicyError, UpdateError
 from securecluster.messages import Rows, select
@@ -67,7 +67,7 @@ class Contributor(Trainee):
             self._trained[k] = turn.step
         self._printed = (None, [])  # of rows that have changed in place
 
-    def memory(self) -> Memory:
+    def memory(self) -> dict[str, torch.Tensor]:
         """Add the calls in which they trained alone."""
         return {**super().memory(), "trained": torch.as_tensor(self._trained)}
 
@@ -138,7 +138,7 @@ class Exposed(Contributor, Outliner):
             raise PolicyError("post shows the model of averages: who has trained alone holds one of its own")
         return super().post(turn, query)
 
-    def memory(self) -> Memory:
+    def memory(self) -> dict[str, torch.Tensor]:
         """Add who has trained alone."""
         return {**super().memory(), "lone": torch.tensor(sorted(self._lone), dtype=torch.int64)}
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining
-from securecluster.displacements import Discloser, Means, Memory, Outbox, Trainee, TraineeState, Update, late_request
+from securecluster.displacements import Discloser, Means, Outbox, Trainee, TraineeState, Update, late_request
 from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.errors import PolicyError
 from securecluster.messages import Picks, Rows
@@ -181,7 +181,7 @@ class Chooser(Trainee):
         table = torch.cat([own.table for own in models])
         return TraineeState(table, torch.cat(index).tolist(), secrets, list(self.banks), self.memory())
 
-    def memory(self) -> Memory:
+    def memory(self) -> dict[str, torch.Tensor]:
         """Add the averages that each model has had, and what clients chose and heard last."""
         had = [model.memory()["had"] for bank in self.banks.values() for model in bank]
         chosen = [(k, *own) for k, own in self._chosen.items()]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining
-from securecluster.displacements import Discloser, Means, Memory, Outbox, Update
+from securecluster.displacements import Discloser, Means, Outbox, Update
 from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.errors import UpdateError, UsageError, unknown
 from securecluster.messages import Rows
@@ -96,7 +96,7 @@ class Outliner(Discloser):
             delta[again, :d] = self.cohort.train(self.models.select(who), who, self.training, step)
         return delta
 
-    def memory(self) -> Memory:
+    def memory(self) -> dict[str, torch.Tensor]:
         """Add which updates were told in brief: the updates themselves would be as large as the models."""
         return {**super().memory(), "told": torch.tensor(self._told, dtype=torch.int64)}
 

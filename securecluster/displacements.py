@@ -25,7 +25,6 @@ from securecluster.privacy.stages import Pipeline
 from securecluster.run import Run
 
 NEVER = 1 << 62  # no post has this number
-Memory = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +67,7 @@ class TraineeState:
     index: list[int]  # (m,)
     secrets: Secrets
     starts: list[int] = field(default_factory=list)  # where clients hold several models: the starts they belong to
-    extra: Memory = field(default_factory=dict)  # by name: what else clients remember between calls, small but for `Refiner`'s losses
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: what else they remember
 
 
 class Trainee:
@@ -216,7 +215,7 @@ class Trainee:
         self.models = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
         self.recall(state.extra)
 
-    def memory(self) -> Memory:
+    def memory(self) -> dict[str, torch.Tensor]:
         """Return what clients remember beside their models, by name: all that a later call depends on."""
         return {"had": torch.as_tensor(self._had)}
 
@@ -242,7 +241,10 @@ class Discloser(Trainee):
 def late_request(clients: Sequence[int]) -> PolicyError:
     """Return the refusal of a request that these clients have moved on from."""
     few = ", ".join(map(str, clients[:5]))
-    return PolicyError(f"client(s) {few} have moved on since this request was made: it came too late and is not answered")
+    return PolicyError(
+        f"client(s) {few} have moved on from what this request is about: it comes too late, or from a server that started over"
+        " without its checkpoint"
+    )
 
 
 @dataclass

@@ -15,7 +15,7 @@ from securecluster.averaging import Contributor
 from securecluster.backend import torch
 from securecluster.banks import Choice
 from securecluster.cohort import Cohort, LocalTraining
-from securecluster.displacements import NEVER, Means, Memory, Update
+from securecluster.displacements import NEVER, Means, Update
 from securecluster.distances import to_others
 from securecluster.endpoint import GATHER, PAIRS, SUM, Turn, answers
 from securecluster.errors import PolicyError
@@ -243,7 +243,7 @@ class Refiner(Contributor):
         sizes = [self.cohort.sizes[k] for k in turn.at]
         return np.nan_to_num(noised(self._pipeline.guard, purpose, turn, losses, sizes), nan=WORST, posinf=WORST)
 
-    def memory(self) -> Memory:
+    def memory(self) -> dict[str, torch.Tensor]:
         """Add restarts, and what clients found of others' models and of the clusters'."""
         return {
             **super().memory(),

@@ -6,6 +6,7 @@ A node here holds one client's shard and the agreed configuration, and nothing o
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, RandomClusters, Settings
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, RandomClusters
 
 from securecluster import Federation, LabelSwap, synthetic, wire
 from securecluster.cohort import Cohort
@@ -21,7 +22,7 @@ from securecluster.displacements import TraineeState
 from securecluster.endpoint import Endpoint, config_hash
 from securecluster.errors import SecureClusterError
 from securecluster.estimator import fit
-from securecluster.messages import Header, Rows
+from securecluster.messages import Header
 from securecluster.network import Network, NetworkState
 from securecluster.objectives import objective
 from securecluster.pair_network import Plan
@@ -155,7 +156,7 @@ class Node:
         return reply
 
 
-class Killed(Exception):
+class KilledError(Exception):
     """The server dies."""
 
 
@@ -197,7 +198,7 @@ class World:
                 assert node.answer(data) == reply
             self._deliver_late(i, header.round)
             if what == "kill":
-                raise Killed
+                raise KilledError
             if what == "reply":
                 raise ConnectionError
             return reply
@@ -209,10 +210,8 @@ class World:
         due = [data for sent, data in self._late[i] if sent < number]
         self._late[i] = [(sent, data) for sent, data in self._late[i] if sent >= number]
         for data in due:
-            try:
+            with suppress(SecureClusterError):
                 self.nodes[i].answer(data)
-            except SecureClusterError:
-                pass
 
     def serve(self, folder: Path | None = None) -> tuple[Any, Network]:
         """The server's final state, and its network."""
@@ -356,7 +355,7 @@ def test_a_server_killed_in_every_call_ends_as_if_it_never_had_been(
         try:
             state, net = world.serve(tmp_path)
             break
-        except Killed:
+        except KilledError:
             continue
     found = world.result_of(state, net)
     assert len(killed) >= 4
@@ -374,3 +373,54 @@ def test_keys_of_the_operating_system_are_kept_too(name: str, federation: Federa
         found = world.result()
         assert found.same_models(whole)
         assert found.labels == whole.labels
+
+
+def test_clients_that_agreed_on_a_key_unheard_agree_anew(federation: Federation) -> None:
+    """All replies to the first agreement are lost, client 0's after it took the seed; the second is led by another client."""
+    found = []
+    for what in ("request", "reply"):
+        world = World("fedavg", "permutation", federation)
+
+        def fault(i: int, header: Header, what: str = what) -> str:
+            if header.round == 1 and header.method == "key_open":
+                return what if i == 0 else "request"
+            return "request" if i == 0 and header.round == 2 else ""
+
+        world.fault = fault
+        found.append(world.result())
+        assert found[-1].peers_agree()
+    assert found[0].same_models(found[1])
+
+
+def test_a_resumed_server_has_a_client_lead_that_knows_the_key(federation: Federation, calm: Any, tmp_path: Path) -> None:
+    """Client 0 missed the agreement of the round in which the server died, and replies first when it is asked again."""
+    world = World("fedavg", "permutation", federation)
+    killed: list[int] = []
+
+    def fault(i: int, header: Header) -> str:
+        if killed:
+            return ""
+        if i == 2 and header.method == "contribute":
+            killed.append(i)
+            return "kill"
+        return "request" if i == 0 else ""
+
+    world.fault = fault
+    with pytest.raises(KilledError):
+        world.serve(tmp_path)
+    state, net = world.serve(tmp_path)
+    assert world.result_of(state, net).same_models(calm("fedavg", "permutation")[0])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "cfl sketch", "flhc apart", "sr-fca loss"])
+def test_what_a_node_remembers_does_not_grow_with_rounds(name: str, federation: Federation) -> None:
+    sizes = []
+    for longer in (0, 8):
+        world = World(name, "permutation", federation, amnesic=True)
+        world.made.rounds += longer
+        world.config = world.made.config(federation, "float32")
+        world.serve()
+        sizes.append(max(world.nodes[1].sizes))
+    model = 4 * world.config["dimension"]
+    assert model < sizes[0] < 1.5 * model
+    assert abs(sizes[1] - sizes[0]) <= 64  # numbers of more digits
