@@ -26,6 +26,7 @@ from securecluster.messages import Header
 from securecluster.network import Network, NetworkState
 from securecluster.objectives import objective
 from securecluster.pair_network import Plan
+from securecluster.privacy import keys
 from securecluster.privacy.draws import Draws
 from securecluster.privacy.keys import KeyRing
 from securecluster.randomness import Randomness
@@ -34,7 +35,7 @@ from securecluster.state import pack, unpack
 from securecluster.transport import Framed
 from securecluster.walks import Format
 
-CLIENTS = 5
+CLIENTS = 4
 
 
 def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
@@ -77,10 +78,12 @@ NOISY: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "fedavg, examples": (FedAvg, EXAMPLE),
     "cfl sketch, examples": (CFL, {**SPLITS, **EXAMPLE, "sketch": 64}),
 }
-UNMASKED = [("local", "none")]
-EVERY = [(name, mask) for name in CASES for mask in ("none", "permutation") if name != "local"] + UNMASKED
+MASKED_ONLY = ("cfl gradient", "cfl compress", "flhc 4bit", "nsim apart")  # variants of methods that are tried without a mask
+PLAIN = [(name, "none") for name in CASES if name not in MASKED_ONLY]
+EVERY = [*PLAIN, *((name, "permutation") for name in CASES if name != "local")]
 TURNED = [("cfl sketch", "rotation"), ("sr-fca l2", "rotation")]
 ALL = [*EVERY, *TURNED, *((name, "permutation") for name in NOISY)]
+FEW = [case for case in ALL if case not in TURNED[1:] and case[0] not in ("random", "cfl sketch, clients", "fedavg, examples")]
 
 
 def method(name: str, mask: str) -> Any:
@@ -116,12 +119,12 @@ def cohort_of(made: Any, federation: Federation, number: int, config: dict[str, 
 def endpoint_of(made: Any, cohort: Cohort, config: dict[str, Any], simulated: bool) -> Endpoint[Any]:
     """The endpoint of a node that has its own data and the configuration alone."""
     randomness, pipeline = Randomness(config["seed"]), made.pipeline(config)
-    keys = KeyRing(config_hash(config), randomness if simulated else None, pipeline.unlock)
-    draws = Draws(keys.noise)
+    own = KeyRing(config_hash(config), randomness if simulated else None, pipeline.unlock)
+    draws = Draws(own.noise)
     pipeline.arm(draws)
     pipeline.guard = made.guard(config, draws)
     cohort.secret = draws
-    return Endpoint(made.make_client(cohort, pipeline, config), cohort.ids, config_hash(config), pipeline, keys)
+    return Endpoint(made.make_client(cohort, pipeline, config), cohort.ids, config_hash(config), pipeline, own)
 
 
 @dataclass
@@ -296,7 +299,7 @@ def some(what: str, but: tuple[str, ...] = ("alone",)) -> Fault:
 ONCE = ("key_offer", "key_seal", "key_open", "hand_in", "pool", "eigen", "relevance", "losses", "receive", "judge", "post")
 
 
-@pytest.mark.parametrize(("name", "mask"), ALL)
+@pytest.mark.parametrize(("name", "mask"), FEW)
 def test_a_lost_reply_ends_as_a_lost_request_does(name: str, mask: str, federation: Federation) -> None:
     """Training alone is another matter: it is done, whether the server hears of it or not (below)."""
     found = {}
@@ -323,7 +326,7 @@ def test_who_trained_alone_has_done_so_whether_its_reply_came_or_not(name: str, 
     assert world.result().same_models(calm(name, mask)[0])
 
 
-@pytest.mark.parametrize(("name", "mask"), ALL)
+@pytest.mark.parametrize(("name", "mask"), FEW)
 def test_frames_that_come_twice_and_again_when_a_round_has_passed_change_nothing(
     name: str, mask: str, federation: Federation, calm: Any
 ) -> None:
@@ -365,14 +368,21 @@ def test_a_server_killed_in_every_call_ends_as_if_it_never_had_been(
 
 
 @pytest.mark.parametrize("name", ["fedavg", "cfl sketch", "ifca", "sr-fca loss"])
-def test_keys_of_the_operating_system_are_kept_too(name: str, federation: Federation, calm: Any) -> None:
-    """Under a permutation the models are the same bits whatever the key."""
-    whole, _ = calm(name, "permutation")
+def test_keys_of_the_operating_system_are_kept_too(name: str, federation: Federation, calm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a permutation the models are the same whatever the key, up to the order in which torch adds the last few columns."""
+    found = []
     for amnesic in (False, True):
+        draws = np.random.default_rng(7)  # stands for the system's, so that both runs have the same keys if these are drawn once
+        monkeypatch.setattr(keys.os, "urandom", lambda count, draws=draws: draws.bytes(count))
         world = World(name, "permutation", federation, amnesic, simulated=False)
-        found = world.result()
-        assert found.same_models(whole)
-        assert found.labels == whole.labels
+        found.append(world.result())
+        assert world.nodes[1].endpoint().keys.secrets.seed[1] != Randomness(0).key("client", 0, "mask")
+    living, reborn = found
+    assert reborn.state == living.state
+    assert reborn.same_models(living)
+    whole, _ = calm(name, "permutation")
+    torch.testing.assert_close(living.models, whole.models, rtol=0, atol=1e-5)
+    assert living.labels == whole.labels
 
 
 def test_clients_that_agreed_on_a_key_unheard_agree_anew(federation: Federation) -> None:
@@ -409,7 +419,9 @@ def test_a_resumed_server_has_a_client_lead_that_knows_the_key(federation: Feder
     with pytest.raises(KilledError):
         world.serve(tmp_path)
     state, net = world.serve(tmp_path)
-    assert world.result_of(state, net).same_models(calm("fedavg", "permutation")[0])
+    found, (whole, _) = world.result_of(state, net), calm("fedavg", "permutation")
+    assert found.peers_agree()
+    torch.testing.assert_close(found.models, whole.models, rtol=0, atol=1e-5)  # the mask's key is another client's
 
 
 @pytest.mark.parametrize("name", ["fedavg", "cfl sketch", "flhc apart", "sr-fca loss"])
