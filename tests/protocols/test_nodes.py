@@ -17,10 +17,11 @@ import torch
 from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, RandomClusters
 
 from securecluster import Federation, LabelSwap, synthetic, wire
+from securecluster.banks import Start
 from securecluster.cohort import Cohort
 from securecluster.displacements import TraineeState
-from securecluster.endpoint import Endpoint, config_hash
-from securecluster.errors import SecureClusterError
+from securecluster.endpoint import Endpoint, Turn, config_hash
+from securecluster.errors import PolicyError, SecureClusterError
 from securecluster.estimator import fit
 from securecluster.messages import Header
 from securecluster.network import Network, NetworkState
@@ -28,7 +29,7 @@ from securecluster.objectives import objective
 from securecluster.pair_network import Plan
 from securecluster.privacy import keys
 from securecluster.privacy.draws import Draws
-from securecluster.privacy.keys import KeyRing
+from securecluster.privacy.keys import Hello, KeyRing
 from securecluster.randomness import Randomness
 from securecluster.run import Kept, Run
 from securecluster.state import pack, unpack
@@ -65,7 +66,7 @@ CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "nsim": (NSIM, LAYERS),
     "nsim apart": (NSIM, {**LAYERS, "eps": 0.0}),
     "one-shot": (OneShot, {"tasks": 2}),
-    "random": (RandomClusters, {"k": 2}),
+    "random": (RandomClusters, {"k": 3}),  # a pair, and two who are alone
     "sr-fca loss": (SRFCA, REFINED),
     "sr-fca l2": (SRFCA, {**REFINED, "distance": "l2"}),
     "local": (Local, {}),
@@ -149,6 +150,11 @@ class Node:
         self.living = None if self.amnesic else found
         return found
 
+    def remembers(self) -> bytes:
+        """All that it would leave to another process."""
+        own = self.endpoint()
+        return pack(own.client.state(own.keys.secrets))
+
     def answer(self, data: bytes) -> bytes:
         """The reply to a frame."""
         own = self.endpoint()
@@ -179,7 +185,7 @@ class World:
         self.nodes = {i: Node(self._maker(federation, i, simulated), amnesic) for i in range(CLIENTS)}
         self.fault: Fault = no_fault
         self.seen: list[tuple[int, Header]] = []  # the frames that were sent
-        self._late: dict[int, list[tuple[int, bytes]]] = {i: [] for i in range(CLIENTS)}
+        self._late: dict[int, list[tuple[int, bytes, bool]]] = {i: [] for i in range(CLIENTS)}
 
     def _maker(self, federation: Federation, i: int, simulated: bool) -> Callable[[], Endpoint[Any]]:
         cohort = cohort_of(self.made, federation, i, self.config)
@@ -193,12 +199,14 @@ class World:
             if what == "request":
                 raise ConnectionError
             if what in ("late", "echo"):
-                self._late[i].append((header.round, data))
+                self._late[i].append((header.round, data, what == "echo"))
             if what == "late":
                 raise ConnectionError
             reply = node.answer(data)
-            if what in ("twice", "echo"):
+            if what == "echo":
+                before = node.remembers()
                 assert node.answer(data) == reply
+                assert node.remembers() == before
             self._deliver_late(i, header.round)
             if what == "kill":
                 raise KilledError
@@ -210,11 +218,14 @@ class World:
 
     def _deliver_late(self, i: int, number: int) -> None:
         """What was on its way while a node answered a frame of a later round reaches it now; nobody reads its replies."""
-        due = [data for sent, data in self._late[i] if sent < number]
-        self._late[i] = [(sent, data) for sent, data in self._late[i] if sent >= number]
-        for data in due:
+        due = [(data, carried_out) for sent, data, carried_out in self._late[i] if sent < number]
+        self._late[i] = [frame for frame in self._late[i] if frame[0] >= number]
+        node = self.nodes[i]
+        for data, carried_out in due:
+            before = node.remembers()
             with suppress(SecureClusterError):
-                self.nodes[i].answer(data)
+                node.answer(data)
+            assert node.remembers() == before or not carried_out
 
     def serve(self, folder: Path | None = None) -> tuple[Any, Network]:
         """The server's final state, and its network."""
@@ -315,7 +326,7 @@ def test_a_lost_reply_ends_as_a_lost_request_does(name: str, mask: str, federati
         assert found[what].ledger == found["request"].ledger, what
 
 
-LONE = [(name, mask) for name, mask in ALL if name in ("flhc apart", "local k-means", "nsim", "nsim apart", "sr-fca l2", "local")]
+LONE = [(name, mask) for name, mask in ALL if name in ("flhc apart", "local k-means", "nsim", "nsim apart", "random", "sr-fca l2", "local")]
 
 
 @pytest.mark.parametrize(("name", "mask"), LONE)
@@ -436,3 +447,22 @@ def test_what_a_node_remembers_does_not_grow_with_rounds(name: str, federation: 
     model = 4 * world.config["dimension"]
     assert model < sizes[0] < 1.5 * model
     assert abs(sizes[1] - sizes[0]) <= 64  # numbers of more digits
+
+
+def test_a_late_choice_does_not_replace_a_later_one(federation: Federation) -> None:
+    """Under noise, for the losses of one and the same models are otherwise the same."""
+    world = World("ifca, clients", "none", federation)
+    client: Any = world.nodes[0].endpoint().client
+    letter = Start.begin(0, 2, CLIENTS, fresh=False).letter([0])
+    with pytest.raises(PolicyError, match="choose comes first"):
+        client.contribute(Turn((0,), (0,), 1, 1), Hello())
+    taken = {step: client.choose(Turn((0,), (0,), 1, step), letter).model.values.item() for step in range(40, 0, -1)}
+    assert set(taken.values()) == {0, 1}
+    assert client._chosen == {0: (0, taken[40], 40)}
+    with pytest.raises(PolicyError, match="moved on"):
+        client.contribute(Turn((0,), (0,), 1, 39), Hello())
+    client.contribute(Turn((0,), (0,), 1, 41), Hello())
+    client.choose(Turn((0,), (0,), 2, 42), Start.begin(1, 2, CLIENTS, fresh=False).letter([0]))
+    with pytest.raises(PolicyError, match="moved on"):
+        client.choose(Turn((0,), (0,), 1, 41), letter)
+    assert list(client.banks) == [1]
