@@ -19,7 +19,7 @@ from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local,
 from securecluster import Federation, LabelSwap, synthetic, wire
 from securecluster.banks import Start
 from securecluster.cohort import Cohort
-from securecluster.displacements import TraineeState
+from securecluster.displacements import Outbox, TraineeState
 from securecluster.endpoint import Endpoint, Turn, config_hash
 from securecluster.errors import PolicyError, SecureClusterError
 from securecluster.estimator import fit
@@ -185,6 +185,7 @@ class World:
         self.nodes = {i: Node(self._maker(federation, i, simulated), amnesic) for i in range(CLIENTS)}
         self.fault: Fault = no_fault
         self.seen: list[tuple[int, Header]] = []  # the frames that were sent
+        self.sent: dict[int, list[bytes]] = {i: [] for i in range(CLIENTS)}
         self._late: dict[int, list[tuple[int, bytes, bool]]] = {i: [] for i in range(CLIENTS)}
 
     def _maker(self, federation: Federation, i: int, simulated: bool) -> Callable[[], Endpoint[Any]]:
@@ -195,6 +196,7 @@ class World:
         def answer(data: bytes) -> bytes:
             header, node = wire.peek(data), self.nodes[i]
             self.seen.append((i, header))
+            self.sent[i].append(data)
             what = self.fault(i, header)
             if what == "request":
                 raise ConnectionError
@@ -344,6 +346,12 @@ def test_frames_that_come_twice_and_again_when_a_round_has_passed_change_nothing
     world, (whole, frames) = World(name, mask, federation), calm(name, mask)
     world.fault = lambda i, header: "echo"
     found = world.result()
+    node = world.nodes[0]
+    before = node.remembers()
+    for data in world.sent[0]:  # and once more when all is over
+        with suppress(SecureClusterError):
+            node.answer(data)
+        assert node.remembers() == before
     assert found.state == whole.state
     assert found.same_models(whole)
     assert world.seen == frames
@@ -466,3 +474,19 @@ def test_a_late_choice_does_not_replace_a_later_one(federation: Federation) -> N
     with pytest.raises(PolicyError, match="moved on"):
         client.choose(Turn((0,), (0,), 1, 41), letter)
     assert list(client.banks) == [1]
+
+
+def test_what_is_handed_over_is_the_update_of_the_latest_brief(federation: Federation) -> None:
+    """A request for an earlier brief comes late, while the model is still the same; and the process forgets both updates."""
+    letter = Outbox.start(CLIENTS, fresh=False).letter([0])
+    rows = []
+    for steps in ((5,), (5, 3)):
+        world = World("cfl sketch", "none", federation)
+        client: Any = world.nodes[0].endpoint().client
+        for step in steps:
+            client.outline(Turn((0,), (0,), 1, step), letter)
+        rows.append(client.hand_over(Turn((0,), (0,), 1, 6), Hello()).delta.values)
+        world.nodes[0].packed, world.nodes[0].living = world.nodes[0].remembers(), None
+        reborn: Any = world.nodes[0].endpoint().client
+        rows.append(reborn.hand_over(Turn((0,), (0,), 1, 6), Hello()).delta.values)
+    assert all(torch.equal(row, rows[0]) for row in rows)
