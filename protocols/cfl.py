@@ -31,7 +31,7 @@ from securecluster.partitions import halves, weighed
 from securecluster.run import Line, Run
 from securecluster.separation import largest_noise, separation_gap
 from securecluster.similarity import FLOOR, cosine
-from securecluster.tree import Branching, Handed, Leaves, Tree, fall_back, walk
+from securecluster.tree import Branching, Handed, Leaves, Tree, fall_back, hand_back, walk
 
 
 @dataclass
@@ -100,7 +100,8 @@ class CFL(Briefly):
         if self.tree:
             state.tree.complete(run.once("leaves", lambda: state.tree.leaf_models(net, state.outbox), Leaves))
         if self.fallback:
-            state.handed = run.once("handed", lambda: fall_back(net, state.tree, state.outbox, state.labels), Handed)
+            judged = run.once("judged", lambda: fall_back(net, state.tree, state.outbox, state.labels), Handed)
+            state.handed = run.once("handed", lambda: hand_back(net, state.tree, state.outbox, state.labels, judged), Handed)
         return state
 
     def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:

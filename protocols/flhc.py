@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
@@ -27,7 +28,7 @@ from securecluster.displacements import Means, Outbox, Posted, Trainee, check_ne
 from securecluster.distances import METRICS, alike, distances
 from securecluster.errors import UsageError
 from securecluster.hierarchy import check_linkage, cut, gap_of, merges, nearest, representatives, threshold
-from securecluster.messages import Picks
+from securecluster.messages import Picks, Rows
 from securecluster.network import Network
 from securecluster.partitions import partition
 from securecluster.privacy.masks import ENTRYWISE
@@ -90,12 +91,16 @@ class FLHC(Briefly):
         m = len(net.clients)
         state = State([0] * m, Outbox.start(m, fresh=self.mask != "none"))
         for t in run.rounds("train", state, self.rounds):
-            if t == self.pre_rounds + 1:
-                self._cluster(net, state)
-                self._note(run, state)
+            if t == self.pre_rounds + 1:  # the clusters stand before any of these clients trains alone
+                run.commit(state, partial(self._divide, net, run, state))
             average(net, state, self.participation, t)
         deliver(net, run, state)
         return state
+
+    def _divide(self, net: Network, run: Run, state: State) -> None:
+        """Cluster, and say so in the history."""
+        self._cluster(net, state)
+        self._note(run, state)
 
     def _cluster(self, net: Network, state: State) -> None:
         """Lines 6–10: everyone's update from the joint model, merged up to the threshold. These updates move no model."""
@@ -134,7 +139,9 @@ class FLHC(Briefly):
         if known is None:
             raise UsageError("nobody replied in the clustering round, so there is nothing to compare newcomers with: run it anew")
         picks = ((0,),) * len(to)
-        query = Means(Picks(known.joint.displacement[None], picks), Picks(torch.tensor([known.joint.step]), picks), absolute=True)
+        first = Rows(torch.ones(len(to), dtype=torch.int64))
+        steps = Picks(torch.tensor([known.joint.step]), picks)
+        query = Means(Picks(known.joint.displacement[None], picks), steps, absolute=True, count=first)
         got: Replies[Any] = net.gather(Exposed.outline if self.briefs else Exposed.train, query, to=to, step=known.step)
         check_newcomers(to, got.ids)
         updates = updates_of(got)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from securecluster.protocols.base import Protocol, Releases
@@ -72,15 +73,11 @@ class IFCA(Protocol):
         """Algorithm 1."""
         state = State(self._begin(net, 0))
         for t in run.rounds("train", state, self.total):
-            self._turn(net, state, t)
-            asked = invite(net, net.clients, self.participation, t)
-            chosen = self._choose(net, state, asked)  # lines 4–7
-            if chosen.ids:
-                by = [state.running.choice[i] for i in chosen.ids]
-                sums = net.sum(Chooser.contribute, Hello(), to=chosen.ids, by=by, groups=self.k)  # lines 8–9
-                if sums.ids:
-                    state.running.post(sums.step, sums.rows.delta.table, weights(sums))  # line 11
             judged = t <= self._short and t % self._each == 0
+            if judged:  # clients judge the models with this round's averages
+                run.commit(state, partial(self._average, net, state, t))
+            else:
+                self._average(net, state, t)
             run.note(start=state.running.number, loss=self._judge(net, state) if judged else None)
         self._turn(net, state, self.total + 1)
         state.running = run.once("deliver", lambda: self._settle(net, state), Start)
@@ -129,6 +126,16 @@ class IFCA(Protocol):
             state.running = self._begin(net, over)
         else:
             state.running, state.best = state.best, None
+
+    def _average(self, net: Network, state: State, t: int) -> None:
+        """Round t of averaging."""
+        self._turn(net, state, t)
+        chosen = self._choose(net, state, invite(net, net.clients, self.participation, t))  # lines 4–7
+        if chosen.ids:
+            by = [state.running.choice[i] for i in chosen.ids]
+            sums = net.sum(Chooser.contribute, Hello(), to=chosen.ids, by=by, groups=self.k)  # lines 8–9
+            if sums.ids:
+                state.running.post(sums.step, sums.rows.delta.table, weights(sums))  # line 11
 
     def _choose(self, net: Network, state: State, to: Sequence[int]) -> Replies[Choice]:
         """Each client takes what it lacks of the models and names the one it takes."""

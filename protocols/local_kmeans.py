@@ -15,16 +15,15 @@ from typing import ClassVar
 
 from securecluster.protocols.base import Protocol, Releases
 
-from securecluster.averaging import Averaged, Contributor, average
+from securecluster.averaging import Averaged, Contributor, Loner, average
 from securecluster.backend import torch
 from securecluster.checks import check_whole
 from securecluster.clustering import check_number, kmeans
 from securecluster.clustering import members as clusters_of
-from securecluster.displacements import Means, Outbox, Trainee, Update, check_newcomers, deliver
+from securecluster.displacements import Outbox, Trainee, Update, check_newcomers, deliver
 from securecluster.distances import to_others
 from securecluster.endpoint import GATHER, Turn, answers
 from securecluster.errors import UsageError
-from securecluster.messages import Rows
 from securecluster.network import Network
 from securecluster.privacy.keys import Hello
 from securecluster.run import Run
@@ -41,30 +40,14 @@ class State(Averaged):
     centres: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # (k, d) means of X over the clusters
 
 
-class Client(Contributor):
+class Client(Loner):
     """Clients that train alone, hand in what they learned once, and go on from where they are told."""
-
-    _alone: dict[int, torch.Tensor] | None = None  # by position: models that were handed in
 
     @answers(GATHER, through=("delta",), fresh=True)
     def hand_in(self, turn: Turn, query: Hello) -> Update:
-        """θ_i − θ_0; and θ_i ← θ_0, from which the mean of the cluster is counted. Asked again, the answer is the same."""
-        known = self._alone or {}
-        self._alone = known | {k: self.models.row(k) for k in turn.at if k not in known}
-        start, d = self.cohort.start, self.cohort.model.dimension
-        delta = start.new_zeros(len(turn.at), self._pipeline.room(d))
-        for row, k in zip(delta, turn.at, strict=True):
-            torch.sub(self._alone[k], start, out=row[:d])
-        left = [k for k in range(len(self.cohort.ids)) if k not in self._alone]
-        place = {k: n + 1 for n, k in enumerate(left)}
-        table = torch.stack([start, *(self.models.row(k) for k in left)])
-        self.models = Rows(table, tuple(place.get(k, 0) for k in range(len(self.cohort.ids))))
-        return Update(Rows(delta), None)
-
-    def advanced(self, at: Sequence[int], query: Means) -> Rows:
-        """As of every trainee; by the time averages come, nobody is asked again for its own model."""
-        self._alone = None
-        return super().advanced(at, query)
+        """θ_i − θ_0; the mean of the cluster counts from θ_0. Asked again, the answer is the same."""
+        self.check_alone(turn, "hand_in")
+        return self.displaced(turn.at)
 
 
 @dataclass

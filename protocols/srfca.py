@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from securecluster.protocols.base import Protocol, Releases
@@ -80,15 +81,22 @@ class SRFCA(Protocol):
                     self._one_shot(net, run, state)
                 continue
             r, s = divmod(t - self.local_rounds - 1, self.rounds)
-            if s == 0 and r < self.refine:
-                state.restart(self._fresh)
-            refinement.trimmed(net, state, self.participation, self.trim, t)
-            if s == self.rounds - 1 and r < self.refine:
+            if s == self.rounds - 1 and r < self.refine:  # members post the models with this round's average
+                run.commit(state, partial(self._average, net, state, t))
                 self._refine(net, run, state, last=r == self.refine - 1)
+            else:
+                self._average(net, state, t)
         deliver(net, run, state)
         if self.retrain:
             state.models = run.once("models", lambda: refinement.cluster_models(net, state, None), Clusters)
         return state
+
+    def _average(self, net: Network, state: State, t: int) -> None:
+        """Round t, one of averaging; the first of each refinement starts from w_0."""
+        r, s = divmod(t - self.local_rounds - 1, self.rounds)
+        if s == 0 and r < self.refine:
+            state.restart(self._fresh)
+        refinement.trimmed(net, state, self.participation, self.trim, t)
 
     def _one_shot(self, net: Network, run: Run, state: State) -> None:
         """ONE_SHOT(λ, t). Without a component of t clients everyone is one cluster (ours)."""

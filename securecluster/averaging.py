@@ -7,24 +7,32 @@ alone, and nothing leaves it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from securecluster.backend import torch
 from securecluster.briefs import Outliner
 from securecluster.clustering import members as clusters_of
-from securecluster.displacements import Means, Outbox, Trainee, TraineeState, Update, invite
+from securecluster.cohort import Cohort, LocalTraining
+from securecluster.displacements import Means, Outbox, Trainee, Update, invite
 from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
 from securecluster.errors import PolicyError, UpdateError
-from securecluster.messages import Rows
+from securecluster.messages import Rows, select
 from securecluster.network import Network
-from securecluster.privacy.keys import Done, Hello, Secrets
+from securecluster.privacy.keys import Done, Hello
+from securecluster.privacy.stages import Pipeline
 from securecluster.replies import Sums
 
 
 class Contributor(Trainee):
     """Clients that contribute to a weighted mean, or train alone."""
+
+    def __init__(
+        self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, start: torch.Tensor | None = None
+    ) -> None:
+        super().__init__(cohort, training, pipeline, weighted, start)
+        self._trained = [0] * len(cohort.ids)  # the last call in which each client trained alone
 
     @answers(SUM, through=("delta",), fresh=True, trains="usual")
     def contribute(self, turn: Turn, query: Means) -> Update:
@@ -39,9 +47,15 @@ class Contributor(Trainee):
 
     @answers(GATHER, private=False, trains="usual")
     def alone(self, turn: Turn, query: Means) -> Done:
-        """θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i), which stays here."""
-        if any(query.means.picks):
-            self.take(turn.at, query)
+        """θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i), which stays here. Asked again, or for an earlier call, a client does not train again."""
+        new = [n for n, k in enumerate(turn.at) if self._trained[k] < turn.step]
+        if new:
+            ids, at = tuple(turn.ids[n] for n in new), tuple(turn.at[n] for n in new)
+            self._train_alone(Turn(ids, at, turn.round, turn.step), select(query, new))
+        return Done()
+
+    def _train_alone(self, turn: Turn, query: Means) -> None:
+        self.catch_up(turn, query)
         self.models = self._apart(turn.at)
         updates = self.cohort.train(self._rows(turn.at), turn.at, self.training, turn.step)
         bad = [i for i, update in zip(turn.ids, updates, strict=True) if not bool(update.isfinite().all())]
@@ -50,8 +64,17 @@ class Contributor(Trainee):
             raise UpdateError(f"round {turn.round}: the model of client(s) {few} is not finite: lower the learning rate (--lr)")
         for k, update in zip(turn.at, updates, strict=True):
             self.models.row(k).add_(update)
+            self._trained[k] = turn.step
         self._printed = (None, [])  # of rows that have changed in place
-        return Done()
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Add the calls in which they trained alone."""
+        return {**super().memory(), "trained": torch.as_tensor(self._trained)}
+
+    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned."""
+        super().recall(memory)
+        self._trained = memory["trained"].tolist()
 
     def _rows(self, at: Sequence[int]) -> Rows:
         """The models at these positions, without a copy."""
@@ -82,6 +105,20 @@ class Contributor(Trainee):
         return Rows(table, tuple(len(kept) if k in at else place[row] for k, row in enumerate(self.models.index)))
 
 
+class Loner(Contributor):
+    """Clients that train alone first, tell something of what they learned, and then contribute to means that count from θ_0."""
+
+    def origin(self, at: Sequence[int], query: Means) -> Rows:
+        """The models; θ_0 for those at positions `at` whose first average this is."""
+        counts = zip(at, query.count.values.tolist(), strict=True)
+        return self._anew({k for k, count in counts if self._had[k] == 0 and count > 0})
+
+    def check_alone(self, turn: Turn, name: str) -> None:
+        """Raise PolicyError for clients that no longer hold the model that they trained alone."""
+        if any(self._had[k] for k in turn.at):
+            raise PolicyError(f"{name} comes before the first average: it is about what a client learned alone")
+
+
 class Exposed(Contributor, Outliner):
     """Clients that contribute to means, and whose updates may be read one by one (FL+HC's clustering round)."""
 
@@ -101,14 +138,14 @@ class Exposed(Contributor, Outliner):
             raise PolicyError("post shows the model of averages: who has trained alone holds one of its own")
         return super().post(turn, query)
 
-    def state(self, secrets: Secrets) -> TraineeState:
-        """For a checkpoint."""
-        return replace(super().state(secrets), extra=torch.tensor(sorted(self._lone)))
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Add who has trained alone."""
+        return {**super().memory(), "lone": torch.tensor(sorted(self._lone), dtype=torch.int64)}
 
-    def restore(self, state: TraineeState) -> None:
-        """From a checkpoint."""
-        super().restore(state)
-        self._lone = frozenset(state.extra.int().tolist())
+    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned."""
+        super().recall(memory)
+        self._lone = frozenset(memory["lone"].tolist())
 
 
 @dataclass
@@ -131,7 +168,8 @@ def contributions(net: Network, state: Averaged, share: float, t: int) -> Sums[U
     clusters = clusters_of(state.labels)
     lone = sorted(own[0] for own in clusters if len(own) == 1)
     if lone:
-        state.outbox.leave(net.gather(Contributor.alone, state.outbox.letter(lone), to=lone).ids)
+        state.outbox.leave(lone)  # whether they reply or not: what is averaged from now on would undo what they learn alone
+        state.outbox.delivered(net.gather(Contributor.alone, state.outbox.letter(lone), to=lone).ids)
     asked = sorted(i for c, own in enumerate(clusters) if len(own) > 1 for i in invite(net, own, share, t, c, least=MINIMUM))
     if asked:
         by = [state.labels[i] for i in asked]

@@ -7,7 +7,7 @@ Client: a `Chooser` holds k models for each start that is still of use, and tell
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining
-from securecluster.displacements import Discloser, Means, Outbox, Trainee, TraineeState, Update
+from securecluster.displacements import Discloser, Means, Outbox, Trainee, TraineeState, Update, late_request
 from securecluster.endpoint import GATHER, SUM, Turn, answers
+from securecluster.errors import PolicyError
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
 from securecluster.noisy_losses import loss_clip, noised
@@ -36,6 +37,7 @@ class Moves:
     start: int  # whose models; the first ones follow from the public configuration
     best: int  # another start whose models are still of use, or the same
     absolute: bool  # one row a model at most, its whole displacement
+    count: Rows  # (b, k) int64, as in `Means`, of each model
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +72,8 @@ class Chooser(Trainee):
     def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self.banks: dict[int, Bank] = {}  # by start
-        self._chosen: dict[int, tuple[int, int]] = {}  # by position: the start and the model it took last
+        self._chosen: dict[int, tuple[int, int, int]] = {}  # by position: the start and the model it took last, and in which call
+        self._heard: dict[int, tuple[int, int]] = {}  # by position: the last call that brought it averages, and of which start
 
     @answers(GATHER)
     def choose(self, turn: Turn, query: Moves) -> Choice:
@@ -90,7 +93,9 @@ class Chooser(Trainee):
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual")
     def contribute(self, turn: Turn, query: Hello) -> Update:
         """n_i·Δ_i and n_i, from the model just chosen; a cluster of one is allowed, as printed. Clipped, updates count the same."""
-        start = _gathered([(self.banks[start][j].models, k) for k, (start, j) in ((k, self._chosen[k]) for k in turn.at)])
+        self._check_chosen(turn)
+        chosen = [self._chosen[k] for k in turn.at]
+        start = _gathered([(self.banks[start][j].models, k) for k, (start, j, _) in zip(turn.at, chosen, strict=True)])
         room = self._pipeline.room(self.cohort.model.dimension)
         sizes = None if self._pipeline.clips else [self.cohort.sizes[k] for k in turn.at]
         delta = self.cohort.train(start, turn.at, self.training, turn.step, room, sizes)
@@ -123,15 +128,36 @@ class Chooser(Trainee):
 
     def _take(self, turn: Turn, start: int, losses: NDArray[np.float64]) -> Choice:
         found = losses.argmin(1)
-        self._chosen |= {k: (start, j) for k, j in zip(turn.at, found.tolist(), strict=True)}
+        for k, j in zip(turn.at, found.tolist(), strict=True):
+            if k not in self._chosen or turn.step >= self._chosen[k][2]:
+                self._chosen[k] = (start, j, turn.step)
         return Choice(Rows(torch.as_tensor(found)))
+
+    def _check_chosen(self, turn: Turn) -> None:
+        """Raise PolicyError for clients that have not chosen, or have gone on since: the server asks for what they chose in this round."""
+        if not all(k in self._chosen and self._chosen[k][0] in self.banks for k in turn.at):
+            raise PolicyError("choose comes first: a client contributes to the model that it has chosen")
+        late = [i for i, k in zip(turn.ids, turn.at, strict=True) if turn.step < max(self._heard[k][0], self._chosen[k][2])]
+        if late:
+            raise late_request(late)
+
+    def _check_start(self, turn: Turn, query: Moves) -> None:
+        """Raise PolicyError for a late request about a start that clients have left: its models are gone."""
+        last = {k: self._heard.get(k, (0, query.start)) for k in turn.at}
+        late = [i for i, k in zip(turn.ids, turn.at, strict=True) if turn.step < last[k][0] and query.start != last[k][1]]
+        if late:
+            raise late_request(late)
 
     def _losses(self, turn: Turn, query: Moves) -> NDArray[np.float64]:
         """F_i(θ_j) of each model for each client that is asked, (b, k), after it has what the query brings; inf where it is none."""
+        self._check_start(turn, query)
         kept = {start: bank for start, bank in self.banks.items() if start in (query.start, query.best)}
         self.banks = kept if query.start in kept else {query.start: self._first(query.start, query.k), **kept}
         for model, means in zip(self.banks[query.start], _split(query), strict=True):
-            model.models = model.advanced(turn.at, means)
+            model.catch_up(turn, means)
+        for k in turn.at:
+            step, start = max((turn.step, query.start), self._heard.get(k, (0, query.start)))
+            self._heard[k] = (step, start)
         found = [
             self.cohort.loss(model.models.select(turn.at), turn.at, loss_clip(self._pipeline.guard)) for model in self.banks[query.start]
         ]
@@ -152,7 +178,26 @@ class Chooser(Trainee):
         if not models:
             return super().state(secrets)
         index = [torch.as_tensor(own.index) + sum(len(m.table) for m in models[:n]) for n, own in enumerate(models)]
-        return TraineeState(torch.cat([own.table for own in models]), torch.cat(index).tolist(), secrets, list(self.banks))
+        table = torch.cat([own.table for own in models])
+        return TraineeState(table, torch.cat(index).tolist(), secrets, list(self.banks), self.memory())
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Add the averages that each model has had, and what clients chose and heard last."""
+        had = [model.memory()["had"] for bank in self.banks.values() for model in bank]
+        chosen = [(k, *own) for k, own in self._chosen.items()]
+        heard = [(k, *own) for k, own in self._heard.items()]
+        return {
+            **super().memory(),
+            "banks": torch.stack(had) if had else torch.zeros(0, 0, dtype=torch.int64),
+            "chosen": torch.tensor(chosen, dtype=torch.int64).view(-1, 4),
+            "heard": torch.tensor(heard, dtype=torch.int64).view(-1, 3),
+        }
+
+    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned, but for the models and what they have had, which `restore` puts in place."""
+        super().recall(memory)
+        self._chosen = {k: (start, model, step) for k, start, model, step in memory["chosen"].tolist()}
+        self._heard = {k: (step, start) for k, step, start in memory["heard"].tolist()}
 
     def restore(self, state: TraineeState) -> None:
         """From a checkpoint."""
@@ -163,6 +208,10 @@ class Chooser(Trainee):
             self.banks[start] = self._first(start, len(models))
             for model, own in zip(self.banks[start], models, strict=True):
                 model.models = rows.select(own)
+        self.recall(state.extra)
+        held = [model for bank in self.banks.values() for model in bank]
+        for model, had in zip(held, state.extra["banks"], strict=True):
+            Trainee.recall(model, {"had": had})
 
 
 @dataclass
@@ -189,7 +238,8 @@ class Start:
         steps = torch.cat([letter.steps.table for letter in letters])
         models = torch.as_tensor([j for j, letter in enumerate(letters) for _ in letter.steps.table], dtype=torch.int64)
         kept, absolute = self.number if best is None else best.number, any(letter.absolute for letter in letters)
-        return Moves(Picks(means, picks), Picks(steps, picks), Picks(models, picks), len(self.boxes), self.number, kept, absolute)
+        k, counts = len(self.boxes), torch.stack([letter.count.table for letter in letters], 1)
+        return Moves(Picks(means, picks), Picks(steps, picks), Picks(models, picks), k, self.number, kept, absolute, Rows(counts))
 
     def delivered(self, ids: Sequence[int]) -> None:
         """These clients replied, so they have all of it."""
@@ -230,9 +280,10 @@ class Offers:
         """All of them, to each newcomer."""
         picks = (tuple(range(len(self.models))),) * clients
         steps, models = torch.as_tensor(self.steps), torch.as_tensor(self.models)
-        return Moves(
-            Picks(self.table, picks), Picks(steps, picks), Picks(models, picks), len(start.boxes), start.number, start.number, absolute=True
-        )
+        k, number = len(start.boxes), start.number
+        counts = torch.zeros(clients, k, dtype=torch.int64)
+        counts[:, models] = 1
+        return Moves(Picks(self.table, picks), Picks(steps, picks), Picks(models, picks), k, number, number, True, Rows(counts))
 
 
 def offers(net: Network, start: Start, masked: bool, tries: int = 5) -> Offers:
@@ -271,7 +322,11 @@ def _split(query: Moves) -> list[Means]:
     """The averages of each model apart."""
     model = query.models.table.tolist()
     own = [tuple(tuple(p for p in picks if model[p] == j) for picks in query.means.picks) for j in range(query.k)]
-    return [Means(Picks(query.means.table, picks), Picks(query.steps.table, picks), query.absolute) for picks in own]
+    counts = query.count.values
+    return [
+        Means(Picks(query.means.table, picks), Picks(query.steps.table, picks), query.absolute, Rows(counts[:, j]))
+        for j, picks in enumerate(own)
+    ]
 
 
 def _gathered(picks: Sequence[tuple[Rows, int]]) -> Rows:

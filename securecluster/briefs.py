@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from securecluster.backend import torch
+from securecluster.cohort import Cohort, LocalTraining
 from securecluster.displacements import Discloser, Means, Outbox, Update
 from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.errors import UpdateError, UsageError, unknown
@@ -40,31 +41,69 @@ class Outliner(Discloser):
     keeps: ClassVar[bool] = True  # whether anyone asks for the update later
     _kept: tuple[dict[int, int], torch.Tensor] | None = None  # where each client's row is, and the rows (b, d), before any mask
 
+    def __init__(
+        self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, start: torch.Tensor | None = None
+    ) -> None:
+        super().__init__(cohort, training, pipeline, weighted, start)
+        self._told = [(0, 0)] * len(cohort.ids)  # the call in which each client last told its update, and the averages it had by then
+
     @answers(GATHER, through=("brief",), trains="usual")
     def outline(self, turn: Turn, query: Means) -> Brief:
         """θ_i ← θ_i + P⁻¹Δ_c(i); train, keep the update, and reply its brief. Sketch, clip, noise and mask are applied on the way out."""
         self._kept = None  # before there is another (m, d)
-        self.take(turn.at, query)
+        self.catch_up(turn, query)
         delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step)
-        self._kept = ({k: n for n, k in enumerate(turn.at)}, delta) if self.keeps else None
+        last = [k for k in turn.at if self._told[k][0] <= turn.step]
+        for k in last:  # not for a request that comes after a later one's: nobody asks for that update any more
+            self._told[k] = (turn.step, self._had[k])
+        if self.keeps and len(last) == len(turn.at):
+            self._kept = ({k: n for n, k in enumerate(turn.at)}, delta)
         return Brief(Rows(delta))
 
     @answers(SUM, through=("delta",), fresh=True)
     def hand_over(self, turn: Turn, query: Hello) -> Update:
-        """The update that was last told in brief; in sums only, times |D_i| where the average is weighted."""
-        place, kept = self._kept or ({}, None)
-        missing = [i for i, k in zip(turn.ids, turn.at, strict=True) if k not in place]
-        if kept is None or missing:
-            few = ", ".join(map(str, missing[:5]))
+        """The update that was last told in brief; in sums only, times |D_i| where the average is weighted.
+
+        A process that was restarted since has forgotten the update, and trains again: every draw follows from the call that told it.
+        """
+        untold = [i for i, k in zip(turn.ids, turn.at, strict=True) if not self._tells(k)]
+        if untold:
+            few = ", ".join(map(str, untold[:5]))
             raise UpdateError(f"round {turn.round}: client(s) {few} have no update to hand over: ask for a brief first")
-        d = self.cohort.model.dimension
-        delta = kept.new_zeros(len(turn.at), self._pipeline.room(d))
-        delta[:, :d] = kept[torch.as_tensor([place[k] for k in turn.at], device=kept.device)]
+        delta = self._updates(turn.at)
         if not self._weighted:
             return Update(Rows(delta), None)
         size = self._sizes(turn)
         delta *= size.table.to(delta)[:, None]
         return Update(Rows(delta), size)
+
+    def _tells(self, k: int) -> bool:
+        """Return whether the client at position k still holds the model that its brief is about."""
+        step, had = self._told[k]
+        return self.keeps and step > 0 and had == self._had[k]
+
+    def _updates(self, at: Sequence[int]) -> torch.Tensor:
+        """Return the updates that clients told in brief, (len(at), room), from memory or by the same training again."""
+        d = self.cohort.model.dimension
+        place, kept = self._kept or ({}, None)
+        delta = self._start.new_zeros(len(at), self._pipeline.room(d))
+        known = [n for n, k in enumerate(at) if k in place]
+        if kept is not None and known:
+            delta[known, :d] = kept[[place[at[n]] for n in known]]
+        for step in sorted({self._told[k][0] for k in at if k not in place}):
+            again = [n for n, k in enumerate(at) if k not in place and self._told[k][0] == step]
+            who = [at[n] for n in again]
+            delta[again, :d] = self.cohort.train(self.models.select(who), who, self.training, step)
+        return delta
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Add which updates were told in brief: the updates themselves would be as large as the models."""
+        return {**super().memory(), "told": torch.tensor(self._told, dtype=torch.int64)}
+
+    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned."""
+        super().recall(memory)
+        self._told, self._kept = [(step, had) for step, had in memory["told"].tolist()], None
 
 
 def updates_of(got: Replies[Any]) -> torch.Tensor:

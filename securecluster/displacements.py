@@ -2,19 +2,22 @@
 
 Client: `Trainee` holds θ, applies the averaged updates it is sent, trains, replies with its own. Server: `Outbox` keeps every average
 until each client it is meant for has it; a client that missed rounds is sent what it lacks, and that counts as bytes.
+
+Averages are numbered. A reply may be lost after its request was carried out, a frame may come twice or late, and a server that was killed
+goes on from its checkpoint and asks again: a client counts what it has applied, so that no average moves its model twice.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from securecluster.backend import torch
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.endpoint import GATHER, SUM, Turn, answers
-from securecluster.errors import UpdateError
+from securecluster.errors import PolicyError, UpdateError
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
 from securecluster.privacy.keys import Done, Hello, Secrets
@@ -31,6 +34,7 @@ class Means:
     means: Picks  # (r, d) as they were summed, hence masked where updates are
     steps: Picks  # (r,) int64, the call whose updates each one averages: it names the mask
     absolute: bool  # one row, the whole displacement since θ_0, instead of one per missed round
+    count: Rows  # (b,) int64, the averages that a client has had in all, once it has these; the last row is number count - 1
     restart: int | None = None  # the rows count from θ_0 for who has not heard of this restart; None where nobody ever restarts
 
 
@@ -63,7 +67,7 @@ class TraineeState:
     index: list[int]  # (m,)
     secrets: Secrets
     starts: list[int] = field(default_factory=list)  # where clients hold several models: the starts they belong to
-    extra: torch.Tensor = field(default_factory=nothing)  # (m, …) what else a method's clients remember
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: what else they remember
 
 
 class Trainee:
@@ -77,12 +81,13 @@ class Trainee:
         self.cohort, self.training, self._pipeline, self._weighted = cohort, training, pipeline, weighted
         self._start = cohort.start if start is None else start
         self.models = Rows(self._start[None].clone(), (0,) * len(cohort.ids))
+        self._had = [0] * len(cohort.ids)  # how many averages each client has applied
         self._memo = _Memo()
         self._printed: tuple[torch.Tensor | None, list[bytes]] = (None, [])  # a table of models, and the digests of its rows
 
     def trained(self, turn: Turn, query: Means, scale: Sequence[float] | None = None, plan: LocalTraining | None = None) -> Update:
         """The reply before any mask, each client's update times its `scale`; of a `plan` other than its usual training."""
-        self.take(turn.at, query)
+        self.catch_up(turn, query)
         room = self._pipeline.room(self.cohort.model.dimension)
         delta = self.cohort.train(self.models.select(turn.at), turn.at, plan or self.training, turn.step, room, scale)
         return Update(Rows(delta), self._sizes(turn) if self._weighted else None)
@@ -93,19 +98,50 @@ class Trainee:
         self.take(turn.at, query)
         return Done()
 
+    def catch_up(self, turn: Turn, query: Means) -> None:
+        """Take what the query brings, for a reply that is made of the model after it.
+
+        Raises:
+            PolicyError: a client has later averages, so that its reply would be of another model: the request comes too late.
+        """
+        self.check_not_behind(turn, query)
+        self.take(turn.at, query)
+
+    def check_not_behind(self, turn: Turn, query: Means) -> None:
+        """Raise PolicyError where the query is about a model that a client has moved on from."""
+        counts = query.count.values.tolist()
+        ahead = [i for i, k, count in zip(turn.ids, turn.at, counts, strict=True) if self.had(k, query) > count]
+        if ahead:
+            raise late_request(ahead)
+
     def take(self, at: Sequence[int], query: Means) -> None:
-        """θ_i ← θ_i + P⁻¹Δ_c(i) for the clients at positions `at`."""
+        """θ_i ← θ_i + P⁻¹Δ_c(i) for the clients at positions `at`, as far as they have not applied it yet."""
         self.models = self.advanced(at, query)
+        for k, count in zip(at, query.count.values.tolist(), strict=True):
+            if self.had(k, query) <= count:
+                self._had[k] = count
+
+    def had(self, k: int, query: Means) -> int:
+        """Return how many of the averages that the query counts the client at position k has applied."""
+        return self._had[k]
 
     def origin(self, at: Sequence[int], query: Means) -> Rows:
         """All clients' models before what the query brings those at positions `at`."""
         return self.models
 
     def advanced(self, at: Sequence[int], query: Means) -> Rows:
-        """All clients' models, with those at positions `at` moved by what the query brings them."""
+        """All clients' models, with those at positions `at` moved by what the query brings them; changes nothing here.
+
+        Raises:
+            UpdateError: the server takes a client to have averages that it has not.
+        """
         models = self.origin(at, query)
         assert models.index is not None
-        picks = dict(zip(at, query.means.picks, strict=True))
+        counts = query.count.values.tolist()
+        brought = zip(at, query.means.picks, counts, strict=True)
+        picks = {k: self._due(k, own, count, query) for k, own, count in brought}
+        if models is self.models and not any(picks.values()):
+            return models
         if self._memo.letter is not query.means.table:
             self._memo = _Memo(query.means.table)
         known, prints = self._printed
@@ -121,6 +157,18 @@ class Trainee:
         table = torch.stack(list(rows.values()))
         self._printed = (table, list(rows))
         return Rows(table, tuple(order[digest] for digest in place))
+
+    def _due(self, k: int, picks: tuple[int, ...], count: int, query: Means) -> tuple[int, ...]:
+        """Return those of the rows `picks` that the client at position k has yet to apply."""
+        missing = count - self.had(k, query)
+        if missing <= 0:
+            return ()
+        if len(picks) < (1 if query.absolute else missing):
+            raise UpdateError(
+                f"client {self.cohort.ids[k]} lacks averages that the server takes it to have: give it the last state that it had,"
+                " or start a new run"
+            )
+        return picks[-1:] if query.absolute else picks[-missing:]
 
     def _moved(self, theta: torch.Tensor, digest: bytes, picks: tuple[int, ...], query: Means) -> tuple[torch.Tensor, bytes]:
         """A model moved by some averages, and its digest; what a letter has already moved is not moved again."""
@@ -160,11 +208,20 @@ class Trainee:
     def state(self, secrets: Secrets) -> TraineeState:
         """For a checkpoint."""
         assert self.models.index is not None
-        return TraineeState(self.models.table, list(self.models.index), secrets)
+        return TraineeState(self.models.table, list(self.models.index), secrets, extra=self.memory())
 
     def restore(self, state: TraineeState) -> None:
         """From a checkpoint."""
         self.models = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
+        self.recall(state.extra)
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return what clients remember beside their models, by name: all that a later call depends on."""
+        return {"had": torch.as_tensor(self._had)}
+
+    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned."""
+        self._had = memory["had"].tolist()
 
 
 class Discloser(Trainee):
@@ -179,6 +236,15 @@ class Discloser(Trainee):
     def post(self, turn: Turn, query: Hello) -> Update:
         """θ_i − θ_0, masked on the way out: how a model reaches those who were not there (Sattler et al. 2019, V-C; ours)."""
         return self.displaced(turn.at)
+
+
+def late_request(clients: Sequence[int]) -> PolicyError:
+    """Return the refusal of a request that these clients have moved on from."""
+    few = ", ".join(map(str, clients[:5]))
+    return PolicyError(
+        f"client(s) {few} have moved on from what this request is about: it comes too late, or from a server that started over"
+        " without its checkpoint"
+    )
 
 
 @dataclass
@@ -213,6 +279,7 @@ class Outbox:
 
     fresh: bool
     lacks: list[int]  # (m,) the number of the first post each client lacks
+    ends: list[int]  # (m,) the number of the first post that is not meant for it; NEVER where all are
     posts: list[Post] = field(default_factory=list)
     first: int = 0  # the number of posts[0]
     restart: int | None = None  # of the models from θ_0, where a method restarts them
@@ -220,7 +287,7 @@ class Outbox:
     @classmethod
     def start(cls, clients: int, fresh: bool) -> Outbox:
         """An empty outbox."""
-        return cls(fresh, [0] * clients)
+        return cls(fresh, [0] * clients, [NEVER] * clients)
 
     @property
     def number(self) -> int:
@@ -244,30 +311,48 @@ class Outbox:
 
     def letter(self, to: Sequence[int]) -> Means:
         """What each of `to` lacks."""
+        counts = torch.as_tensor([self.count(i) for i in to], dtype=torch.int64)
         if not self.posts:
             none = ((),) * len(to)
-            return Means(Picks(torch.zeros(0, 0), none), Picks(torch.zeros(0, dtype=torch.int64), none), False, self.restart)
+            steps = torch.zeros(0, dtype=torch.int64)
+            return Means(Picks(torch.zeros(0, 0), none), Picks(steps, none), False, Rows(counts), self.restart)
         starts = [sum(len(p.table) for p in self.posts[:n]) for n in range(len(self.posts))]
-        picks = tuple(tuple(starts[n] + p.row_of[i] for n, p in enumerate(self.posts) if self.first + n >= self.lacks[i]) for i in to)
+        picks = tuple(self._rows_for(i, starts) for i in to)
         steps = torch.as_tensor([p.step for p in self.posts for _ in p.table])
-        return Means(Picks(torch.cat([p.table for p in self.posts]), picks), Picks(steps, picks), not self.fresh, self.restart)
+        means = torch.cat([p.table for p in self.posts])
+        return Means(Picks(means, picks), Picks(steps, picks), not self.fresh, Rows(counts), self.restart)
+
+    def count(self, client: int) -> int:
+        """Return how many averages have been posted that are meant for a client; for a newcomer, whom none is, 0."""
+        return min(self.number, self.ends[client]) if client < len(self.ends) else 0
+
+    def _rows_for(self, client: int, starts: Sequence[int]) -> tuple[int, ...]:
+        """Return the rows of the averages that a client lacks, oldest first; post n's begin at `starts[n]`."""
+        rows = []
+        for n, post in enumerate(self.posts):
+            # A displacement since θ_0 replaces earlier ones: of a client that has left, its cluster's has not changed since.
+            number = self.first + n if self.fresh else self.count(client) - 1
+            if self.lacks[client] <= number < self.ends[client]:
+                rows.append(starts[n] + post.row_of[client])
+        return tuple(rows)
 
     def delivered(self, ids: Sequence[int]) -> None:
         """These clients replied, so they have everything posted so far; what nobody lacks is dropped."""
         for i in ids:
-            self.lacks[i] = max(self.lacks[i], self.number)
-        while self.fresh and self.posts and min(self.lacks) > self.first:
+            self.lacks[i] = max(self.lacks[i], self.count(i))
+        lacked = min((n for n, end in zip(self.lacks, self.ends, strict=True) if n < end), default=NEVER)
+        while self.fresh and self.posts and lacked > self.first:
             self.posts.pop(0)
             self.first += 1
 
     def leave(self, ids: Sequence[int]) -> None:
         """These clients go on alone: nothing posted later is meant for them."""
         for i in ids:
-            self.lacks[i] = NEVER
+            self.ends[i] = min(self.ends[i], self.number)
 
     def late(self) -> list[int]:
         """The clients that lack some average."""
-        return [i for i, lacked in enumerate(self.lacks) if lacked < self.number]
+        return [i for i, lacked in enumerate(self.lacks) if lacked < self.count(i)]
 
 
 def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:

@@ -130,7 +130,7 @@ class Endpoint(Generic[C]):
         if call.method == "key_seal":
             return self.keys.seal(call.to[0], call.query)
         if call.method == "key_open":
-            return self.keys.open(call.to, call.query)
+            return self.keys.open(call.to, call.query, call.step)
         message_types(type(self.client), call.method)
         method = getattr(self.client, call.method)
         release = release_of(method)
@@ -142,6 +142,7 @@ class Endpoint(Generic[C]):
             raise PolicyError(
                 f"a sum over {min(call.members)} client(s) would show a single {call.method} answer: clients ask for {self.minimum} or more"
             )
+        self.keys.use(call.to)
         turn = Turn(call.to, tuple(self._place[i] for i in call.to), call.round, call.step)
         reply = method(turn, call.query)
         changes: dict[str, Rows] = {}

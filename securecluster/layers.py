@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.averaging import Averaged, Contributor, weighted_means
+from securecluster.averaging import Averaged, Loner, weighted_means
 from securecluster.backend import torch
 from securecluster.clustering import members, numbered
 from securecluster.cohort import Cohort, LocalTraining
-from securecluster.displacements import Means, TraineeState, Update
+from securecluster.displacements import Update
 from securecluster.endpoint import GATHER, SUM, Turn, answers
-from securecluster.errors import PolicyError, UsageError, unknown
+from securecluster.errors import UsageError, unknown
 from securecluster.messages import Rows
 from securecluster.network import Network
 from securecluster.noisy_losses import noised_rows
-from securecluster.privacy.keys import Hello, Secrets
+from securecluster.privacy.keys import Hello
 from securecluster.privacy.stages import Pipeline
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Shown:
     layer: Rows  # (b, q) weights and bias of one layer, as they are, or moved from the first ones by what was clipped and noised
 
 
-class LayerDiscloser(Contributor):
+class LayerDiscloser(Loner):
     """Clients that train alone, hand in one layer in the clear, and then contribute to means that count from θ_0.
 
     Args:
@@ -127,7 +127,6 @@ class LayerDiscloser(Contributor):
     def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, layer: Layer, start: str) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self._layer, self._began = layer, start
-        self._alone = [True] * len(cohort.ids)  # whether each client still holds a model of its own
         if start != "common":
             self.models = Rows(starts(cohort, start), tuple(range(len(cohort.ids))))
 
@@ -138,7 +137,7 @@ class LayerDiscloser(Contributor):
         Where the unit of privacy is the client, what it has moved from its first weights, which follow from the public configuration, is
         clipped and noised (ours); where it is the example, training has paid for it.
         """
-        self._check_alone(turn, "hand_in")
+        self.check_alone(turn, "hand_in")
         rows, guard = self._layer.rows(self.models.select(turn.at).values), self._pipeline.guard
         if guard is None or guard.unit == "example":
             return Shown(Rows(rows.clone()))
@@ -148,38 +147,13 @@ class LayerDiscloser(Contributor):
     @answers(SUM, through=("delta",), fresh=True)
     def pool(self, turn: Turn, query: Hello) -> Update:
         """n_i·P(θ_i − θ_0) and n_i: what a client learned alone, for its cluster's first average. Clipped, they count the same."""
-        self._check_alone(turn, "pool")
+        self.check_alone(turn, "pool")
         found = self.displaced(turn.at)
         if self._pipeline.clips:
             return found
         sizes = self._sizes(turn)
         found.delta.table.mul_(sizes.table.to(found.delta.table)[:, None])
         return Update(found.delta, sizes)
-
-    def take(self, at: Sequence[int], query: Means) -> None:
-        """As of every trainee; who has had an average holds no model of its own any more."""
-        super().take(at, query)
-        for k, picks in zip(at, query.means.picks, strict=True):
-            self._alone[k] &= not picks
-
-    def origin(self, at: Sequence[int], query: Means) -> Rows:
-        """The models; θ_0 for those at positions `at` whose first average this is."""
-        return self._anew({k for k, picks in zip(at, query.means.picks, strict=True) if picks and self._alone[k]})
-
-    def _check_alone(self, turn: Turn, name: str) -> None:
-        if not all(self._alone[k] for k in turn.at):
-            raise PolicyError(f"{name} comes before the first average: it is about what a client learned alone")
-
-    def state(self, secrets: Secrets) -> TraineeState:
-        """For a checkpoint."""
-        found = super().state(secrets)
-        found.extra = torch.tensor(self._alone)
-        return found
-
-    def restore(self, state: TraineeState) -> None:
-        """From a checkpoint."""
-        super().restore(state)
-        self._alone = [bool(own) for own in state.extra]
 
 
 def pool(net: Network, state: Averaged) -> None:

@@ -244,7 +244,8 @@ class Network:
         keys = dict(zip(offers.ids, offers.reply.key.values, strict=True))
         peers = offers.ids
         table = torch.stack([keys[i] for i in peers])
-        for leader in self.state.keyed or offers.ids:
+        seeded = dict(zip(offers.ids, offers.reply.seeded.values.tolist(), strict=True))
+        for leader in self.state.keyed or sorted(peers, key=lambda i: not seeded[i]):
             sealed = self._key("key_seal", [leader], Peers(Shared(torch.as_tensor(peers)), Shared(table)))
             if sealed.reply is not None:
                 box = Box(leader, Shared(sealed.reply.key.values[0]), Rows(sealed.reply.boxes.values[0]))

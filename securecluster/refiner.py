@@ -5,7 +5,7 @@ cluster, from θ_0 anew at every restart.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +15,13 @@ from securecluster.averaging import Contributor
 from securecluster.backend import torch
 from securecluster.banks import Choice
 from securecluster.cohort import Cohort, LocalTraining
-from securecluster.displacements import Means, TraineeState, Update
+from securecluster.displacements import NEVER, Means, Update
 from securecluster.distances import to_others
 from securecluster.endpoint import GATHER, PAIRS, SUM, Turn, answers
 from securecluster.errors import PolicyError
 from securecluster.messages import Picks, Rows, Shared
 from securecluster.noisy_losses import loss_clip, noised, noised_rows
-from securecluster.privacy.keys import Done, Hello, Secrets
+from securecluster.privacy.keys import Done, Hello
 from securecluster.privacy.stages import Pipeline
 from securecluster.tree import WORST
 
@@ -80,18 +80,23 @@ class Refiner(Contributor):
         self._restart = [0] * len(cohort.ids)  # the last one each client heard of; before the first it holds its one-shot model
         self._known = torch.zeros(len(cohort.ids), 0, dtype=torch.float64)  # (·, m) f_i(w_j)
         self._fits: dict[int, Array] = {}  # by position: f_i(ω_c) of the models that were last judged, (K,)
+        self._judged_in = [0] * len(cohort.ids)  # the call in which they were
 
     @answers(GATHER, through=("delta",), sealed=("delta",), fresh=True)
     def hand_in(self, turn: Turn, query: Hello) -> Update:
         """w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked or sealed on the way out. Asked again, the answer is the same."""
+        self._check_one_shot(turn, "hand_in")
         return self.displaced(turn.at)
 
     @answers(GATHER, private=False, trains="usual")
     def alone(self, turn: Turn, query: Means) -> Done:
         """As of every contributor, but before the first restart only: what is trained alone is not to be posted as a cluster's model."""
-        if any(self._restart[k] for k in turn.at):
-            raise PolicyError("alone comes before the first average: after it a client trains with its cluster")
+        self._check_one_shot(turn, "alone")
         return super().alone(turn, query)
+
+    def _check_one_shot(self, turn: Turn, name: str) -> None:
+        if any(self._restart[k] for k in turn.at):
+            raise PolicyError(f"{name} comes before the first average: after it a client trains with its cluster")
 
     @answers(PAIRS)
     def losses(self, turn: Turn, query: Relay) -> Losses:
@@ -99,6 +104,7 @@ class Refiner(Contributor):
 
         The client keeps them as they left, so that no model is relayed twice and whatever else it makes of them tells nothing new.
         """
+        self._check_one_shot(turn, "losses")
         order = query.order.value.tolist()
         place = {i: n for n, i in enumerate(order)}
         found = np.zeros((len(turn.at), len(order)))
@@ -139,18 +145,17 @@ class Refiner(Contributor):
         """
         if not all(query.models.picks):
             raise PolicyError("choose brings models to judge: by those it has judged a client answers in choose_again")
-        self._judge(turn, query)
-        return self._nearest(turn, query)
+        return self._nearest(self._judge(turn, query), query)
 
     @answers(GATHER, derived=True)
     def choose_again(self, turn: Turn, query: Choose) -> Choice:
         """The same among fewer clusters, by what it found when it judged their models."""
         if any(query.models.picks):
             raise PolicyError("choose_again brings no models: a client judges new ones in choose")
-        return self._nearest(turn, query)
+        return self._nearest(self._judged(turn), query)
 
-    def _nearest(self, turn: Turn, query: Choose) -> Choice:
-        own, others = self._judged(turn), query.others.values.numpy()
+    def _nearest(self, own: Array, query: Choose) -> Choice:
+        others = query.others.values.numpy()
         return Choice(Rows(torch.as_tensor(np.where(np.isnan(others), own, (own + others) / 2).argmin(1))))
 
     @answers(GATHER)
@@ -184,14 +189,21 @@ class Refiner(Contributor):
         """ω_c − w_0 of its cluster, after what it lacks of it."""
         if query.restart is None or query.restart < 1:
             raise PolicyError("post shows a cluster's model: before the first average a client holds one of its own")
-        self.take(turn.at, query)
+        self.catch_up(turn, query)
         return self.displaced(turn.at)
 
     def take(self, at: Sequence[int], query: Means) -> None:
         """As of every trainee; and remember the restart."""
         super().take(at, query)
         for k in at:
-            self._restart[k] = query.restart or self._restart[k]
+            self._restart[k] = max(self._restart[k], query.restart or 0)
+
+    def had(self, k: int, query: Means) -> int:
+        """As of every trainee; none of a restart that is new to it, and all of one that is over."""
+        restart = query.restart or 0
+        if restart != self._restart[k]:
+            return 0 if restart > self._restart[k] else NEVER
+        return super().had(k, query)
 
     def origin(self, at: Sequence[int], query: Means) -> Rows:
         """The models; θ_0 for those at positions `at` that hear of this restart for the first time ("ω_c,0 ← w_0")."""
@@ -203,15 +215,22 @@ class Refiner(Contributor):
         norm = float(torch.linalg.vector_norm(away))
         return theta if not 0 < self.refining.radius < norm else self._start + away * (self.refining.radius / norm)
 
-    def _judge(self, turn: Turn, query: Choose) -> None:
-        """f_i of the models that the query brings, the same ones to each client, with noise where the run adds some."""
+    def _judge(self, turn: Turn, query: Choose) -> Array:
+        """f_i of the models that the query brings, (b, K), the same ones to each client, with noise where the run adds some.
+
+        The client keeps them, unless it has judged others since: what a late request brings must not replace those.
+        """
         rows = sorted({row for picks in query.models.picks for row in picks})
         found = np.full((len(turn.at), len(query.models.table)), math.inf)
         for row in rows:
             theta = self.model_at(query.models.table[row], query.step)
             found[:, row] = self.cohort.losses(theta[None], turn.at, loss_clip(self._pipeline.guard))[:, 0]
         own = np.stack([found[n, list(picks)] for n, picks in enumerate(query.models.picks)])
-        self._fits |= dict(zip(turn.at, self._told("choose", turn, own), strict=True))
+        told = self._told("choose", turn, own)
+        for k, losses in zip(turn.at, told, strict=True):
+            if turn.step >= self._judged_in[k]:
+                self._fits[k], self._judged_in[k] = losses, turn.step
+        return told
 
     def _judged(self, turn: Turn) -> Array:
         """What it found of the models that were judged last, (b, K)."""
@@ -224,16 +243,25 @@ class Refiner(Contributor):
         sizes = [self.cohort.sizes[k] for k in turn.at]
         return np.nan_to_num(noised(self._pipeline.guard, purpose, turn, losses, sizes), nan=WORST, posinf=WORST)
 
-    def state(self, secrets: Secrets) -> TraineeState:
-        """For a checkpoint."""
-        found = super().state(secrets)
-        found.extra = torch.cat([torch.as_tensor(self._restart, dtype=torch.float64)[:, None], self._known], 1)
-        return found
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Add restarts, and what clients found of others' models and of the clusters'."""
+        return {
+            **super().memory(),
+            "restart": torch.as_tensor(self._restart),
+            "known": self._known,
+            "judged_in": torch.as_tensor(self._judged_in),
+            "judges": torch.tensor(list(self._fits), dtype=torch.int64),
+            "widths": torch.tensor([len(own) for own in self._fits.values()], dtype=torch.int64),
+            "fits": torch.from_numpy(np.concatenate([np.zeros(0), *self._fits.values()])),
+        }
 
-    def restore(self, state: TraineeState) -> None:
-        """From a checkpoint."""
-        super().restore(state)
-        self._restart, self._known = state.extra[:, 0].int().tolist(), state.extra[:, 1:].clone()
+    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned."""
+        super().recall(memory)
+        self._restart, self._judged_in = memory["restart"].tolist(), memory["judged_in"].tolist()
+        self._known = memory["known"].clone()
+        fits = np.split(memory["fits"].numpy().copy(), np.cumsum(memory["widths"].numpy())[:-1])
+        self._fits = dict(zip(memory["judges"].tolist(), fits, strict=False))
 
 
 def seen(distance: str, sealed: bool, trims: bool, noisy: bool) -> list[str]:

@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +58,8 @@ class _Clock:
     rounds: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     logs: dict[str, Mark] = field(default_factory=dict)
+    halfway: bool = False  # whether `commit` has ended the first part of the round that goes on
+    notes: Line = field(default_factory=dict)  # of that round
 
 
 class Run:
@@ -88,8 +90,8 @@ class Run:
         self._logs: dict[str, Log] = {}
         self._logged = dict.fromkeys(self._appended, 0)
         self._parts: dict[str, bytes] = {}
-        self._notes: Line = {}
         self._clock = _Clock()
+        self._loop = ""  # the part of the loop that goes on
         self._since = time.monotonic()
         self.resumed = False
         if folder is not None:
@@ -102,7 +104,7 @@ class Run:
 
     def note(self, **values: Any) -> None:
         """Put what the server knows into this round's history line."""
-        self._notes |= values
+        self._clock.notes |= values
 
     def once(self, name: str, make: Callable[[], A], kind: type[A]) -> A:
         """A phase: made once, its result (a dataclass tree) kept in every later checkpoint."""
@@ -117,14 +119,14 @@ class Run:
 
         What follows the loop belongs to round `total` + 1.
         """
-        part = f"loop-{name}"
+        part = self._loop = f"loop-{name}"
         if part in self._parts:
             vars(state).update(vars(unpack(self._parts[part], type(state))))
         for number in range(self._clock.rounds.get(name, 0) + 1, total + 1):
             self._begin(number)
             yield number
-            line = {"loop": name, "round": number, **self._notes, **self._observe(state)}
-            self._notes = {}
+            line = {"loop": name, "round": number, **self._clock.notes, **self._observe(state)}
+            self._clock.notes, self._clock.halfway = {}, False
             self._clock.rounds[name] = number
             if self._folder is not None:
                 self._parts[part] = pack(state)
@@ -136,13 +138,30 @@ class Run:
     def _restore_history(self, lines: list[Line]) -> None:
         self.history = lines
 
+    def commit(self, state: Any, work: Callable[[], None]) -> None:
+        """Do the first part of a round, and checkpoint before the second one sends clients what the first has made.
+
+        A client applies an average once. Were the round repeated after a kill, with other replies, its second version would
+        not be what clients have.
+
+        Args:
+            state: of the loop, which `work` changes.
+        """
+        if self._clock.halfway:
+            return
+        work()
+        self._clock.halfway = True
+        if self._folder is not None:
+            self._parts[self._loop] = pack(state)
+        self._checkpoint()
+
     def _checkpoint(self) -> None:
         self._clock.number += 1
         if self._folder is None:
             return
         self._append()
         logs = {name: log.mark for name, log in self._logs.items()}
-        clock = _Clock(self._clock.number, self._clock.rounds, self.seconds, logs)
+        clock = replace(self._clock, seconds=self.seconds, logs=logs)
         parts = {"clock": pack(clock), **self._parts}
         for name, kept in self._kept.items():
             parts[name] = pack(kept.read())

@@ -45,7 +45,7 @@ class Branching(Outliner):
     @answers(GATHER, through=("delta",), fresh=True, trains="full")
     def gradient(self, turn: Turn, query: Means) -> Update:
         """−∇r_i(θ_i) over all of D_i (Sattler et al. 2019, eq. 50; cosines do not mind the sign)."""
-        self.models = self.advanced(turn.at, query)
+        self.catch_up(turn, query)
         room = self._pipeline.room(self.cohort.model.dimension)
         return Update(
             Rows(
@@ -61,6 +61,7 @@ class Branching(Outliner):
         """The losses of θ_i and of the models on its path, which the query brings, on the samples kept aside; with noise where the run
         adds some.
         """
+        self.check_not_behind(turn, query)
         widths = [1 + len(p) for p in query.means.picks]
         depth, clip = max(widths) - 1, loss_clip(self._pipeline.guard)
         found = np.zeros((len(turn.at), 1 + depth))
@@ -159,13 +160,18 @@ class Tree:
         for node, model in zip([node for node in self.nodes if not node.children], leaves.models, strict=True):
             node.model = model
 
-    def letter(self, nodes: Sequence[Sequence[int]]) -> Means:
-        """Frames that bring the models of some nodes each, (len(nodes[k])) of them to recipient k."""
+    def letter(self, nodes: Sequence[Sequence[int]], count: int) -> Means:
+        """Frames that bring the models of some nodes each, (len(nodes[k])) of them to recipient k.
+
+        Args:
+            count: of averages that recipients have had; who has had fewer takes the model for the last one.
+        """
         used = sorted({v for own in nodes for v in own})
         models, place = [self.nodes[v].model for v in used], {v: n for n, v in enumerate(used)}
         picks = tuple(tuple(place[v] for v in own) for own in nodes)
         table = torch.stack([model.displacement for model in models])
-        return Means(Picks(table, picks), Picks(torch.as_tensor([model.step for model in models]), picks), True)
+        steps, counts = torch.as_tensor([model.step for model in models]), torch.full((len(nodes),), count)
+        return Means(Picks(table, picks), Picks(steps, picks), True, Rows(counts))
 
 
 def walk(net: Network, tree: Tree, ask: Callable[..., Any], to: Sequence[int]) -> list[int]:
@@ -184,7 +190,8 @@ def walk(net: Network, tree: Tree, ask: Callable[..., Any], to: Sequence[int]) -
         for _ in range(TRIES if node.children else 0):
             if not left:
                 break
-            got = net.gather(ask, tree.letter([[v]] * len(left)), to=left, step=node.step)
+            letter = tree.letter([[v]] * len(left), count=v + 1)  # further down comes later
+            got = net.gather(ask, letter, to=left, step=node.step)
             if got.ids:
                 alpha = cross_cosine(updates_of(got), node.updates).numpy()
                 one, two = (alpha[:, np.isin(node.members, tree.nodes[u].members)].max(1) for u in node.children)
@@ -217,15 +224,25 @@ def fall_back(net: Network, tree: Tree, outbox: Outbox, labels: Sequence[int]) -
     to = [i for i, c in enumerate(labels) if above[c] and i not in late and judges[c] >= MINIMUM]
     if not to:
         return handed
-    total = net.sum(Branching.judge, tree.letter([above[labels[i]] for i in to]), to=to, by=[labels[i] for i in to], groups=len(leaves))
+    letter = tree.letter([above[labels[i]] for i in to], outbox.number)
+    total = net.sum(Branching.judge, letter, to=to, by=[labels[i] for i in to], groups=len(leaves))
     sizes = [] if not total.ids else total.counts if total.rows.size is None else total.rows.size.table.tolist()
     for c in (c for c, size in enumerate(sizes) if size):
         nodes = [leaves[c], *above[c]]
         losses = {v: float(total.rows.loss.table[c, n]) / sizes[c] for n, v in enumerate(nodes)}
         handed.losses[c], handed.nodes[c] = losses, min(nodes, key=losses.__getitem__)
+    return handed
+
+
+def hand_back(net: Network, tree: Tree, outbox: Outbox, labels: Sequence[int], handed: Handed) -> Handed:
+    """Send the clusters that return to an earlier model that model.
+
+    It is a phase of its own: clients judge their final model, so a server that asks them again must not have replaced it.
+    """
+    leaves = [tree.leaf(c) for c in range(1 + max(labels))]
     back = [i for i, c in enumerate(labels) if handed.nodes[c] != leaves[c]]
     for _ in range(TRIES):
         if back:
-            letter = tree.letter([[handed.nodes[labels[i]]] for i in back])
+            letter = tree.letter([[handed.nodes[labels[i]]] for i in back], outbox.number + 1)
             back = sorted(set(back) - set(net.gather(Trainee.receive, letter, to=back).ids))
     return handed

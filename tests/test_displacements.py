@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,9 @@ from hypothesis import strategies as st
 from securecluster.protocols import CFL, FedAvg, Settings
 
 from securecluster import Federation, LabelSwap
-from securecluster.displacements import Means, Outbox, Trainee, deliver, invite
+from securecluster.displacements import Means, Outbox, Trainee, TraineeState, deliver, invite
 from securecluster.endpoint import Endpoint, Turn
+from securecluster.errors import PolicyError, UpdateError
 from securecluster.messages import Answer, Call, Picks, Rows
 from securecluster.network import Network
 from securecluster.privacy import masks
@@ -168,7 +171,8 @@ def trainee(federation: Federation, ids: list[int] | None = None) -> Trainee:
 
 
 def letter(means: torch.Tensor, steps: list[int], picks: tuple[tuple[int, ...], ...], absolute: bool = False) -> Means:
-    return Means(Picks(means, picks), Picks(torch.tensor(steps), picks), absolute)
+    counts = torch.tensor([len(own) for own in picks])
+    return Means(Picks(means, picks), Picks(torch.tensor(steps), picks), absolute, Rows(counts))
 
 
 def test_an_absolute_letter_replaces_whatever_the_client_had(tiny: Federation) -> None:
@@ -176,7 +180,7 @@ def test_an_absolute_letter_replaces_whatever_the_client_had(tiny: Federation) -
     d = len(client.cohort.start)
     means = torch.stack([torch.full((d,), 0.5), torch.full((d,), -0.25)])
     for _ in range(2):
-        client.models = client.advanced([0, 3], letter(means, [1, 1], ((1,), (0,)), absolute=True))
+        client.take([0, 3], letter(means, [1, 1], ((1,), (0,)), absolute=True))
     assert torch.equal(client.models.values[0], client.cohort.start - 0.25)
     assert torch.equal(client.models.values[3], client.cohort.start + 0.5)
     assert torch.equal(client.models.values[1], client.cohort.start)
@@ -252,3 +256,97 @@ def test_restored_secrets_undo_the_mask_of_those_they_were_taken_from(tiny: Fede
     fresh.keys.restore(Secrets(seed={0: bytes(range(32))}))
     values = torch.arange(50.0)[None]
     assert torch.equal(fresh.client._pipeline.inverse(pipeline.forward(values, 3), 3), values)
+
+
+def test_who_has_left_is_sent_what_was_posted_before_and_nothing_after() -> None:
+    for fresh in (True, False):
+        box = Outbox.start(3, fresh)
+        box.post(1, rows(1), [0, 0, 0])
+        box.leave([2])
+        box.post(2, rows(10, 0), [0, 0, 1])  # the average of the others; nobody contributes to the cluster of who has left
+        assert sent(box, [2]) == [[(1 if fresh else 2, 1)]]
+        assert box.letter([0, 2]).count.values.tolist() == [2, 1]
+        assert box.late() == [0, 1, 2]
+        box.delivered([2])
+        box.post(3, rows(100, 0), [0, 0, 1])
+        assert (sent(box, [2]), box.letter([2]).count.values.tolist(), box.late()) == ([[]], [1], [0, 1])
+        box.delivered([0, 1])
+        assert len(box.posts) == (0 if fresh else 1)
+
+
+def averages(client: Trainee, number: int) -> torch.Tensor:
+    return torch.stack([torch.full_like(client.cohort.start, 2.0**k) for k in range(number)])
+
+
+def counted(means: torch.Tensor, picks: tuple[int, ...], count: int, absolute: bool = False) -> Means:
+    """A letter to one client, whose last average is the last of `count`."""
+    steps = torch.zeros(len(means), dtype=torch.int64)
+    return Means(Picks(means, (picks,)), Picks(steps, (picks,)), absolute, Rows(torch.tensor([count])))
+
+
+def test_an_average_moves_a_model_once_whenever_and_however_often_it_comes(tiny: Federation) -> None:
+    client = CFL(mask="none").build_client(tiny, Settings(dtype="float64"), [1]).client
+    means, start = averages(client, 3), client.cohort.start
+
+    def moved() -> float:
+        return float((client.models.row(0) - start)[0])
+
+    client.take([0], counted(means, (0,), 1))
+    assert moved() == 1
+    for again in (counted(means, (0,), 1), counted(means, (), 0), counted(means, (), 1)):
+        client.take([0], again)
+        assert moved() == 1
+    looked = client.advanced([0], counted(means, (0, 1), 2))  # an observer's look
+    assert float((looked.row(0) - start)[0]) == 3 and moved() == 1
+    client.take([0], counted(means, (0, 1, 2), 3))
+    client.take([0], counted(means, (0, 1), 2))
+    assert moved() == pytest.approx(7, abs=1e-12)
+
+
+def test_an_older_displacement_does_not_move_a_model_back(tiny: Federation) -> None:
+    client = CFL(mask="none").build_client(tiny, Settings(), [1]).client
+    means, start = averages(client, 3), client.cohort.start
+    client.take([0], counted(means, (2,), 3, absolute=True))
+    client.take([0], counted(means, (0,), 1, absolute=True))
+    assert torch.equal(client.models.row(0), start + means[2])
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_client_that_lost_its_state_says_so(absolute: bool, tiny: Federation) -> None:
+    client = CFL(mask="none").build_client(tiny, Settings(), [1]).client
+    means = averages(client, 2)
+    with pytest.raises(UpdateError, match="client 1 lacks averages that the server takes it to have"):
+        client.take([0], counted(means, () if absolute else (1,), 2, absolute))
+    assert torch.equal(client.models.row(0), client.cohort.start)
+
+
+def test_a_request_about_an_earlier_model_is_not_answered_from_a_later_one(tiny: Federation) -> None:
+    client: Any = CFL(mask="none").build_client(tiny, Settings(), [1]).client
+    means, turn = averages(client, 2), Turn((1,), (0,), 1, 1)
+    client.receive(turn, counted(means, (0, 1), 2))
+    for name in ("train", "gradient", "outline", "judge"):
+        with pytest.raises(PolicyError, match="moved on"):
+            getattr(client, name)(turn, counted(means, (), 1))
+    client.receive(turn, counted(means, (0,), 1))
+    lone: Any = FedAvg().build_client(tiny, Settings(), [1]).client
+    lone.receive(turn, counted(means, (0,), 1))
+    for name in ("contribute", "alone"):
+        with pytest.raises(PolicyError, match="moved on"):
+            getattr(lone, name)(turn, counted(means, (), 0))
+
+
+def test_training_alone_is_done_once_a_call_and_never_for_an_earlier_one(tiny: Federation) -> None:
+    client: Any = FedAvg().build_client(tiny, Settings(), [1, 2]).client
+    none = Outbox.start(4, fresh=False)
+    client.alone(Turn((1,), (0,), 1, 5), none.letter([1]))
+    once = client.models.row(0).clone()
+    client.alone(Turn((1, 2), (0, 1), 1, 5), none.letter([1, 2]))  # client 2 had not been reached
+    client.alone(Turn((1,), (0,), 1, 4), none.letter([1]))
+    assert torch.equal(client.models.row(0), once)
+    other: Any = FedAvg().build_client(tiny, Settings(), [1, 2]).client
+    other.alone(Turn((1, 2), (0, 1), 1, 5), none.letter([1, 2]))
+    torch.testing.assert_close(client.models.values, other.models.values, rtol=0, atol=1e-6)
+    again: Any = FedAvg().build_client(tiny, Settings(), [1, 2]).client
+    again.restore(unpack(pack(client.state(Secrets())), TraineeState))
+    again.alone(Turn((1,), (0,), 1, 5), none.letter([1]))
+    assert torch.equal(again.models.values, client.models.values)

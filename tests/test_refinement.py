@@ -75,11 +75,12 @@ def test_cross_losses_are_those_of_every_model_on_everyones_samples(mask: str, s
         assert [(e.fields, e.seen) for e in net.state.ledger.events if e.method == "hand_in"] == [(("delta",), False)]
 
 
-def letter(restart: int | None, rows: Sequence[torch.Tensor] = (), clients: int = 1) -> Means:
-    """Averages of step 0 for each client."""
+def letter(restart: int | None, rows: Sequence[torch.Tensor] = (), clients: int = 1, count: int | None = None) -> Means:
+    """Averages of step 0 for each client, the last of `count`."""
     table = torch.stack(list(rows)) if rows else torch.zeros(0, 0)
     picks = (tuple(range(len(rows))),) * clients
-    return Means(Picks(table, picks), Picks(torch.zeros(len(rows), dtype=torch.int64), picks), False, restart)
+    counts = Rows(torch.full((clients,), len(rows) if count is None else count))
+    return Means(Picks(table, picks), Picks(torch.zeros(len(rows), dtype=torch.int64), picks), False, counts, restart)
 
 
 def test_a_restart_begins_at_the_first_weights_once(small: Federation) -> None:
@@ -88,7 +89,7 @@ def test_a_restart_begins_at_the_first_weights_once(small: Federation) -> None:
     one = torch.ones_like(start)
     client.receive(Turn((1,), (1,), 1, 1), letter(1, [one]))
     torch.testing.assert_close(client.models.row(1), start + 1)
-    client.receive(Turn((1,), (1,), 1, 2), letter(1, [one]))  # the next average of the same restart
+    client.receive(Turn((1,), (1,), 1, 2), letter(1, [one], count=2))  # the next average of the same restart
     torch.testing.assert_close(client.models.row(1), start + 2)
     client.receive(Turn((1, 2), (1, 2), 1, 3), letter(2, clients=2))  # the first round: nothing to add yet
     assert torch.equal(client.models.row(1), start) and torch.equal(client.models.row(2), start)

@@ -284,7 +284,8 @@ def test_a_loss_that_is_not_finite_is_a_bad_one(small: Federation) -> None:
     client.models = Rows(3e38 * torch.tensor([1.0, -1.0]).repeat(client.models.table.numel() // 2)[None], (0,) * 6)
     assert np.isposinf(client.cohort.loss_aside(client.models, range(6))).all()
     path = ((0,),) * 2
-    query = Means(Picks(torch.zeros_like(client.models.table), path), Picks(torch.zeros(1, dtype=torch.int64), path), absolute=True)
+    steps, counts = Picks(torch.zeros(1, dtype=torch.int64), path), Rows(torch.zeros(2, dtype=torch.int64))
+    query = Means(Picks(torch.zeros_like(client.models.table), path), steps, True, counts)
     found = client.judge(Turn((0, 1), (0, 1), 1, 1), query).loss.values
     assert bool(found.isfinite().all())
     assert bool((found[:, 0] > 1e6 * found[:, 1]).all())

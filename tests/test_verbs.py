@@ -228,6 +228,7 @@ def test_a_dropped_connection_is_a_dropout_and_a_stale_reply_is_refused(tiny: Fe
     replies = {"train": Update, "contribute": Update, "receive": Done}.__getitem__
     transcript, _ = served(method, tiny, Framed({**nodes, 2: gone}, replies))
     assert all(entry.lost == (2,) for entry in transcript.entries)
+    nodes = {i: method.build_client(tiny, Settings(), [i]).answer_frame for i in range(4)}
     with pytest.raises(FrameError, match="another request"):
         served(method, tiny, Framed({**nodes, 0: stale}, replies))
 

@@ -1,11 +1,13 @@
 """How clients come to share a mask seed that the server relays and cannot read.
 
-The first client that replies is the leader: it draws the seed and seals it to every other client's X25519 key. Public keys are not
-signed here: a server that swaps them reads the seed, so this protects against an honest-but-curious server only.
+The first client that replies is the leader, or, where replies were lost or a server was restarted, the first that has a seed already: it
+draws the seed and seals it to every other client's X25519 key. Public keys are not signed here: a server that swaps them reads the seed,
+so this protects against an honest-but-curious server only.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ class PublicKey:
     """Client to server."""
 
     key: Rows  # (b, 32) uint8, X25519
+    seeded: Rows  # (b,) uint8, 1 where the client has a seed already: one of these leads, since a seed that was used stays
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +76,7 @@ class Secrets:
     drawn: dict[int, bytes] = field(default_factory=dict, repr=False)
     seed: dict[int, bytes] = field(default_factory=dict, repr=False)
     noise: dict[int, bytes] = field(default_factory=dict, repr=False)
+    unused: dict[int, int] = field(default_factory=dict)  # the key call that brought a seed under which nothing has left yet
 
 
 class KeyRing:
@@ -104,16 +108,36 @@ class KeyRing:
     def _private(self, client: int) -> bytes:
         return self.secrets.private.setdefault(client, self._bytes(client, "x25519"))
 
-    def _take(self, client: int, seed: bytes) -> None:
-        others = set(self.secrets.seed.values())
-        if others and others != {seed}:
-            raise FrameError(f"client {client} was handed another mask seed than its peers: the key agreement was tampered with")
+    def use(self, clients: tuple[int, ...]) -> None:
+        """Note that these clients answer a call of the protocol: from now on their seed stays what it is."""
+        for i in clients:
+            self.secrets.unused.pop(i, None)
+
+    def _take(self, client: int, seed: bytes, step: int) -> None:
+        """Take a seed that key call `step` brought.
+
+        Replies may be lost, and then clients agree anew, led by one that never had the first seed. So a later agreement replaces
+        a seed as long as nothing has left under it, which tells a server that swaps seeds no more than the first agreement does.
+        """
+        unused = self.secrets.unused
+        fixed = [own for i, own in self.secrets.seed.items() if own != seed and step < unused.get(i, math.inf)]
+        if fixed:
+            raise FrameError(
+                f"client {client} was handed another mask seed than it, or a peer, has used: the key agreement was tampered with, or a"
+                " server was restarted before it knew who took part; start a new run"
+            )
+        if self.secrets.seed.get(client) != seed:
+            unused[client] = step
+        elif client in unused:
+            unused[client] = max(unused[client], step)
         self.secrets.seed[client] = seed
         self._unlock(seed)
 
     def offer(self, clients: tuple[int, ...]) -> PublicKey:
         """Public keys of some clients."""
-        return PublicKey(Rows(torch.stack([_tensor(_public(self._private(i))) for i in clients])))
+        keys = torch.stack([_tensor(_public(self._private(i))) for i in clients])
+        seeded = torch.tensor([i in self.secrets.seed for i in clients], dtype=torch.uint8)
+        return PublicKey(Rows(keys), Rows(seeded))
 
     def seal(self, leader: int, peers: Peers) -> Boxes:
         """The leader's seed, sealed to each peer; it takes a seed it drew itself only out of its own box, like everyone else."""
@@ -128,8 +152,8 @@ class KeyRing:
         ]
         return Boxes(Rows(_tensor(own)[None]), Rows(torch.stack([_tensor(b) for b in boxes])[None]))
 
-    def open(self, clients: tuple[int, ...], box: Box) -> Done:
-        """Take the seed out of each client's box."""
+    def open(self, clients: tuple[int, ...], box: Box, step: int) -> Done:
+        """Take the seed out of each client's box, in key call `step`."""
         from cryptography.exceptions import InvalidTag
 
         leader = _bytes(box.key.value)
@@ -139,7 +163,7 @@ class KeyRing:
                 seed = _aead(mine, leader, self._context(box.leader, i, leader, _public(mine))).decrypt(bytes(12), _bytes(sealed), None)
             except InvalidTag:
                 raise FrameError(f"client {i} cannot open its box: the key agreement was tampered with, start a new run") from None
-            self._take(i, seed)
+            self._take(i, seed, step)
         return Done()
 
     def _context(self, leader: int, peer: int, leader_key: bytes, peer_key: bytes) -> bytes:

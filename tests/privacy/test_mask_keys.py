@@ -98,8 +98,8 @@ def agreement() -> tuple[list[bytes], list[bytes], KeyRing, KeyRing, Any]:
 def test_both_ends_get_the_same_seed() -> None:
     leader_got, peer_got, leader, peer, boxes = agreement()
     assert not leader_got
-    peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][1:])))
-    leader.open((0,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][:1])))
+    peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][1:])), 3)
+    leader.open((0,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][:1])), 3)
     assert leader_got == peer_got
     assert len(peer_got[0]) == 32
 
@@ -122,7 +122,7 @@ def test_a_tampered_agreement_is_refused(what: str) -> None:
     if what == "low order":
         key[:] = 0
     with pytest.raises(FrameError):
-        peer.open((1,), Box(7 if what == "leader" else 0, Shared(key), Rows(sealed)))
+        peer.open((1,), Box(7 if what == "leader" else 0, Shared(key), Rows(sealed)), 3)
     assert not got
 
 
@@ -130,7 +130,7 @@ def test_another_seed_for_one_client_is_refused() -> None:
     _, _, _, peer, boxes = agreement()
     peer.secrets.seed[5] = bytes(32)
     with pytest.raises(FrameError, match="another mask seed"):
-        peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][1:])))
+        peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][1:])), 3)
 
 
 def test_no_frame_of_a_masked_run_carries_a_secret(small: Federation) -> None:
@@ -179,3 +179,45 @@ def test_a_pipeline_applies_every_stage_and_undoes_them() -> None:
     pipeline = Pipeline([Fake(Kind.CLIP), Fake(Kind.NOISE), Fake(Kind.MASK)])
     assert pipeline.forward(torch.zeros(1), 0) == 6
     assert pipeline.inverse(pipeline.forward(torch.ones(1), 0), 0) == 1
+
+
+class Party:
+    """Three clients of a key agreement, and the seeds that they hold."""
+
+    def __init__(self) -> None:
+        self.got: list[list[bytes]] = [[], [], []]
+        self.rings = [ring(i, 1, own) for i, own in enumerate(self.got)]
+
+    def led(self, leader: int, peers: list[int]) -> Any:
+        keys = torch.cat([self.rings[i].offer((i,)).key.values for i in peers])
+        return self.rings[leader].seal(leader, Peers(Shared(torch.tensor(peers)), Shared(keys)))
+
+    def opened(self, boxes: Any, leader: int, client: int, place: int, step: int) -> None:
+        box = Box(leader, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][place : place + 1]))
+        self.rings[client].open((client,), box, step)
+
+
+def test_a_seed_that_nothing_left_under_gives_way_to_a_later_agreement() -> None:
+    """All replies of the first agreement are lost, and another client leads the second."""
+    party = Party()
+    first = party.led(0, [0, 1])
+    party.opened(first, 0, 0, 0, step=3)  # carried out; the reply is lost
+    second = party.led(1, [0, 1])
+    for place, client in enumerate((0, 1)):
+        party.opened(second, 1, client, place, step=6)
+    assert party.got[0][-1] == party.got[1][-1] != party.got[0][0]
+    with pytest.raises(FrameError, match="another mask seed"):  # the first one, delivered late
+        party.opened(first, 0, 0, 0, step=3)
+    assert party.got[0][-1] == party.got[1][-1]
+
+
+def test_a_seed_stays_once_something_has_left_under_it() -> None:
+    party = Party()
+    party.opened(party.led(0, [0, 1]), 0, 0, 0, step=3)
+    party.rings[0].use((0,))
+    with pytest.raises(FrameError, match="another mask seed"):
+        party.opened(party.led(1, [0, 1]), 1, 0, 0, step=6)
+    kept = ring(0, 1, [])
+    kept.restore(party.rings[0].secrets)
+    assert kept.offer((0,)).seeded.values.tolist() == [1]
+    assert party.rings[2].offer((2,)).seeded.values.tolist() == [0]

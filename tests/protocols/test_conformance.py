@@ -185,7 +185,7 @@ def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
 
 
 SPLITS = {"criterion": "absolute", "eps1": 100, "eps2": 1e-3, "gamma_max": 0.0, "fallback": 0.3}
-PHASES: list[tuple[type[Protocol], dict[str, Any], int]] = [(CFL, SPLITS, 3), (IFCA, {}, 2), (SRFCA, {"retrain": 1}, 2)]
+PHASES: list[tuple[type[Protocol], dict[str, Any], int]] = [(CFL, SPLITS, 4), (IFCA, {}, 4), (SRFCA, {"retrain": 1}, 3)]
 
 
 @pytest.mark.parametrize(("protocol", "params", "phases"), PHASES)

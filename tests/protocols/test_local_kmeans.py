@@ -13,8 +13,9 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from securecluster import Federation, LabelSwap
+from securecluster.displacements import Outbox
 from securecluster.endpoint import Endpoint, Turn
-from securecluster.errors import UsageError
+from securecluster.errors import PolicyError, UsageError
 from securecluster.messages import Call, Rows
 from securecluster.network import Network
 from securecluster.privacy.keys import Hello
@@ -98,7 +99,7 @@ def test_who_never_hands_in_goes_on_alone(mask: str, three: Federation) -> None:
     torch.testing.assert_close(made.final(endpoint.client, state).row(4), theta, rtol=0, atol=1e-9)
 
 
-def test_handing_in_again_gives_the_same_answer_and_leaves_everyone_at_the_start(small: Federation) -> None:
+def test_handing_in_again_gives_the_same_answer_and_the_first_average_counts_from_the_start(small: Federation) -> None:
     client: Any = LocalKMeans(mask="none").build_client(small, DOUBLE).client
     client.models = Rows(client.cohort.start + torch.arange(6.0, dtype=torch.float64)[:, None])
     client.models = Rows(client.models.table, tuple(range(6)))
@@ -106,8 +107,13 @@ def test_handing_in_again_gives_the_same_answer_and_leaves_everyone_at_the_start
     two = client.hand_in(Turn((3, 5), (3, 5), 1, 1), Hello()).delta.values
     torch.testing.assert_close(one[:, 0], torch.tensor([1.0, 3.0], dtype=torch.float64))
     torch.testing.assert_close(two[:, 0], torch.tensor([3.0, 5.0], dtype=torch.float64))
+    box = Outbox.start(6, fresh=False)
+    box.post(1, torch.full_like(client.cohort.start, 0.5)[None], [0] * 6)
+    client.receive(Turn((1, 3), (1, 3), 2, 2), box.letter([1, 3]))
     found = (client.models.values - client.cohort.start)[:, 0]
-    torch.testing.assert_close(found, torch.tensor([0.0, 0, 2, 0, 4, 0], dtype=torch.float64))
+    torch.testing.assert_close(found, torch.tensor([0.0, 0.5, 2, 0.5, 4, 5], dtype=torch.float64))
+    with pytest.raises(PolicyError, match="before the first average"):
+        client.hand_in(Turn((1,), (1,), 2, 3), Hello())
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])

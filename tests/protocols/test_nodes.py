@@ -1,0 +1,492 @@
+"""Every protocol over nodes behind real frames, on a network that loses, repeats and delays them, and under servers that are killed.
+
+A node here holds one client's shard and the agreed configuration, and nothing of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, RandomClusters
+
+from securecluster import Federation, LabelSwap, synthetic, wire
+from securecluster.banks import Start
+from securecluster.cohort import Cohort
+from securecluster.displacements import Outbox, TraineeState
+from securecluster.endpoint import Endpoint, Turn, config_hash
+from securecluster.errors import PolicyError, SecureClusterError
+from securecluster.estimator import fit
+from securecluster.messages import Header
+from securecluster.network import Network, NetworkState
+from securecluster.objectives import objective
+from securecluster.pair_network import Plan
+from securecluster.privacy import keys
+from securecluster.privacy.draws import Draws
+from securecluster.privacy.keys import Hello, KeyRing
+from securecluster.randomness import Randomness
+from securecluster.run import Kept, Run
+from securecluster.state import pack, unpack
+from securecluster.transport import Framed
+from securecluster.walks import Format
+
+CLIENTS = 4
+
+
+def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
+    """Synthetic users of NSIM, for images of digits."""
+    return [(draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
+
+
+SPLITS: dict[str, Any] = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
+APART: dict[str, Any] = {"pre_rounds": 1, "threshold": 0.0}  # FL+HC leaves every client alone
+SHORT: dict[str, Any] = {"k": 2, "starts": 2, "start_rounds": 2}
+LAYERS: dict[str, Any] = {"synthetic": 8, "walks": digits, "radius": 0.0, "layer": "last", "local_rounds": 2, "eps": 1.0}
+REFINED: dict[str, Any] = {"rounds": 2, "local_rounds": 2, "refine": 2, "retrain": 1}
+PRIVATE: dict[str, Any] = {"clip": 1.0, "noise": 0.5}
+EXAMPLE: dict[str, Any] = {**PRIVATE, "dp_unit": "example", "epochs": 1}
+CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "fedavg": (FedAvg, {}),
+    "cfl": (CFL, {**SPLITS}),
+    "cfl gradient": (CFL, {**SPLITS, "similarity": "gradient"}),
+    "cfl sketch": (CFL, {**SPLITS, "sketch": 64}),
+    "cfl compress": (CFL, {**SPLITS, "compress": "8bit", "average": "weighted"}),
+    "cfl fallback": (CFL, {**SPLITS, "fallback": 0.3}),
+    "flhc": (FLHC, {"pre_rounds": 1}),
+    "flhc apart": (FLHC, APART),
+    "flhc 4bit": (FLHC, {"pre_rounds": 1, "compress": "4bit"}),
+    "ifca": (IFCA, SHORT),
+    "local k-means": (LocalKMeans, {"k": 2, "local_rounds": 2}),
+    "nsim": (NSIM, LAYERS),
+    "nsim apart": (NSIM, {**LAYERS, "eps": 0.0}),
+    "one-shot": (OneShot, {"tasks": 2}),
+    "random": (RandomClusters, {"k": 3}),  # a pair, and two who are alone
+    "sr-fca loss": (SRFCA, REFINED),
+    "sr-fca l2": (SRFCA, {**REFINED, "distance": "l2"}),
+    "local": (Local, {}),
+}
+NOISY: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "fedavg, clients": (FedAvg, {**PRIVATE, "dp_unit": "client"}),
+    "cfl sketch, clients": (CFL, {**SPLITS, **PRIVATE, "dp_unit": "client", "sketch": 64}),
+    "ifca, clients": (IFCA, {**SHORT, **PRIVATE, "dp_unit": "client"}),
+    "sr-fca, clients": (SRFCA, {**REFINED, **PRIVATE, "dp_unit": "client"}),
+    "fedavg, examples": (FedAvg, EXAMPLE),
+    "cfl sketch, examples": (CFL, {**SPLITS, **EXAMPLE, "sketch": 64}),
+}
+MASKED_ONLY = ("cfl gradient", "cfl compress", "flhc 4bit", "nsim apart")  # variants of methods that are tried without a mask
+PLAIN = [(name, "none") for name in CASES if name not in MASKED_ONLY]
+EVERY = [*PLAIN, *((name, "permutation") for name in CASES if name != "local")]
+TURNED = [("cfl sketch", "rotation"), ("sr-fca l2", "rotation")]
+ALL = [*EVERY, *TURNED, *((name, "permutation") for name in NOISY)]
+FEW = [case for case in ALL if case not in TURNED[1:] and case[0] not in ("random", "cfl sketch, clients", "fedavg, examples")]
+
+
+def method(name: str, mask: str) -> Any:
+    """A protocol by its name in `CASES` or `NOISY`, with few rounds and a small network."""
+    kind, params = (CASES | NOISY)[name]
+    return kind(**{"rounds": 4, "model": "mlp-32", "mask": mask, "epochs": 1, **params})
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def brief() -> Any:
+    """A pair network for NSIM that hardly trains, and one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
+        yield
+    torch.set_num_threads(threads)
+
+
+def cohort_of(made: Any, federation: Federation, number: int, config: dict[str, Any]) -> Cohort:
+    """What lies on a node's disk: its own shard, and the network that everyone agreed on."""
+    shard, kind = federation.shards[number], objective(config["objective"])
+    own = Federation((str(number),), (shard,), config["classes"], config["seed"], objective=kind)
+    draws, cpu = Randomness(config["seed"]), torch.device("cpu")
+    return Cohort(own, made.flat_model(own), draws, cpu, torch.float32, [0], number, made.aside)
+
+
+def endpoint_of(made: Any, cohort: Cohort, config: dict[str, Any], simulated: bool) -> Endpoint[Any]:
+    """The endpoint of a node that has its own data and the configuration alone."""
+    randomness, pipeline = Randomness(config["seed"]), made.pipeline(config)
+    own = KeyRing(config_hash(config), randomness if simulated else None, pipeline.unlock)
+    draws = Draws(own.noise)
+    pipeline.arm(draws)
+    pipeline.guard = made.guard(config, draws)
+    cohort.secret = draws
+    return Endpoint(made.make_client(cohort, pipeline, config), cohort.ids, config_hash(config), pipeline, own)
+
+
+@dataclass
+class Node:
+    """Bytes in, bytes out. An amnesic one is a new process for every frame, which has what the last one packed."""
+
+    make: Callable[[], Endpoint[Any]]
+    amnesic: bool = False
+    living: Endpoint[Any] | None = None
+    packed: bytes = b""
+    sizes: list[int] = field(default_factory=list)
+
+    def endpoint(self) -> Endpoint[Any]:
+        """The process that answers now."""
+        if self.living is not None:
+            return self.living
+        found = self.make()
+        if self.packed:
+            state = unpack(self.packed, TraineeState)
+            found.client.restore(state)
+            found.keys.restore(state.secrets)
+        self.living = None if self.amnesic else found
+        return found
+
+    def remembers(self) -> bytes:
+        """All that it would leave to another process."""
+        own = self.endpoint()
+        return pack(own.client.state(own.keys.secrets))
+
+    def answer(self, data: bytes) -> bytes:
+        """The reply to a frame."""
+        own = self.endpoint()
+        reply = own.answer_frame(data)
+        if self.amnesic:
+            self.packed = pack(own.client.state(own.keys.secrets))
+            self.sizes.append(len(self.packed))
+        return reply
+
+
+class KilledError(Exception):
+    """The server dies."""
+
+
+Fault = Callable[[int, Header], str]
+
+
+def no_fault(client: int, header: Header) -> str:
+    return ""
+
+
+class World:
+    """Nodes, the frames between them and a server, and what befalls these."""
+
+    def __init__(self, name: str, mask: str, federation: Federation, amnesic: bool = False, simulated: bool = True) -> None:
+        self.made = method(name, mask)
+        self.config = self.made.config(federation, "float32")
+        self.nodes = {i: Node(self._maker(federation, i, simulated), amnesic) for i in range(CLIENTS)}
+        self.fault: Fault = no_fault
+        self.seen: list[tuple[int, Header]] = []  # the frames that were sent
+        self.sent: dict[int, list[bytes]] = {i: [] for i in range(CLIENTS)}
+        self._late: dict[int, list[tuple[int, bytes, bool]]] = {i: [] for i in range(CLIENTS)}
+
+    def _maker(self, federation: Federation, i: int, simulated: bool) -> Callable[[], Endpoint[Any]]:
+        cohort = cohort_of(self.made, federation, i, self.config)
+        return lambda: endpoint_of(self.made, cohort, self.config, simulated)
+
+    def _door(self, i: int) -> Callable[[bytes], bytes]:
+        def answer(data: bytes) -> bytes:
+            header, node = wire.peek(data), self.nodes[i]
+            self.seen.append((i, header))
+            self.sent[i].append(data)
+            what = self.fault(i, header)
+            if what == "request":
+                raise ConnectionError
+            if what in ("late", "echo"):
+                self._late[i].append((header.round, data, what == "echo"))
+            if what == "late":
+                raise ConnectionError
+            reply = node.answer(data)
+            if what == "echo":
+                before = node.remembers()
+                assert node.answer(data) == reply
+                assert node.remembers() == before
+            self._deliver_late(i, header.round)
+            if what == "kill":
+                raise KilledError
+            if what == "reply":
+                raise ConnectionError
+            return reply
+
+        return answer
+
+    def _deliver_late(self, i: int, number: int) -> None:
+        """What was on its way while a node answered a frame of a later round reaches it now; nobody reads its replies."""
+        due = [(data, carried_out) for sent, data, carried_out in self._late[i] if sent < number]
+        self._late[i] = [frame for frame in self._late[i] if frame[0] >= number]
+        node = self.nodes[i]
+        for data, carried_out in due:
+            before = node.remembers()
+            with suppress(SecureClusterError):
+                node.answer(data)
+            assert node.remembers() == before or not carried_out
+
+    def serve(self, folder: Path | None = None) -> tuple[Any, Network]:
+        """The server's final state, and its network."""
+        doors = {i: self._door(i) for i in self.nodes}
+        net = self.made.build_network(Framed(doors, lambda name: self.made.message_types(name)[1]), self.config)
+        part = Kept(NetworkState, lambda: net.state, lambda state: setattr(net, "state", state))
+        run = Run(folder, {"network": part}, begin=lambda number: setattr(net, "round", number))
+        return self.made.serve(net, run), net
+
+    def result(self) -> Result:
+        """What a run ends with."""
+        state, net = self.serve()
+        return self.result_of(state, net)
+
+    def result_of(self, state: Any, net: Network) -> Result:
+        models = [self.made.final(node.endpoint().client, state).values[0] for node in self.nodes.values()]
+        return Result(pack(state), torch.stack(models), list(state.labels), pack(net.state.ledger))
+
+
+@dataclass
+class Result:
+    """Of a run: the server's state, each client's final model, (m, d), the labels and the ledger."""
+
+    state: bytes
+    models: torch.Tensor
+    labels: list[int]
+    ledger: bytes
+
+    def same_models(self, other: Result) -> bool:
+        """Bit for bit."""
+        return torch.equal(self.models, other.models)
+
+    def peers_agree(self) -> bool:
+        """Whether all members of a cluster hold one model."""
+        first = [self.labels.index(c) for c in self.labels]
+        return torch.equal(self.models, self.models[first])
+
+
+@pytest.fixture(scope="module")
+def calm(federation: Federation) -> Callable[[str, str], tuple[Result, list[tuple[int, Header]]]]:
+    """The undisturbed run of a case, and its frames."""
+    known: dict[tuple[str, str], tuple[Result, list[tuple[int, Header]]]] = {}
+
+    def run(name: str, mask: str) -> tuple[Result, list[tuple[int, Header]]]:
+        if (name, mask) not in known:
+            world = World(name, mask, federation)
+            known[name, mask] = (world.result(), world.seen)
+        return known[name, mask]
+
+    return run
+
+
+@pytest.mark.parametrize(("name", "mask"), ALL)
+def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_does(
+    name: str, mask: str, federation: Federation, calm: Any
+) -> None:
+    world = World(name, mask, federation, amnesic=True)
+    found, (whole, _) = world.result(), calm(name, mask)
+    assert found.state == whole.state
+    assert found.same_models(whole)
+
+
+def some(what: str, but: tuple[str, ...] = ("alone",)) -> Fault:
+    """A fault in client 0's second call of every method, or its first where there may be one, and in client 1's first.
+
+    Args:
+        but: methods without faults.
+    """
+    calls: dict[tuple[int, str], list[int]] = {}
+
+    def fault(i: int, header: Header) -> str:
+        known = calls.setdefault((i, header.method), [])
+        if header.step in known:  # asked again
+            return ""
+        known.append(header.step)
+        hit = (i, len(known)) == ((0, 1 if header.method in ONCE else 2)) or (i, len(known)) == (1, 1)
+        return what if hit and header.method not in but else ""
+
+    return fault
+
+
+ONCE = ("key_offer", "key_seal", "key_open", "hand_in", "pool", "eigen", "relevance", "losses", "receive", "judge", "post")
+
+
+@pytest.mark.parametrize(("name", "mask"), FEW)
+def test_a_lost_reply_ends_as_a_lost_request_does(name: str, mask: str, federation: Federation) -> None:
+    """Training alone is another matter: it is done, whether the server hears of it or not (below)."""
+    found = {}
+    for what in ("request", "reply", "late"):
+        world = World(name, mask, federation)
+        world.fault = some(what)
+        found[what] = world.result()
+        if name != "local":
+            assert found[what].peers_agree()
+    for what in ("reply", "late"):
+        assert found[what].state == found["request"].state, what
+        assert found[what].same_models(found["request"]), what
+        assert found[what].ledger == found["request"].ledger, what
+
+
+LONE = [(name, mask) for name, mask in ALL if name in ("flhc apart", "local k-means", "nsim", "nsim apart", "random", "sr-fca l2", "local")]
+
+
+@pytest.mark.parametrize(("name", "mask"), LONE)
+def test_who_trained_alone_has_done_so_whether_its_reply_came_or_not(name: str, mask: str, federation: Federation, calm: Any) -> None:
+    world = World(name, mask, federation)
+    world.fault = lambda i, header: "reply" if header.method == "alone" and (i + header.step) % 3 == 0 else ""
+    assert any(header.method == "alone" for _, header in calm(name, mask)[1])
+    assert world.result().same_models(calm(name, mask)[0])
+
+
+@pytest.mark.parametrize(("name", "mask"), FEW)
+def test_frames_that_come_twice_and_again_when_a_round_has_passed_change_nothing(
+    name: str, mask: str, federation: Federation, calm: Any
+) -> None:
+    world, (whole, frames) = World(name, mask, federation), calm(name, mask)
+    world.fault = lambda i, header: "echo"
+    found = world.result()
+    node = world.nodes[0]
+    before = node.remembers()
+    for data in world.sent[0]:  # and once more when all is over
+        with suppress(SecureClusterError):
+            node.answer(data)
+        assert node.remembers() == before
+    assert found.state == whole.state
+    assert found.same_models(whole)
+    assert world.seen == frames
+
+
+@pytest.mark.parametrize(("name", "mask"), ALL)
+def test_a_server_killed_in_every_call_ends_as_if_it_never_had_been(
+    name: str, mask: str, federation: Federation, calm: Any, tmp_path: Path
+) -> None:
+    """It dies when client 2, whom others come after, has answered; clients live on, and it resumes from its checkpoint."""
+    world, (whole, frames) = World(name, mask, federation), calm(name, mask)
+    killed: set[tuple[str, int]] = set()
+
+    def fault(i: int, header: Header) -> str:
+        call = (header.method, header.step)
+        if i != 2 or call in killed:
+            return ""
+        killed.add(call)
+        return "kill"
+
+    world.fault = fault
+    for _ in frames:
+        try:
+            state, net = world.serve(tmp_path)
+            break
+        except KilledError:
+            continue
+    found = world.result_of(state, net)
+    assert len(killed) >= 4
+    assert found.state == whole.state
+    assert found.same_models(whole)
+    assert found.ledger == whole.ledger
+
+
+@pytest.mark.parametrize("name", ["fedavg", "cfl sketch", "ifca", "sr-fca loss"])
+def test_keys_of_the_operating_system_are_kept_too(name: str, federation: Federation, calm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a permutation the models are the same whatever the key, up to the order in which torch adds the last few columns."""
+    found = []
+    for amnesic in (False, True):
+        draws = np.random.default_rng(7)  # stands for the system's, so that both runs have the same keys if these are drawn once
+        monkeypatch.setattr(keys.os, "urandom", lambda count, draws=draws: draws.bytes(count))
+        world = World(name, "permutation", federation, amnesic, simulated=False)
+        found.append(world.result())
+        assert world.nodes[1].endpoint().keys.secrets.seed[1] != Randomness(0).key("client", 0, "mask")
+    living, reborn = found
+    assert reborn.state == living.state
+    assert reborn.same_models(living)
+    whole, _ = calm(name, "permutation")
+    torch.testing.assert_close(living.models, whole.models, rtol=0, atol=1e-5)
+    assert living.labels == whole.labels
+
+
+def test_clients_that_agreed_on_a_key_unheard_agree_anew(federation: Federation) -> None:
+    """All replies to the first agreement are lost, client 0's after it took the seed; the second is led by another client."""
+    found = []
+    for what in ("request", "reply"):
+        world = World("fedavg", "permutation", federation)
+
+        def fault(i: int, header: Header, what: str = what) -> str:
+            if header.round == 1 and header.method == "key_open":
+                return what if i == 0 else "request"
+            return "request" if i == 0 and header.round == 2 else ""
+
+        world.fault = fault
+        found.append(world.result())
+        assert found[-1].peers_agree()
+    assert found[0].same_models(found[1])
+
+
+def test_a_resumed_server_has_a_client_lead_that_knows_the_key(federation: Federation, calm: Any, tmp_path: Path) -> None:
+    """Client 0 missed the agreement of the round in which the server died, and replies first when it is asked again."""
+    world = World("fedavg", "permutation", federation)
+    killed: list[int] = []
+
+    def fault(i: int, header: Header) -> str:
+        if killed:
+            return ""
+        if i == 2 and header.method == "contribute":
+            killed.append(i)
+            return "kill"
+        return "request" if i == 0 else ""
+
+    world.fault = fault
+    with pytest.raises(KilledError):
+        world.serve(tmp_path)
+    state, net = world.serve(tmp_path)
+    found, (whole, _) = world.result_of(state, net), calm("fedavg", "permutation")
+    assert found.peers_agree()
+    torch.testing.assert_close(found.models, whole.models, rtol=0, atol=1e-5)  # the mask's key is another client's
+
+
+@pytest.mark.parametrize("name", ["fedavg", "cfl sketch", "flhc apart", "sr-fca loss"])
+def test_what_a_node_remembers_does_not_grow_with_rounds(name: str, federation: Federation) -> None:
+    sizes = []
+    for longer in (0, 8):
+        world = World(name, "permutation", federation, amnesic=True)
+        world.made.rounds += longer
+        world.config = world.made.config(federation, "float32")
+        world.serve()
+        sizes.append(max(world.nodes[1].sizes))
+    model = 4 * world.config["dimension"]
+    assert model < sizes[0] < 1.5 * model
+    assert abs(sizes[1] - sizes[0]) <= 64  # numbers of more digits
+
+
+def test_a_late_choice_does_not_replace_a_later_one(federation: Federation) -> None:
+    """Under noise, for the losses of one and the same models are otherwise the same."""
+    world = World("ifca, clients", "none", federation)
+    client: Any = world.nodes[0].endpoint().client
+    letter = Start.begin(0, 2, CLIENTS, fresh=False).letter([0])
+    with pytest.raises(PolicyError, match="choose comes first"):
+        client.contribute(Turn((0,), (0,), 1, 1), Hello())
+    taken = {step: client.choose(Turn((0,), (0,), 1, step), letter).model.values.item() for step in range(40, 0, -1)}
+    assert set(taken.values()) == {0, 1}
+    assert client._chosen == {0: (0, taken[40], 40)}
+    with pytest.raises(PolicyError, match="moved on"):
+        client.contribute(Turn((0,), (0,), 1, 39), Hello())
+    client.contribute(Turn((0,), (0,), 1, 41), Hello())
+    client.choose(Turn((0,), (0,), 2, 42), Start.begin(1, 2, CLIENTS, fresh=False).letter([0]))
+    with pytest.raises(PolicyError, match="moved on"):
+        client.choose(Turn((0,), (0,), 1, 41), letter)
+    assert list(client.banks) == [1]
+
+
+def test_what_is_handed_over_is_the_update_of_the_latest_brief(federation: Federation) -> None:
+    """A request for an earlier brief comes late, while the model is still the same; and the process forgets both updates."""
+    letter = Outbox.start(CLIENTS, fresh=False).letter([0])
+    rows = []
+    for steps in ((5,), (5, 3)):
+        world = World("cfl sketch", "none", federation)
+        client: Any = world.nodes[0].endpoint().client
+        for step in steps:
+            client.outline(Turn((0,), (0,), 1, step), letter)
+        rows.append(client.hand_over(Turn((0,), (0,), 1, 6), Hello()).delta.values)
+        world.nodes[0].packed, world.nodes[0].living = world.nodes[0].remembers(), None
+        reborn: Any = world.nodes[0].endpoint().client
+        rows.append(reborn.hand_over(Turn((0,), (0,), 1, 6), Hello()).delta.values)
+    assert all(torch.equal(row, rows[0]) for row in rows)
