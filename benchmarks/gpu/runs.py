@@ -32,6 +32,7 @@ from securecluster.protocols import (
 from securecluster import synthetic
 from securecluster.estimator import fit
 from securecluster.pair_network import Plan
+from securecluster.run import Line
 
 ROUNDS = 3
 
@@ -67,11 +68,15 @@ class Case:
         device: str,
         dtype: str,
         folder: Path | None = None,
-        **options: Any,
+        report: Callable[[Line], None] = lambda line: None,
     ) -> Protocol:
         """Return it fitted; NSIM's pair network, which is trained in main memory, trains for a few steps."""
+        made, settings = self.make(), self.settings(device, dtype)
         with patch.object(synthetic, "fit", _few_steps):
-            return self.make().fit(digits(), self.settings(device, dtype), folder=folder, **options)
+            if folder is None:
+                return made.fit(digits(), settings, report=report)
+            # Checkpoints alone: reports and pictures take packages that a machine with a GPU may lack.
+            return made.run_in(folder, digits(), settings, report)
 
 
 def _few_steps(rows: Any, true: Any, draws: Any, grid: Any) -> Any:

@@ -29,9 +29,11 @@ def show(content: dict[str, Any], console: Any = None) -> None:
     headings = [name for name in rows[0] if any(row[name] != NONE for row in rows)]
     tables = _fitting(headings, rows, console.width)
     tables[0].title = _title(content)
-    tables[-1].caption = "; ".join(_protected(content["protocols"]))
     for table in tables:
         console.print(table)
+    units = _protected(content["protocols"])
+    if units:
+        console.print("; ".join(units))
 
 
 def _title(content: dict[str, Any]) -> str:
