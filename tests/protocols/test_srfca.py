@@ -273,7 +273,7 @@ def test_newcomers_that_cannot_be_placed_are_an_error(two: Federation, monkeypat
     gather = Network.gather
 
     def silent(net: Network, method: Any, query: Any, to: Any, **rest: Any) -> Any:
-        monkeypatch.setattr(net, "_exchange", lambda call: type("Nobody", (), {"ids": (), "reply": None}))
+        monkeypatch.setattr(net, "_exchange", lambda method, call: type("Nobody", (), {"ids": (), "reply": None}))
         return gather(net, method, query, to, **rest)
 
     with monkeypatch.context() as patch:
