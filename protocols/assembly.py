@@ -146,7 +146,6 @@ def carry_out(
         client.cohort.device.type,
     )  # fmt: skip
     assert models.index is not None
-    assert models.index is not None
     return Kept(learned, pack(state), TraineeState(models.table, list(models.index), keys.secrets)), transcript
 
 
@@ -158,6 +157,8 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
         raise UsageError(
             f"newcomers' data are for {newcomers.objective.as_json()}, the run's for {own.as_json()}: give the same kind of data"
         )
+    if newcomers.feature_names is None and "feature_names" in config:
+        raise UsageError("the run's features have names and the newcomers' have none: give them as tables with these columns")
     if newcomers.feature_names is not None and "feature_names" in config:
         newcomers = newcomers.with_features(config["feature_names"])
     if list(newcomers.shape) != config["shape"] or newcomers.classes > config["classes"]:

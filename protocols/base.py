@@ -19,6 +19,7 @@ from securecluster.protocols.method import Method
 from securecluster.protocols.private import Private, Releases
 from securecluster.protocols.saving import Kept, load, read_kept, save
 
+from securecluster import manifest
 from securecluster.backend import torch
 from securecluster.checks import check_number, check_whole
 from securecluster.cohort import Cohort, check_training
@@ -37,7 +38,7 @@ from securecluster.randomness import Randomness
 from securecluster.run import Line, Run
 from securecluster.settings import Settings, check_settings
 from securecluster.state import pack, unpack
-from securecluster.transcript import Transcript
+from securecluster.transcript import INDEX, Transcript
 from securecluster.transport import Replay, Transport
 
 if TYPE_CHECKING:
@@ -159,10 +160,15 @@ class Protocol(Private, Method):
         return self
 
     def _open_transcript(self, folder: Path) -> None:
-        """Open the transcript of a run folder; what `save` wrote has none."""
-        path = folder / "transcript"
-        if path.is_dir():
-            self.transcript_ = Transcript.open(path, self.message_types, self.kept_.learned.names)
+        """Open the transcript of a run folder, after a check of its index; what `save` wrote has none."""
+        marks = manifest.read(folder)
+        if "config.json" not in marks:
+            return
+        learned, index = self.kept_.learned, f"transcript/{INDEX}"
+        if index in marks:
+            manifest.checked(folder, index, marks)
+        mode, home = learned.settings.transcript, folder / "transcript"
+        self.transcript_ = Transcript.open(mode, home, self.message_types, learned.names)
 
     def adopt(self, kept: Kept) -> Self:
         """Take over what was learned: it becomes the attributes that end in an underscore."""

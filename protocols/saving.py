@@ -83,7 +83,11 @@ def read_kept(folder: Path) -> Kept:
     Raises:
         RunFolderError: nothing to load there, or a file is missing or differs from what was written.
     """
-    if not (folder / LEARNED).is_file() and not (folder / manifest.NAME).is_file():
+    try:
+        empty = not (folder / LEARNED).is_file() and not (folder / manifest.NAME).is_file()
+    except OSError as error:
+        raise RunFolderError(f"cannot read {folder} ({error.strerror}): check the path") from None
+    if empty:
         raise RunFolderError(f"{folder} holds no fitted protocol (no {LEARNED}): give the folder that save wrote, or a finished run's")
     marks = manifest.read(folder)
     data = {name: manifest.checked(folder, name, marks) for name in ALWAYS}

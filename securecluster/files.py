@@ -37,9 +37,9 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line in a single write."""
-    with _said(path, "write"), path.open("a") as stream:
-        stream.write(line + "\n")
+    """Append one line in a single write; it ends alike on every system."""
+    with _said(path, "write"), path.open("ab") as stream:
+        stream.write((line + "\n").encode())
 
 
 def move(source: Path, target: Path) -> None:

@@ -44,12 +44,12 @@ def digest(data: bytes) -> str:
 
 def damaged(path: Path) -> RunFolderError:
     """Return the error for a file that differs from what was written."""
-    return RunFolderError(f"{path} differs from what was written there: restore it from a copy, or start the run anew")
+    return RunFolderError(f"{path} differs from what was written there: restore it from a copy, or run anew into another folder")
 
 
 def missing(path: Path) -> RunFolderError:
     """Return the error for a file that is not there any more."""
-    return RunFolderError(f"{path} is missing: restore it from a copy, or start the run anew")
+    return RunFolderError(f"{path} is missing: restore it from a copy, or run anew into another folder")
 
 
 def write(folder: Path, names: Iterable[str]) -> None:

@@ -109,6 +109,7 @@ class Transcript:
     @classmethod
     def open(
         cls,
+        mode: str,
         folder: Path,
         messages: Callable[[str], tuple[type, type]],
         names: Sequence[str] = (),
@@ -116,6 +117,7 @@ class Transcript:
         """Return the transcript that a finished run left in a folder, to be read.
 
         Args:
+            mode: that of the run.
             folder: the folder `transcript` of a run folder.
             messages: method name -> (query class, reply class).
             names: of the clients, in their order.
@@ -123,10 +125,8 @@ class Transcript:
         Raises:
             RunFolderError: its index does not parse.
         """
-        entries = load_entries(folder)
-        full = bool(entries) and all(entry.sha256 for entry in entries)
-        found = cls("full" if full else "sizes", folder, messages, names)
-        for entry in entries:
+        found = cls(mode, folder, messages, names)
+        for entry in load_entries(folder):
             found._count(entry)
         return found
 

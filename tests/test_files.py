@@ -116,7 +116,7 @@ def test_lines_are_appended_and_folders_made_and_moved(tmp_path: Path) -> None:
     for line in ("one", "two"):
         files.append_line(tmp_path / "a" / "b" / "log", line)
     files.move(tmp_path / "a" / "b", tmp_path / "c")
-    assert (tmp_path / "c" / "log").read_text() == "one\ntwo\n"
+    assert (tmp_path / "c" / "log").read_bytes() == b"one\ntwo\n"
     assert not (tmp_path / "a" / "b").exists()
 
 

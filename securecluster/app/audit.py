@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from securecluster.app.folder import TRANSCRIPT, Plan, finished, result_of
+from securecluster.app import privacy
+from securecluster.app.folder import CONFIG, RESULT, TRANSCRIPT, Plan, finished, result_of
 from securecluster.errors import ReplayError, RunFolderError
-from securecluster.network import NetworkState
+from securecluster.privacy.ledger import Event
+from securecluster.protocols.base import Protocol
 from securecluster.protocols.saving import read_kept
-from securecluster.state import pack
+from securecluster.state import pack, plain
 from securecluster.transcript import Transcript, entry_of
 
 
@@ -17,7 +20,8 @@ def replay(plan: Plan, config: dict[str, Any], folder: Path) -> int:
     """Replay a finished run folder.
 
     Every file must be what the run wrote; the index must say what the frames are; the server must make the same
-    requests and end in the same state; and the result's labels, bytes and epsilon must follow from these.
+    requests and end in the same state; and the result's labels, bytes and privacy must follow from these. Metrics and
+    the history are the observer's, and cannot be replayed.
 
     Returns:
         The number of calls.
@@ -29,49 +33,52 @@ def replay(plan: Plan, config: dict[str, Any], folder: Path) -> int:
     if plan.settings.transcript != "full" or not finished(folder):
         raise RunFolderError(f"{folder} cannot be replayed: that takes a finished run with --transcript full")
     result, kept = result_of(folder), read_kept(folder)
-    names = config["clients"]
-    transcript = Transcript.open(folder / TRANSCRIPT, plan.protocol.message_types, names)
+    settings, agreed = plan.settings, kept.learned.config
+    if agreed != config["network"]:
+        raise ReplayError(f"{folder / CONFIG} differs from the configuration that clients and server agreed on")
+    transcript = Transcript.open(settings.transcript, folder / TRANSCRIPT, plan.protocol.message_types, config["clients"])
     _check_index(folder / TRANSCRIPT, transcript)
-    settings = plan.settings
-    state, network = plan.protocol.replayed(transcript, config["network"], settings.threads, settings.device)
+    state, network = plan.protocol.replayed(transcript, agreed, settings.threads, settings.device)
     if pack(state) != kept.server:
         raise ReplayError(f"{folder}: the server's final state differs from the recorded one: it used something that no message brought it")
+    _check_ledger(folder / "ledger.jsonl", network.ledger.events)
     network.ledger.samples = kept.learned.network.ledger.samples  # public, and not told by any message
-    _check_result(folder, result, state.labels, transcript, network, config["network"]["delta"])
+    fitted = plan.protocol.restore_from(folder)
+    fitted.ledger_ = network.ledger
+    _check_result(folder / RESULT, result, fitted, state, transcript)
     return transcript.count
 
 
 def _check_index(folder: Path, transcript: Transcript) -> None:
     """Raise where the index says anything else than the frames, or frames lie there that it does not list."""
     for path in transcript.surplus():
-        raise RunFolderError(f"{path} belongs to no call of the run: remove it")
+        raise RunFolderError(f"{path} belongs to no call that the index lists: one of the two is not the run's")
     for position, entry in enumerate(transcript.entries):
         if entry_of(*transcript.content(position)) != entry:
             raise ReplayError(f"line {position + 1} of {folder / 'index.jsonl'} differs from the frames of that call")
 
 
-def _check_result(
-    folder: Path,
-    result: dict[str, Any],
-    labels: list[int],
-    transcript: Transcript,
-    network: NetworkState,
-    delta: float,
-) -> None:
-    """Raise where result.json says anything else than the replay finds."""
-    ledger = network.ledger
+def _check_ledger(path: Path, events: list[Event]) -> None:
+    """Raise where the ledger's file says anything else than the replay."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    if [json.loads(line) for line in lines] != [json.loads(json.dumps(plain(event))) for event in events]:
+        raise ReplayError(f"{path} differs from the replay")
+
+
+def _check_result(path: Path, result: dict[str, Any], fitted: Protocol, state: Any, transcript: Transcript) -> None:
+    """Raise where result.json says anything else of labels, bytes and privacy than follows from the replay."""
+    labels = [int(label) for label in state.labels]
+    names = list(fitted.kept_.learned.names)
     found = {
-        "labels": [int(label) for label in labels],
+        "protocol": fitted.name,
+        "names": names,
+        "clients": len(names),
+        "labels": labels,
+        "clusters": len(set(labels)),
+        "seed": fitted.kept_.learned.config["seed"],
         "bytes": transcript.totals(),
-        "epsilon": ledger.reported(delta),
-        "released without noise": [f"{method}: {name}" for method, name in ledger.exact()],
-    }
-    told = {
-        "labels": result["labels"],
-        "bytes": result["bytes"],
-        "epsilon": result["privacy"]["epsilon"],
-        "released without noise": result["privacy"]["exact"],
+        "privacy": json.loads(json.dumps(privacy.section(fitted))),
     }
     for name, value in found.items():
-        if told[name] != value:
-            raise ReplayError(f"{folder / 'result.json'} differs from the replay in its {name}")
+        if result.get(name) != value:
+            raise ReplayError(f"{path} differs from the replay in its {name}")

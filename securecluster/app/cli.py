@@ -157,6 +157,7 @@ def _show_finished(folder: Path, quiet: bool) -> int:
 
     plan, config = folders.load(folder)
     content = folders.result_of(folder)
+    folders.tidy(folder)
     if plan.simulation is not None:
         runs.federation_of(folder, plan, config)
     if not quiet:

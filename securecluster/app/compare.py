@@ -51,18 +51,45 @@ def start(argv: Sequence[str]) -> int:
 
 
 def resume(folder: Path, quiet: bool) -> int:
-    """Go on with a comparison that was stopped; a protocol that failed is tried again from its last round."""
+    """Go on with a comparison that was stopped, or show one that has ended.
+
+    A protocol that failed is tried again from its last round.
+    """
+    from securecluster.app import folder as folders
+    from securecluster.app import side_by_side
+
+    found = [(folder / name, *folders.load(folder / name)) for name in folders.compared(folder) or ()]
+    if not found:
+        raise RunFolderError(f"{folder} compares nothing: start the comparison anew")
+    federation = runs.federation_of(*found[0])
+    for home, plan, config in found[1:]:
+        runs.check_data(home, plan, config, federation)
+    content = _ended(folder, [home for home, _, _ in found])
+    if content is None:
+        with folders.locked(folder):
+            return _carry_out(folder, [plan for _, plan, _ in found], federation, quiet)
+    if not quiet:
+        with output():
+            side_by_side.show(content)
+            print(f"{folder} is complete")
+    return 0
+
+
+def _ended(folder: Path, homes: Sequence[Path]) -> dict[str, Any] | None:
+    """Return the content of compare.json where every run has ended without an error, after a check of all files."""
+    from securecluster import manifest
     from securecluster.app import folder as folders
 
-    with folders.locked(folder):
-        found = [folders.load(folder / name) for name in folders.compared(folder) or ()]
-        plans = [plan for plan, _ in found]
-        if not plans:
-            raise RunFolderError(f"{folder} compares nothing: start the comparison anew")
-        federation = runs.federation_of(folder / plans[0].protocol.name, *found[0])
-        for plan, config in found[1:]:
-            runs.check_data(folder / plan.protocol.name, plan, config, federation)
-        return _carry_out(folder, plans, federation, quiet)
+    if not (folder / folders.COMPARISON).is_file() or not (folder / manifest.NAME).is_file():
+        return None
+    marks = manifest.read(folder)
+    content: dict[str, Any] = json.loads(manifest.checked(folder, folders.COMPARISON, marks))
+    if any(row["error"] for row in content["protocols"]) or not all(map(folders.finished, homes)):
+        return None
+    for home in homes:
+        folders.result_of(home)
+        folders.tidy(home)
+    return content
 
 
 def _carry_out(folder: Path, plans: Sequence[Plan], federation: Federation, quiet: bool) -> int:
@@ -71,7 +98,8 @@ def _carry_out(folder: Path, plans: Sequence[Plan], federation: Federation, quie
     Raises:
         SecureClusterError: some of the protocols failed; the others are in the folder.
     """
-    from securecluster import files
+    from securecluster import files, manifest
+    from securecluster.app import folder as folders
     from securecluster.app import side_by_side
 
     console = runs.console(quiet)
@@ -80,8 +108,11 @@ def _carry_out(folder: Path, plans: Sequence[Plan], federation: Federation, quie
             rows = list(_rows(folder, plans, federation, console))
             content = _content(plans, federation, rows)
             pictures = side_by_side.draw(folder, content, {row["protocol"]: _history(folder, row) for row in rows})
-            files.write_atomic(folder / "compare.json", (json.dumps(content, indent=2) + "\n").encode())
+            files.write_atomic(folder / folders.COMPARISON, (json.dumps(content, indent=2) + "\n").encode())
+            manifest.write(folder, [folders.CONFIG, folders.COMPARISON])
     except RunFolderError as error:
+        if not isinstance(error.__cause__, OSError):  # nothing that the disk said, and would not say again
+            raise
         raise RunFolderError(f"{error}; go on with: securecluster resume {folder}") from error
     if not quiet:
         with output():

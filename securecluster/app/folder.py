@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,23 +24,25 @@ from securecluster.app.options import Simulation, protocol_class
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.protocols.base import Protocol
+from securecluster.run import checkpoints, remove_checkpoints
 from securecluster.settings import Settings
 from securecluster.transcript import INDEX
 
 SCHEMA = 1
 CONFIG, RESULT = "config.json", "result.json"
 MARKER, LOCK = ".securecluster", ".lock"
-BOOKKEEPING = {MARKER, LOCK}
 TRANSCRIPT = "transcript"
+COMPARISON = "compare.json"
 PICTURES = (
     "accuracy.png", "perplexity.png", "position_error.png", "cost.png", "dendrogram.png", "graph.png",
     "relevance.png", "separation.png", "similarity.png", "similarity-pairs.png", "tree.png",
 )  # fmt: skip
-WRITTEN = {
-    *BOOKKEEPING, CONFIG, RESULT, manifest.NAME, "compare.json", "history.jsonl", "ledger.jsonl", *PICTURES,
-    "clients.safetensors", "learned.safetensors", "models.safetensors", "server.safetensors", "start.safetensors",
+READ_BACK = {
+    CONFIG, "history.jsonl", "ledger.jsonl", "clients.safetensors", "learned.safetensors",
+    "models.safetensors", "server.safetensors", "start.safetensors",
 }  # fmt: skip
-LISTED = WRITTEN - {*BOOKKEEPING, *PICTURES, RESULT, manifest.NAME}  # what is read back; the result comes last
+WRITTEN = {*READ_BACK, *PICTURES, RESULT, manifest.NAME, MARKER}
+PART = re.compile(r"manifest\.json|clock|origin|clients|network|transcript|(phase|loop)-[\w-]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,64 +89,96 @@ def check_free(target: Path | None, force: bool) -> None:
     Args:
         force: whether the run in the folder, if there is one, is to be replaced.
     """
-    if target is None:
+    if target is None or not used(target):
         return
-    with _refused(target):
-        if target.is_symlink() and not target.exists():
-            raise UsageError(f"{target} is a link to nothing: remove it, or choose another --out")
-        if target.exists() and not target.is_dir():
-            raise UsageError(f"{target} is not a folder: choose another --out")
-        if not _used(target):
-            return
     if not force:
         raise UsageError(f"{target} exists and is not empty: choose another --out, or --force to replace the run in it")
-    if not (target / MARKER).is_file():
+    if not _is_marker(target / MARKER):
         raise UsageError(f"{target} is not a run folder, so --force will not delete it: choose another --out")
     strange = foreign(target)
     if strange:
         raise UsageError(
-            f"{target} holds {strange[0].relative_to(target)}, which no run wrote, so --force will not delete it:"
-            " move it, or choose another --out"
+            f"{target} holds {strange[0].relative_to(target)}, which the run in it did not write,"
+            " so --force will not delete it: move it, or choose another --out"
         )
 
 
-def _used(target: Path) -> bool:
-    """Return whether a folder holds more than bookkeeping."""
-    return target.is_dir() and any(path.name not in BOOKKEEPING for path in target.iterdir())
+def used(target: Path) -> bool:
+    """Return whether a folder holds more than what a start that was killed leaves.
+
+    Raises:
+        UsageError: it is no folder.
+        RunFolderError: the operating system refuses the path.
+    """
+    with _refused(target):
+        if target.is_symlink() and not target.exists():
+            raise UsageError(f"{target} is a link to nothing: remove it, or choose another folder")
+        if target.exists() and not target.is_dir():
+            raise UsageError(f"{target} is not a folder: choose another one")
+        return target.is_dir() and not all(_is_bookkeeping(path) for path in target.iterdir())
+
+
+def _is_bookkeeping(path: Path) -> bool:
+    """Return whether a path is a lock, a marker or a half-written file of ours."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    return path.name == LOCK or _is_marker(path) or _is_temporary(path.name, WRITTEN)
+
+
+def _is_marker(path: Path) -> bool:
+    """Return whether a file is a marker of a run folder, and not just called so."""
+    if path.name != MARKER or path.is_symlink() or not path.is_file():
+        return False
+    return f'"{CONFIG}"'.encode() in files.read(path)
+
+
+def _is_temporary(name: str, written: Collection[str]) -> bool:
+    """Return whether a file is what a killed write left of a file of one of these names."""
+    return name.startswith(".") and name.endswith(".tmp") and name[1:-4] in written
 
 
 def foreign(folder: Path) -> list[Path]:
-    """Return what lies in a run folder, or in the runs of a comparison, and was not written by a run."""
+    """Return what lies in a run folder, or in the runs of a comparison, and was not written by them."""
+    names = _names_compared(folder)
+    written = WRITTEN | ({COMPARISON} if names else set())
     found: list[Path] = []
     for path in sorted(folder.iterdir()):
         if path.is_symlink():
             found.append(path)
         elif path.is_dir():
-            found += _foreign_below(path)
-        elif path.name not in WRITTEN and not _temporary(path.name):
+            found += _foreign_below(path, names)
+        elif path.name not in (*written, LOCK) and not _is_temporary(path.name, written):
             found.append(path)
     return found
 
 
-def _foreign_below(folder: Path) -> list[Path]:
-    """Return what lies in a folder within a run folder and was not written by a run."""
-    if (folder / MARKER).is_file():
+def _names_compared(folder: Path) -> list[str]:
+    """Return the runs that a folder says it compares; none where it holds a single run, or is damaged."""
+    try:
+        return compared(folder) or []
+    except RunFolderError:
+        return []
+
+
+def _foreign_below(folder: Path, runs: Collection[str]) -> list[Path]:
+    """Return what lies in a folder within a run folder and was not written by the run, or by one of `runs`."""
+    if folder.name in runs and _is_marker(folder / MARKER):
         return foreign(folder)
     if folder.name == ".checkpoint.tmp" or re.fullmatch(r"checkpoint-\d{6,}", folder.name):
-        return [path for path in folder.iterdir() if path.is_dir() or "." in path.stem.strip(".")]
+        return [path for path in folder.iterdir() if not _is_ours(path, PART)]
     if folder.name == TRANSCRIPT:
-        return [path for path in folder.iterdir() if not _of_transcript(path)]
+        frames = re.compile(rf"{re.escape(INDEX)}|\d+\.safetensors")
+        return [path for path in folder.iterdir() if not _is_ours(path, frames)]
     return [folder]
 
 
-def _of_transcript(path: Path) -> bool:
-    frames = path.suffix == ".safetensors" and path.stem.isdigit()
-    return path.is_file() and (path.name == INDEX or frames or _temporary(path.name))
-
-
-def _temporary(name: str) -> bool:
-    """Return whether a file is one that a killed write left half-way."""
-    return name.startswith(".") and name.endswith(".tmp")
+def _is_ours(path: Path, names: re.Pattern[str]) -> bool:
+    """Return whether a path is a file of such a name, or what a killed write left of one."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    whole = names.fullmatch(path.name)
+    half = path.name.endswith(".tmp") and path.name.startswith(".") and names.fullmatch(path.name[1:-4])
+    return bool(whole or half)
 
 
 @contextmanager
@@ -170,8 +204,7 @@ def claimed(out: Path | None, force: bool, name: str, texts: Mapping[str, str]) 
     files.make_folder(target)
     with _locked(target):
         check_free(target, force)
-        with _all_locked(_runs_in(target)):
-            _clear(target)
+        _replace(target)
         try:
             _write_texts(target, texts)
         except BaseException:
@@ -182,32 +215,42 @@ def claimed(out: Path | None, force: bool, name: str, texts: Mapping[str, str]) 
         yield target
 
 
-def _runs_in(target: Path) -> list[Path]:
-    """Return the run folders in a comparison's folder."""
-    return sorted(marker.parent for marker in target.glob(f"*/{MARKER}"))
+def _replace(target: Path) -> None:
+    """Remove the run, or the comparison and its runs, in a folder that holds nothing else.
 
-
-@contextmanager
-def _all_locked(folders: Sequence[Path]) -> Iterator[None]:
-    """Make sure that nobody writes to any of these run folders."""
+    Raises:
+        RunFolderError: another process writes to one of the runs, or the disk says no.
+    """
+    runs = [target / name for name in _names_compared(target) if (target / name).is_dir()]
     with ExitStack() as held:
-        for folder in folders:
-            held.enter_context(_locked(folder))
-        yield
+        for run in runs:
+            held.enter_context(_locked(run))
+        for run in runs:
+            _clear(run)
+    for run in runs:  # their locks are free, and can be removed on every system
+        _remove_empty(run)
+    _clear(target)
 
 
 def _clear(target: Path) -> None:
-    """Remove what runs wrote into a folder, which holds nothing else.
+    """Remove what a run wrote, up to the lock.
 
-    `config.json` goes first, so that what a kill leaves half-way is no run.
+    `config.json` goes first, so that what a kill leaves half-way is no run; the marker goes last, so that it can
+    still be replaced.
     """
-    with _refused(target):
+    try:
         (target / CONFIG).unlink(missing_ok=True)
         for path in target.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name != LOCK:
+            elif path.name not in (LOCK, MARKER):
                 path.unlink()
+        (target / MARKER).unlink(missing_ok=True)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise RunFolderError(
+            f"cannot remove all of the run in {target} ({reason}): remove the rest by hand, or choose another folder"
+        ) from error
 
 
 def _remove_empty(target: Path) -> None:
@@ -227,9 +270,9 @@ def _write_texts(target: Path, texts: Mapping[str, str]) -> None:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder has our marker."""
+    """Return whether a folder holds a run: our marker, and its configuration."""
     with _refused(folder):
-        return (folder / MARKER).is_file()
+        return _is_marker(folder / MARKER) and (folder / CONFIG).is_file()
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -244,12 +287,12 @@ def config_of(folder: Path) -> dict[str, Any]:
         if not (folder / MARKER).is_file():
             raise RunFolderError(f"{folder} is not a run folder (it has no {MARKER}): give the folder that a run printed")
     text = manifest.checked(folder, CONFIG, manifest.read(folder, MARKER))
-    config: dict[str, Any] = json.loads(text)
-    if config["schema"] != SCHEMA:
-        raise RunFolderError(
-            f"{folder} was written in schema {config['schema']}, this version reads {SCHEMA}: use the version that wrote it"
-        )
-    return config
+    config = json.loads(text)
+    schema = config.get("schema") if isinstance(config, dict) else None
+    if schema != SCHEMA:
+        raise RunFolderError(f"{folder} was written in schema {schema}, this version reads {SCHEMA}: use the version that wrote it")
+    found: dict[str, Any] = config
+    return found
 
 
 def load(folder: Path) -> tuple[Plan, dict[str, Any]]:
@@ -283,7 +326,7 @@ def check_same(folder: Path, recorded: Mapping[str, Any], planned: Mapping[str, 
         if old == new:
             continue
         if name == "data_digest":
-            text = "its data were others"
+            text = "it ran on other data"
         elif name == "clients":
             text = "its clients had other names"
         else:
@@ -324,8 +367,17 @@ def result_of(folder: Path) -> dict[str, Any]:
     if RESULT not in marks:
         raise manifest.damaged(folder / manifest.NAME)
     manifest.check(folder, marks)
-    content: dict[str, Any] = json.loads(manifest.checked(folder, RESULT, marks))
+    content = json.loads(manifest.checked(folder, RESULT, marks))
+    if not isinstance(content, dict):
+        raise manifest.damaged(folder / RESULT)
     return content
+
+
+def tidy(folder: Path) -> None:
+    """Remove the checkpoints that a kill at the very end left beside a result, where that is possible."""
+    if checkpoints(folder):
+        with suppress(RunFolderError), locked(folder):
+            remove_checkpoints(folder)
 
 
 def seal(folder: Path, result: bytes) -> None:
@@ -333,7 +385,7 @@ def seal(folder: Path, result: bytes) -> None:
     marks = {RESULT: manifest.Mark.of(result)}
     for path in sorted([*folder.iterdir(), folder / TRANSCRIPT / INDEX]):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and (path.name in LISTED or path.name == INDEX):
+        if path.is_file() and (path.name in READ_BACK or path.name == INDEX):
             marks[name] = manifest.Mark.of(files.read(path))
     files.write_atomic(folder / manifest.NAME, manifest.encode(marks))
     files.write_atomic(folder / RESULT, result)

@@ -189,10 +189,13 @@ def fit(
         RunFolderError: it holds another run, a damaged one, or one that another process writes to.
     """
     from securecluster.app import folder as folders
+    from securecluster.run import remove_checkpoints
     from securecluster.settings import Settings
 
     simulation = Simulation.of(federation)
     if not folders.is_run(folder):
+        if folders.used(folder):
+            raise UsageError(f"{folder} exists and is not empty, and holds no run: give another folder")
         plan = folders.Plan(protocol, simulation, _resolved(settings))
         texts = {folders.CONFIG: plan.as_json(federation)}
         with folders.claimed(folder, False, "", texts):
@@ -208,6 +211,7 @@ def fit(
         if folders.finished(folder):
             folders.result_of(folder)
             protocol.restore_from(folder)
+            remove_checkpoints(folder)  # which a kill at the very end may have left
         else:
             _record(plan, federation, folder, say)
 

@@ -64,6 +64,8 @@ def flush() -> int:
     """
     code = 0
     for stream in (sys.stdout, sys.stderr):
+        if stream is None:  # closed before the process began
+            continue
         try:
             stream.flush()
         except OSError as error:
@@ -84,7 +86,8 @@ def output() -> Iterator[None]:
     """
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         _give_up(sys.stdout.fileno())
         raise Stopped(141) from None

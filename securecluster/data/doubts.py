@@ -136,7 +136,7 @@ def _client_ids(samples: Sequence[Array]) -> list[int]:
     if len(samples) < SITES or min(len(x) for x in samples) < 2:
         return []
     first = np.stack([x[0] for x in samples]).astype(np.float64)  # (clients, k)
-    candidates = np.flatnonzero((first == np.floor(first)).all(axis=0))
+    candidates = np.flatnonzero(_whole(first).all(axis=0))
     different = [k for k in candidates.tolist() if len(np.unique(first[:, k])) == len(samples)]
     return [k for k in different if all(bool((x[:, k] == x[0, k]).all()) for x in samples)]
 
@@ -154,6 +154,12 @@ def _row_ids(samples: Sequence[Array]) -> list[int]:
 
 def _nearly_distinct(given: Array) -> bool:
     values = given.astype(np.float64)
-    if not (values == np.floor(values)).all():
+    if not _whole(values).all():
         return False
     return len(np.unique(values)) >= DISTINCT * len(values)
+
+
+def _whole(values: Array) -> Array:
+    """Return which values are whole numbers; beyond 2^53 every float is one, and that says nothing."""
+    found: Array = (values == np.floor(values)) & (np.abs(values) < 2.0**53)
+    return found

@@ -125,6 +125,18 @@ def test_a_protocol_is_loaded_from_whole_files_alone(ended: Path, tmp_path: Path
                 CFL.load(folder)
             path.write_bytes(whole)
     assert CFL.load(folder).transcript_.mode == "full"
+    index = folder / "transcript" / "index.jsonl"
+    whole = index.read_bytes()
+    for damage in DAMAGES.values():  # a transcript that lost its index would say that nobody saw anything
+        damaged = damage(whole, draw)
+        index.unlink()
+        if damaged is not None:
+            index.write_bytes(damaged)
+        with pytest.raises(SecureClusterError, match=r"index\.jsonl"):
+            CFL.load(folder)
+        index.write_bytes(whole)
+    with pytest.raises(SecureClusterError, match="cannot read"):
+        CFL.load("x" * 300)
 
 
 def test_a_damaged_history_of_rounds_after_the_checkpoint_does_not_matter(stopped: Path, tmp_path: Path) -> None:
@@ -176,7 +188,13 @@ def test_replay_finds_an_index_that_was_forged_with_its_digests(
     assert f"line {k + 1} of" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("field", ["labels", "bytes", "epsilon", "exact"])
+def test_a_run_without_a_transcript_does_not_say_that_nobody_saw_anything(tmp_path: Path) -> None:
+    assert main([*RUN, "--transcript", "none", "--out", str(tmp_path / "r")]) == 0
+    with pytest.raises(SecureClusterError, match="none"):
+        list(CFL.load(tmp_path / "r").transcript_.seen_by("server"))
+
+
+@pytest.mark.parametrize("field", ["labels", "bytes", "clusters", "names", "seed", "epsilon", "exact", "releases", "masks", "sees"])
 def test_replay_finds_a_result_that_was_forged_with_its_digests(
     field: str, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,12 +204,32 @@ def test_replay_finds_a_result_that_was_forged_with_its_digests(
         content["labels"][0] += 1
     elif field == "bytes":
         content["bytes"]["up"] -= 1
+    elif field in content:
+        content[field] = content[field][1:] if field == "names" else content[field] + 1
     else:
-        content["privacy"][field] = {"epsilon": 1.0, "exact": []}[field]
+        content["privacy"][field] = 1.0 if field == "epsilon" else []
     (folder / "result.json").write_text(json.dumps(content))
     reseal(folder)
     assert main(["replay", str(folder)]) == 2
     assert "result.json differs from the replay in its" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"labels": 3}', '{"privacy": 3}'])
+def test_a_forged_result_that_is_none_is_a_sentence(text: str, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(ended, tmp_path / "run")
+    (folder / "result.json").write_text(text)
+    reseal(folder)
+    assert main(["replay", str(folder)]) == 2
+    assert "result.json" in capsys.readouterr().err
+
+
+def test_replay_finds_a_ledger_that_was_forged_with_its_digests(ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(ended, tmp_path / "run")
+    lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (folder / "ledger.jsonl").write_text("".join(lines[:-1]))
+    reseal(folder)
+    assert main(["replay", str(folder)]) == 2
+    assert "ledger.jsonl differs from the replay" in capsys.readouterr().err
 
 
 def test_a_manifest_checks_itself(tmp_path: Path) -> None:

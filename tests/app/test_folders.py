@@ -52,7 +52,19 @@ def test_force_leaves_folders_of_others_alone(config: str, tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize(
-    "name", ["notes.txt", "figure.png", "transcript/notes.safetensors", "transcript/more/a.txt", "old/data.csv", "checkpoint-final/x"]
+    "name",
+    [
+        "notes.txt",
+        "figure.png",
+        "compare.json",
+        ".notes.tmp",
+        "transcript/notes.safetensors",
+        "transcript/more/a.txt",
+        "transcript/.notes.tmp",
+        "old/data.csv",
+        "checkpoint-final/x",
+        "checkpoint-000001/README",
+    ],
 )
 def test_force_leaves_files_of_others_alone(name: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / name).parent.mkdir(exist_ok=True)
@@ -60,9 +72,56 @@ def test_force_leaves_files_of_others_alone(name: str, run: Path, capsys: pytest
     before = contents(run)
     assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 2
     said = capsys.readouterr().err
-    assert "which no run wrote" in said and said.count("\n") == 1
+    assert "which the run in it did not write" in said and said.count("\n") == 1
     assert contents(run) == before
     (run / name).unlink()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_is_only_called_like_our_bookkeeping_is_left_alone(force: bool, tmp_path: Path) -> None:
+    for name in (".securecluster/keys.txt", ".lock/keys.txt", ".securecluster"):
+        out = tmp_path / name.replace("/", "-")
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("precious")
+        before = contents(out)
+        assert main([*RUN, "--out", str(out), *["--force"] * force]) == 2, name
+        assert contents(out) == before
+
+
+def test_force_leaves_other_runs_in_the_folder_alone(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RUN, "--out", str(run / "second")]) == 0
+    assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 2
+    assert "holds second, which the run in it did not write" in capsys.readouterr().err
+    out = tmp_path / "compared"
+    start = ["compare", "fedavg", "local", *SMALL, "--out", str(out), "--force"]
+    assert main(start) == 0
+    assert main([*RUN, "--out", str(out / "mine")]) == 0
+    assert main([*start, "--seed", "1"]) == 2
+    assert seed_of(run) == seed_of(run / "second") == seed_of(out / "mine") == 0
+
+
+def test_a_kill_while_a_run_is_replaced_leaves_a_folder_that_can_be_replaced(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, unlink = shutil.copytree(run, run.parent / "whole"), Path.unlink
+    for calls in range(1, 12):
+        shutil.rmtree(run)
+        shutil.copytree(whole, run)
+        left = [calls]
+
+        def killed(path: Path, missing_ok: bool = False, left: list[int] = left) -> None:
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            unlink(path, missing_ok=missing_ok)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", killed)
+            code = main([*RUN, "--seed", "1", "--out", str(run), "--force"])
+        if code == 0:
+            break
+        assert code == 130
+        assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 0, calls
+        assert seed_of(run) == 1
+    assert calls > 5
 
 
 def test_force_does_not_follow_links_out_of_a_run_folder(run: Path, tmp_path: Path) -> None:
@@ -189,9 +248,31 @@ def test_a_start_that_was_killed_before_its_configuration_leaves_the_folder_free
     out = tmp_path / "out"
     out.mkdir()
     (out / ".lock").touch()
-    (out / ".securecluster").write_text("{")
+    (out / "..securecluster.tmp").write_text('{"sche')
+    (out / ".config.json.tmp").write_text('{"sche')
     assert main([*RUN, "--out", str(out)]) == 0
     assert seed_of(out) == 0
+
+
+def test_checkpoints_that_a_kill_at_the_very_end_left_are_removed(run: Path) -> None:
+    (run / "checkpoint-000009").mkdir()
+    (run / "checkpoint-000009" / "clients").write_bytes(b"keys")
+    assert main(["resume", str(run), "--quiet"]) == 0
+    assert not list(run.glob("checkpoint-*"))
+
+
+def test_a_comparison_that_has_ended_is_shown_without_a_word_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(["compare", "fedavg", "local", *SMALL, "--out", str(out)]) == 0
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    with folders.locked(out):  # as on a medium that cannot be written
+        assert main(["resume", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "fedavg" in printed and f"{out} is complete" in printed
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    (out / "compare.json").write_text((out / "compare.json").read_text().replace('"seed": 0', '"seed": 1'))
+    assert main(["resume", str(out)]) == 2
+    assert "compare.json differs" in capsys.readouterr().err
 
 
 def test_a_start_that_cannot_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

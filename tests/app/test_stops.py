@@ -94,6 +94,14 @@ def test_an_output_that_is_full_is_a_sentence(tmp_path: Path) -> None:
     assert main(["resume", str(out), "--quiet"]) == 0
 
 
+def test_an_output_that_is_closed_is_none(tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    for arguments in ("list", " ".join([*RUN, "--out", str(out)])):
+        done = subprocess.run(["sh", "-c", f"{sys.executable} -m securecluster {arguments} >&-"], capture_output=True, env=ENV, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert (out / "result.json").is_file()
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
 def test_every_encoding_prints_every_line(encoding: str, tmp_path: Path) -> None:
     env = {**ENV, "PYTHONIOENCODING": encoding}

@@ -96,8 +96,10 @@ def test_newcomers_columns_are_matched_with_the_runs(tmp_path: Path) -> None:
     fitted = IFCA(rounds=2, k=2, starts=1).fit(Federation.from_arrays(named, seed=0))
     fitted.save(tmp_path)
     for run in (fitted, IFCA.load(tmp_path)):
-        found = [run.predict(newcomers(columns)).tolist() for columns in (None, ABC, ["c", "a", "b"])]
-        assert found[0] == found[1] == found[2]
+        found = [run.predict(newcomers(columns)).tolist() for columns in (ABC, ["c", "a", "b"])]
+        assert found[0] == found[1]
+        with pytest.raises(UsageError, match="have names and the newcomers' have none"):
+            run.predict(newcomers(None))
         choices = [run.joined_.bytes for _ in (run.predict(newcomers(["b", "c", "a"])),)]
         assert choices[0]["up"] > 0
         with pytest.raises(UsageError, match="it lacks a and has z besides"):
