@@ -121,7 +121,7 @@ class Present:
 
 
 def _within(number: object, count: int) -> bool:
-    """Whether something is a whole number from 0 and below `count`."""
+    """Return whether something is a whole number from 0 and below `count`."""
     if not isinstance(number, Integral) or isinstance(number, bool):
         return False
     return 0 <= int(number) < count

@@ -199,7 +199,7 @@ class Refiner(Contributor):
             self._restart[k] = max(self._restart[k], query.restart or 0)
 
     def had(self, k: int, query: Means) -> int:
-        """As of every trainee; none of a restart that is new to it, and all of one that is over."""
+        """Return how many averages a client has applied: none of a restart that is new to it, all of one that is over."""
         restart = query.restart or 0
         if restart != self._restart[k]:
             return 0 if restart > self._restart[k] else NEVER

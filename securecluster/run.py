@@ -52,7 +52,7 @@ class Appended:
 
 @dataclass
 class _Clock:
-    """How far a run is, and how much of each log belongs to it."""
+    """Progress of a run, and how much of each log belongs to it."""
 
     number: int = 0
     rounds: dict[str, int] = field(default_factory=dict)

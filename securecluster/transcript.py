@@ -62,7 +62,7 @@ class Seen:
 
 @dataclass
 class Recording:
-    """How far a transcript is: what a checkpoint keeps of it."""
+    """Position in a transcript, which a checkpoint keeps."""
 
     count: int = 0  # calls
     totals: dict[str, dict[str, int]] = field(default_factory=dict)  # bytes by method and direction

@@ -1,4 +1,4 @@
-"""Whether everything runs on a GPU as on a CPU, and how fast: checks first, then timings, within a given time.
+"""Checks that a GPU computes what a CPU does, and timings of local training, within a given time.
 
 python -m securecluster.benchmarks.gpu --minutes 9 --out DIR [--device auto|cuda|cpu]
 

@@ -1,4 +1,4 @@
-"""What must be the same on the device as on the CPU: networks, masks, mechanisms, protocols."""
+"""Checks of networks, masks, mechanisms and protocols on a device against the CPU."""
 
 from __future__ import annotations
 

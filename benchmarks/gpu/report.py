@@ -29,7 +29,7 @@ SKIPPED = ("piece", "kind", "reason")
 
 
 class Results:
-    """What checks and timings found.
+    """Results of checks and timings.
 
     Args:
         folder: where the files go.

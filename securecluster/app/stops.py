@@ -1,4 +1,4 @@
-"""What stops a process from outside: signals, and an output that cannot be written.
+"""Stopping a process in words: signals, and outputs that cannot be written.
 
 Imports nothing heavy, so that Ctrl-C is answered while everything else is still being imported.
 """

@@ -114,7 +114,7 @@ def _class_numbers(name: str, labels: NDArray[Any]) -> NDArray[Any]:
 
 
 def _whole(values: NDArray[Any]) -> bool:
-    """Whether all floats are whole numbers that an integer holds exactly."""
+    """Return whether all floats are whole numbers that an integer holds exactly."""
     return bool((np.isfinite(values) & (np.abs(values) < 2**53) & (values == np.floor(values))).all())
 
 
