@@ -90,7 +90,8 @@ def read_kept(folder: Path) -> Kept:
     if empty:
         raise RunFolderError(f"{folder} holds no fitted protocol (no {LEARNED}): give the folder that save wrote, or a finished run's")
     marks = manifest.read(folder)
-    data = {name: manifest.checked(folder, name, marks) for name in ALWAYS}
+    manifest.check(folder, marks, [MODELS])
+    data = {name: manifest.checked(folder, name, marks) for name in (LEARNED, SERVER, CLIENTS)}
     learned = unpack(data[LEARNED], Learned)
     if learned.schema != SCHEMA:
         raise RunFolderError(f"{folder} was saved in schema {learned.schema}, this version reads {SCHEMA}: use the version that saved it")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from securecluster.errors import RunFolderError
 
@@ -52,6 +53,13 @@ def remove(path: Path) -> None:
     """Delete a file, if it is there."""
     with _said(path, "remove"):
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to be read in parts."""
+    with _said(path, "read"), path.open("rb") as stream:
+        yield stream
 
 
 def read(path: Path) -> bytes:

@@ -33,6 +33,13 @@ class Mark:
         """Return the mark of some bytes."""
         return cls(len(data), digest(data))
 
+    @classmethod
+    def of_file(cls, path: Path) -> Mark:
+        """Return the mark of a file, without holding all of it in memory."""
+        with files.opened(path) as stream:
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+            return cls(stream.tell(), sha256)
+
 
 EMPTY = Mark(0, hashlib.sha256().hexdigest())
 
@@ -58,7 +65,7 @@ def write(folder: Path, names: Iterable[str]) -> None:
     Args:
         names: paths relative to the folder.
     """
-    marks = {name: Mark.of(files.read(folder / name)) for name in names}
+    marks = {name: Mark.of_file(folder / name) for name in names}
     files.write_atomic(folder / NAME, encode(marks))
 
 
@@ -111,10 +118,18 @@ def checked(folder: Path, name: str, marks: Mapping[str, Mark]) -> bytes:
     return data
 
 
-def check(folder: Path, marks: Mapping[str, Mark]) -> None:
-    """Raise RunFolderError for the first listed file that is missing or damaged."""
-    for name in marks:
-        checked(folder, name, marks)
+def check(folder: Path, marks: Mapping[str, Mark], names: Iterable[str] | None = None) -> None:
+    """Raise RunFolderError for the first file that is missing or damaged.
+
+    Args:
+        names: the files to check; None is all that are listed.
+    """
+    for name in marks if names is None else names:
+        path = folder / name
+        if not path.is_file():
+            raise missing(path)
+        if marks.get(name) != Mark.of_file(path):
+            raise damaged(path)
 
 
 class Log:

@@ -386,7 +386,7 @@ def seal(folder: Path, result: bytes) -> None:
     for path in sorted([*folder.iterdir(), folder / TRANSCRIPT / INDEX]):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and (path.name in READ_BACK or path.name == INDEX):
-            marks[name] = manifest.Mark.of(files.read(path))
+            marks[name] = manifest.Mark.of_file(path)
     files.write_atomic(folder / manifest.NAME, manifest.encode(marks))
     files.write_atomic(folder / RESULT, result)
 
