@@ -7,9 +7,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING
 
 from securecluster.errors import RunFolderError
+
+if TYPE_CHECKING:
+    from io import BufferedReader
 
 
 @contextmanager
@@ -56,7 +59,7 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def opened(path: Path) -> Iterator[BufferedReader]:
     """Open a file to be read in parts."""
     with _said(path, "read"), path.open("rb") as stream:
         yield stream
