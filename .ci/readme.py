@@ -1,4 +1,4 @@
-"""The README's code blocks: `command WORD` prints the shell block that mentions WORD, `blocks` runs all others in order."""
+"""The README's code blocks: `command WORD` prints the shell block that mentions WORD, `blocks` runs all of Python and of the shell."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def main(argv: list[str]) -> None:
         return
     names: dict[str, object] = {}
     for language, text in blocks():
+        if language not in ("python", "sh"):  # what a command prints
+            continue
         print(f"--- {language}\n{text}", flush=True)
         if language == "python":
             exec(compile(text, "README.md", "exec"), names)
