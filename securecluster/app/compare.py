@@ -58,16 +58,11 @@ def resume(folder: Path, quiet: bool) -> int:
     from securecluster.app import folder as folders
     from securecluster.app import side_by_side
 
-    found = [(folder / name, *folders.load(folder / name)) for name in folders.compared(folder) or ()]
-    if not found:
-        raise RunFolderError(f"{folder} compares nothing: start the comparison anew")
-    federation = runs.federation_of(*found[0])
-    for home, plan, config in found[1:]:
-        runs.check_data(home, plan, config, federation)
-    content = _ended(folder, [home for home, _, _ in found])
+    content = _ended(folder)
     if content is None:
-        with folders.locked(folder):
-            return _carry_out(folder, [plan for _, plan, _ in found], federation, quiet)
+        with folders.locked(folder):  # before the plans are read: another start may replace them
+            return _carry_out(folder, *_planned(folder), quiet)
+    _planned(folder)
     if not quiet:
         with output():
             side_by_side.show(content)
@@ -75,13 +70,31 @@ def resume(folder: Path, quiet: bool) -> int:
     return 0
 
 
-def _ended(folder: Path, homes: Sequence[Path]) -> dict[str, Any] | None:
+def _planned(folder: Path) -> tuple[list[Plan], Federation]:
+    """Return the plans of a comparison's runs, and their clients, made again.
+
+    Raises:
+        RunFolderError: a damaged folder, or data that are no longer what they were.
+    """
+    from securecluster.app import folder as folders
+
+    found = [(folder / name, *folders.load(folder / name)) for name in folders.compared(folder) or ()]
+    if not found:
+        raise RunFolderError(f"{folder} compares nothing: start the comparison anew")
+    federation = runs.federation_of(*found[0])
+    for home, plan, config in found[1:]:
+        runs.check_data(home, plan, config, federation)
+    return [plan for _, plan, _ in found], federation
+
+
+def _ended(folder: Path) -> dict[str, Any] | None:
     """Return the content of compare.json where every run has ended without an error, after a check of all files."""
     from securecluster import manifest
     from securecluster.app import folder as folders
 
     if not (folder / folders.COMPARISON).is_file() or not (folder / manifest.NAME).is_file():
         return None
+    homes = [folder / name for name in folders.compared(folder) or ()]
     marks = manifest.read(folder)
     content: dict[str, Any] = json.loads(manifest.checked(folder, folders.COMPARISON, marks))
     if any(row["error"] for row in content["protocols"]) or not all(map(folders.finished, homes)):

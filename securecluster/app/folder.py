@@ -42,6 +42,7 @@ READ_BACK = {
     "models.safetensors", "server.safetensors", "start.safetensors",
 }  # fmt: skip
 WRITTEN = {*READ_BACK, *PICTURES, RESULT, manifest.NAME, MARKER}
+FRAMES = re.compile(rf"{re.escape(INDEX)}|\d+\.safetensors")
 PART = re.compile(r"manifest\.json|clock|origin|clients|network|transcript|(phase|loop)-[\w-]+")
 
 
@@ -78,7 +79,7 @@ class Plan:
         return json.dumps(self.content(federation), indent=2) + "\n"
 
 
-def default_name(name: str) -> Path:
+def _default_name(name: str) -> Path:
     """Return a new path under runs/."""
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
@@ -122,7 +123,8 @@ def _is_bookkeeping(path: Path) -> bool:
     """Return whether a path is a lock, a marker or a half-written file of ours."""
     if path.is_symlink() or not path.is_file():
         return False
-    return path.name == LOCK or _is_marker(path) or _is_temporary(path.name, WRITTEN)
+    half_written = path.name != _final_name(path.name) in WRITTEN
+    return path.name == LOCK or _is_marker(path) or half_written
 
 
 def _is_marker(path: Path) -> bool:
@@ -132,22 +134,23 @@ def _is_marker(path: Path) -> bool:
     return f'"{CONFIG}"'.encode() in files.read(path)
 
 
-def _is_temporary(name: str, written: Collection[str]) -> bool:
-    """Return whether a file is what a killed write left of a file of one of these names."""
-    return name.startswith(".") and name.endswith(".tmp") and name[1:-4] in written
+def _final_name(name: str) -> str:
+    """Return the name that a file was to have, where a kill left it half-written, else its own."""
+    half = name.startswith(".") and name.endswith(".tmp")
+    return name[1:-4] if half else name
 
 
 def foreign(folder: Path) -> list[Path]:
     """Return what lies in a run folder, or in the runs of a comparison, and was not written by them."""
     names = _names_compared(folder)
-    written = WRITTEN | ({COMPARISON} if names else set())
+    written = WRITTEN | ({LOCK, COMPARISON} if names else {LOCK})
     found: list[Path] = []
     for path in sorted(folder.iterdir()):
         if path.is_symlink():
             found.append(path)
         elif path.is_dir():
             found += _foreign_below(path, names)
-        elif path.name not in (*written, LOCK) and not _is_temporary(path.name, written):
+        elif _final_name(path.name) not in written:
             found.append(path)
     return found
 
@@ -165,20 +168,18 @@ def _foreign_below(folder: Path, runs: Collection[str]) -> list[Path]:
     if folder.name in runs and _is_marker(folder / MARKER):
         return foreign(folder)
     if folder.name == ".checkpoint.tmp" or re.fullmatch(r"checkpoint-\d{6,}", folder.name):
-        return [path for path in folder.iterdir() if not _is_ours(path, PART)]
-    if folder.name == TRANSCRIPT:
-        frames = re.compile(rf"{re.escape(INDEX)}|\d+\.safetensors")
-        return [path for path in folder.iterdir() if not _is_ours(path, frames)]
-    return [folder]
+        names = PART
+    elif folder.name == TRANSCRIPT:
+        names = FRAMES
+    else:
+        return [folder]
+    return [path for path in folder.iterdir() if not _is_file_called(path, names)]
 
 
-def _is_ours(path: Path, names: re.Pattern[str]) -> bool:
-    """Return whether a path is a file of such a name, or what a killed write left of one."""
+def _is_file_called(path: Path, names: re.Pattern[str]) -> bool:
     if path.is_symlink() or not path.is_file():
         return False
-    whole = names.fullmatch(path.name)
-    half = path.name.endswith(".tmp") and path.name.startswith(".") and names.fullmatch(path.name[1:-4])
-    return bool(whole or half)
+    return names.fullmatch(_final_name(path.name)) is not None
 
 
 @contextmanager
@@ -197,7 +198,7 @@ def claimed(out: Path | None, force: bool, name: str, texts: Mapping[str, str]) 
         UsageError: the folder is in use, and `force` is not given or does not apply.
         RunFolderError: the disk says no, or another process writes there.
     """
-    target = out or default_name(name)
+    target = out or _default_name(name)
     check_free(target, force)
     with _refused(target):
         new = not target.exists()
@@ -352,7 +353,7 @@ def finished(folder: Path) -> bool:
     """
     if (folder / RESULT).is_file():
         return True
-    if (folder / manifest.NAME).is_file() and not any(folder.glob("checkpoint-*")):
+    if (folder / manifest.NAME).is_file() and not checkpoints(folder):
         raise manifest.missing(folder / RESULT)
     return False
 
