@@ -2,9 +2,9 @@
 
 python -m securecluster.benchmarks.scales [--rounds 20] [--seeds 3]
 
-Six clients share scikit-learn's digits, wine or breast cancer data, standardised. Either all values are multiplied, to
-a root mean square of `scale`, or one column of noise with that root mean square is added. The network and its learning
-rate are the defaults for tables.
+Six clients share scikit-learn's digits, wine or breast cancer data. Either all values are multiplied to a root mean
+square of `scale`, standardised or as they come, or one column of noise with that root mean square is added to the
+standardised ones. The network and its learning rate are the defaults for tables.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ COLUMN = (1.0, 5.0, 10.0, 15.0, 20.0, 30.0)
 CLIENTS = 6
 
 
-def standardised(name: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the samples (n, k) with mean 0 and variance 1 in each column, and their labels."""
-    x, y = DATA[name](return_X_y=True)
-    return (x - x.mean(axis=0)) / np.maximum(x.std(axis=0), 1e-9), y
+def standardised(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return samples (n, k) with mean 0 and variance 1 in each column."""
+    centred: NDArray[np.float64] = x - x.mean(axis=0)
+    return centred / np.maximum(x.std(axis=0), 1e-9)
 
 
 def federation(x: NDArray[np.float64], y: NDArray[np.int64], seed: int) -> Federation:
@@ -55,8 +55,10 @@ def accuracy(x: NDArray[np.float64], y: NDArray[np.int64], rounds: int, seed: in
 
 def row(name: str, what: str, scale: float, rounds: int, seed: int) -> dict[str, Any]:
     """Return one measurement."""
-    x, y = standardised(name)
-    if what == "all values":
+    x, y = DATA[name](return_X_y=True)
+    if what != "all values, as they come":
+        x = standardised(x)
+    if what.startswith("all values"):
         x = x * scale / np.sqrt(np.square(x).mean())
     else:
         noise = np.random.default_rng(seed).standard_normal((len(x), 1))
@@ -80,7 +82,11 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name in DATA:
-        for what, scales in (("all values", WHOLE), ("one column", COLUMN)):
+        for what, scales in (
+            ("all values", WHOLE),
+            ("all values, as they come", WHOLE),
+            ("one column", COLUMN),
+        ):
             for scale in scales:
                 for seed in range(options.seeds):
                     rows.append(row(name, what, scale, options.rounds, seed))
