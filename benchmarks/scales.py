@@ -31,7 +31,8 @@ CLIENTS = 6
 def standardised(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return samples (n, k) with mean 0 and variance 1 in each column."""
     centred: NDArray[np.float64] = x - x.mean(axis=0)
-    return centred / np.maximum(x.std(axis=0), 1e-9)
+    centred /= np.maximum(x.std(axis=0), 1e-9)
+    return centred
 
 
 def federation(x: NDArray[np.float64], y: NDArray[np.int64], seed: int) -> Federation:
