@@ -75,7 +75,7 @@ def build_client(
     dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
     first = 0 if joins is None else int(config["clients"])
     keys = KeyRing(config_hash(config), randomness if simulated else None, pipeline.unlock)
-    draws = Draws(keys.noise)
+    draws = Draws(keys.noise, config_hash(config))
     pipeline.arm(draws)
     pipeline.guard = protocol.guard(config, draws)
     cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, first, protocol.aside, draws)

@@ -323,8 +323,10 @@ class Protocol(Private, Method):
             device: where the server computes with rows of models; None is main memory.
         """
         pipeline, draws = self.pipeline(config), Randomness(config["seed"])
-        costs = self.costs(pipeline, config, Draws.derived(draws) if key is None else Draws(lambda _: key))
-        return Network(config["clients"], transport, config_hash(config), pipeline, draws, agreed=config, costs=costs, device=device)
+        run = config_hash(config)
+        secret = Draws.derived(draws, run) if key is None else Draws(lambda _: key, run)
+        costs = self.costs(pipeline, config, secret)
+        return Network(config["clients"], transport, run, pipeline, draws, agreed=config, costs=costs, device=device)
 
     def replay(self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto") -> bytes:
         """Run the server alone against a recorded transcript; its final state, packed, must equal the recorded one.

@@ -126,7 +126,7 @@ class Private(ABC):
         if not self.per_client:
             return ()
         own = (Noise(config["clip"], config["noise"]),) if config["noise"] and config["placement"] == "local" else ()
-        return (Clip(config["clip"]), *own)
+        return (Clip(config["clip"], total=bool(config["noise"])), *own)
 
     def guard(self, config: Mapping[str, Any], draws: Draws) -> Guard | None:
         """What clients need for noise of their methods' own."""

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import torch
 
+HUGE = 2.0**90  # norms beyond so many C have factors, or products with them, that are no normal float32
+
 
 @dataclass(frozen=True)
 class Outer:
@@ -19,12 +21,12 @@ class Outer:
     left: torch.Tensor
     right: torch.Tensor
 
-    def norms(self) -> torch.Tensor:
-        """L2 norms (b, n): ‖left‖‖right‖ (Goodfellow 2015, "Efficient per-example gradient computations").
+    def sides(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the norms (b, n) of the left sides, which clipping scales, and of the right ones.
 
-        In float64: in float32 a tiny left side is rounded to nothing before a huge right side makes it large.
+        A gradient's norm is their product (Goodfellow 2015, "Efficient per-example gradient computations").
         """
-        return _norms(self.left, torch.float64) * _norms(self.right, torch.float64)
+        return _norms(self.left), _norms(self.right)
 
     def add_to(self, total: torch.Tensor, factors: torch.Tensor) -> None:
         """Add Σ_n factors[n] left_n right_nᵀ, of factors (b, n), to (b, o, i)."""
@@ -52,9 +54,10 @@ class Each:
         turned = gradients.ndim == 3 and not gradients.is_contiguous() and gradients.mT.is_contiguous()
         return cls((gradients.mT if turned else gradients).reshape(1, len(gradients), -1), turned)
 
-    def norms(self) -> torch.Tensor:
-        """L2 norms (b, n)."""
-        return _norms(self.rows, self.rows.dtype).double()
+    def sides(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the norms (b, n) of the rows, which clipping scales, and ones."""
+        norms = _norms(self.rows)
+        return norms, torch.ones_like(norms)
 
     def add_to(self, total: torch.Tensor, factors: torch.Tensor) -> None:
         """Add Σ_n factors[n] rows_n, of factors (b, n), to (b, …)."""
@@ -73,22 +76,32 @@ class Each:
         return total.mT if self.turned else total
 
 
-def _norms(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    found: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=dtype)
+def _norms(rows: torch.Tensor) -> torch.Tensor:
+    """L2 norms, in float64: in float32 a tiny side is rounded to nothing before a huge one makes it large."""
+    found: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
     return found
 
 
 Part = TypeVar("Part", Each, Outer, Each | Outer)
 
 
+def margin(dtype: torch.dtype) -> float:
+    """Return the share of a bound that clipping leaves to rounding: of norms, of products, and of the smallest numbers."""
+    return 2.0**-20 if dtype == torch.float32 else 2.0**-40
+
+
 def clipped(found: Mapping[str, Part], weight: torch.Tensor, clip: float) -> tuple[Mapping[str, Part], torch.Tensor]:
     """The parts of gradients g, and the factors min(1, C/‖g‖)·weight of examples, (b, n).
 
-    An example whose norm is no finite number counts as nothing: an error would tell that it is there.
+    An example whose norm is no finite number, or so large that float32 could not scale it down to C, counts as nothing:
+    an error would tell that it is there.
     """
-    norms = torch.linalg.vector_norm(torch.stack([own.norms() for own in found.values()]), dim=0)
-    factors = (clip / norms).clamp_(max=1).to(weight.dtype).mul_(weight)  # of a gradient of zeros min(1, ∞)
-    wrong = ~norms.isfinite()
+    sides = [own.sides() for own in found.values()]
+    norms = torch.linalg.vector_norm(torch.stack([scaled * other for scaled, other in sides]), dim=0)
+    limit = clip * (1 - margin(weight.dtype))
+    factors = (limit / norms).clamp_(max=1).to(weight.dtype).mul_(weight)  # of a gradient of zeros min(1, ∞)
+    largest = torch.stack([norms, *(other for _, other in sides)]).amax(0)
+    wrong = ~(largest < clip * HUGE)  # also where it is no number
     if bool(wrong.any()):  # 0 times an infinity would be NaN
         found, factors = {name: own.without(wrong) for name, own in found.items()}, factors.masked_fill_(wrong, 0)
     return found, factors

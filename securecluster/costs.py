@@ -42,7 +42,7 @@ class Costs:
     def noise(self, name: str, d: int, trains: str = "usual") -> float:
         """The expected squared norm of the noise in one row of this field, made of an update of d numbers, whoever added it."""
         pipeline, curator = self.pipeline.of(name), self._curator(name)
-        return pipeline.noise(d) + (curator.sigma**2 * pipeline.width(d) if curator else 0.0) + self.trained.get(trains, 0.0) * d
+        return pipeline.noise(d) + (curator.squared_noise(pipeline.width(d)) if curator else 0.0) + self.trained.get(trains, 0.0) * d
 
     def read(self, release: Release, reply: A, step: int, counts: Sequence[int] | None = None) -> A:
         """A reply as the protocol sees it: decoded, and, where the server is trusted to add it, with noise.

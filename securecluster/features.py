@@ -51,11 +51,15 @@ class Features:
     description: Any
     batch: int = BATCH
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, finite: bool = True) -> Tensor:
         """Φ(x), (n, D).
 
+        Args:
+            finite: whether a row that is not finite is refused. Under noise it counts as zeros later, since a refusal would
+                be a release of its own.
+
         Raises:
-            UsageError: samples of another shape, or a map of a user's own that fails or does not give a finite row of D for each.
+            UsageError: samples of another shape, or a map of a user's own that fails or does not give a row of D for each.
         """
         if tuple(x.shape[1:]) != self.shape:
             raise UsageError(f"the features {self.name} are made for samples of shape {_text(self.shape)}, not {_text(x.shape[1:])}")
@@ -63,7 +67,10 @@ class Features:
             return torch.zeros(0, self.dimension, device=x.device)
         parts = torch.split(x, self.batch)
         # maps have float32 weights, also in runs in float64
-        return torch.cat([_checked(self.name, self.function, part.float(), self.dimension) for part in parts])
+        rows = torch.cat([_checked(self.name, self.function, part.float(), self.dimension) for part in parts])
+        if finite:
+            _check_finite(self.name, rows)
+        return rows
 
     def describe(self) -> Any:
         """What a configuration says of it, so that clients with another map are refused."""
@@ -243,6 +250,7 @@ def _tried(name: str, function: Map, shape: tuple[int, ...]) -> Tensor:
     """The features (3, D) of three random samples, which are always the same ones."""
     x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     found = _checked(name, function, x)
+    _check_finite(name, found)
     again, alone = (_checked(name, function, part, found.shape[1]) for part in (x, x[:1]))
     near = 1e-3 * float(found.abs().max())
     if not torch.allclose(found, again, rtol=0, atol=near):
@@ -267,10 +275,12 @@ def _checked(name: str, function: Map, x: Tensor, dimension: int | None = None) 
         raise UsageError(f"the features {name} give {dimension} numbers for a sample, then {found.shape[1]}: give equally many")
     if found.is_complex():
         raise UsageError(f"the features {name} are complex: give real numbers")
-    rows = found.detach().float()
+    return found.detach().float()
+
+
+def _check_finite(name: str, rows: Tensor) -> None:
     if not bool(rows.isfinite().all()):
         raise UsageError(f"the features {name} of some sample are not finite: mend the map, or the sample")
-    return rows
 
 
 def _place(features: Any) -> str:

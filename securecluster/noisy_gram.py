@@ -28,8 +28,9 @@ APART = 2.0  # `benchmarks.papers.oneshot_noise` tells what it is good for; chos
 
 
 def clipped(features: torch.Tensor) -> torch.Tensor:
-    """x·min(1, 1/‖x‖) of each row of (n, D), float64."""
+    """x·min(1, 1/‖x‖) of each row of (n, D), float64; a row that is not finite counts as zeros."""
     wide = features.double()
+    wide = wide.masked_fill(~wide.isfinite().all(1, keepdim=True), 0)
     found: torch.Tensor = wide / wide.norm(dim=1, keepdim=True).clamp_min(1)
     return found
 
@@ -95,8 +96,7 @@ class GramNoise:
         It is made again when it is needed and not kept; making it holds about six matrices (D, D) in float64.
         """
         row = packed(gram(features, self.per_client))
-        row += self.multiplier * self.draws.normal(client, "gram", 0, row)
-        return unpacked(row, features.shape[1])
+        return unpacked(self.draws.noised(client, "gram", 0, row, self.multiplier, 1.0), features.shape[1])
 
     def spectrum(self, matrix: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The p largest eigenvalues (p,) of a noisy A and its eigenvectors (p, D), as far as they stand out of the noise.
@@ -111,8 +111,8 @@ class GramNoise:
 
     def blurred(self, vectors: torch.Tensor, client: int) -> torch.Tensor:
         """The naive mechanism: unit eigenvectors (p, D), or zeros, with noise of std z·2√p, scaled to unit norm again."""
-        sigma = self.multiplier * 2 * math.sqrt(len(vectors))
-        noisy = vectors + sigma * self.draws.normal(client, "eigenvectors", 0, vectors)
+        reach = 2 * math.sqrt(len(vectors))
+        noisy = self.draws.noised(client, "eigenvectors", 0, vectors, self.multiplier, reach)
         found: torch.Tensor = noisy / noisy.norm(dim=1, keepdim=True).clamp_min(torch.finfo(noisy.dtype).tiny)
         return found
 

@@ -54,8 +54,8 @@ def noised(guard: Guard | None, purpose: str, turn: Turn, means: Array, sizes: S
     found = np.nan_to_num(means, nan=guard.loss_clip, posinf=guard.loss_clip)
     for n, i in enumerate(turn.ids):
         own = found[n, : None if widths is None else widths[n]]
-        drawn = guard.draws.normal(i, purpose, turn.step, torch.as_tensor(own.copy()))
-        own += guard.noise * sensitivity(guard, len(own), sizes[n]) * drawn.numpy()
+        reach = sensitivity(guard, len(own), sizes[n])
+        own[:] = guard.draws.noised(i, purpose, turn.step, torch.as_tensor(own.copy()), guard.noise, reach).numpy()
     return found
 
 
@@ -63,4 +63,4 @@ def noised_rows(guard: Guard, purpose: str, turn: Turn, rows: torch.Tensor) -> t
     """Rows (b, d) clipped to S, with noise zS in every number."""
     noise = Noise(guard.clip, guard.noise)
     noise.arm(guard.draws)
-    return noise.forward_for(Clip(guard.clip).forward(rows, turn.step), turn.step, turn.ids, purpose)
+    return noise.forward_for(Clip(guard.clip, total=True).forward(rows, turn.step), turn.step, turn.ids, purpose)

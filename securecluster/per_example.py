@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from securecluster.clipping import Each, clipped
 from securecluster.dropout import example_keys
 from securecluster.flat import FlatModel, Params
-from securecluster.normals import Normals
+from securecluster.grid_noise import GridNoise, deviation, spacing
 from securecluster.optimizers import Optimizer
 from securecluster.stacks import Stack
 from securecluster.training import LocalTraining, Secret
@@ -57,8 +57,11 @@ class Private:
         self._plan, self._sizes, self._block = plan, sizes, block
         about = [own + mine for own, mine in zip(_digests(weights, plan), data, strict=True)]
         self._batches = [secret.seed(i, "dp-sgd batches", step, a) for i, a in zip(ids, about, strict=True)]
-        self._normals = Normals([secret.seed(i, "dp-sgd noise", step, a) for i, a in zip(ids, about, strict=True)])
-        self._deviations = weights.new_tensor([plan.noise * plan.clip / min(plan.batch_size, n) for n in sizes])
+        self._noise = GridNoise([secret.seed(i, "dp-sgd noise", step, a) for i, a in zip(ids, about, strict=True)])
+        d = weights.shape[1]
+        reach = [plan.clip / min(plan.batch_size, n) for n in sizes]  # of a sum, in the unit of a mean gradient
+        self._grid = [spacing(plan.noise, r, d) for r in reach] if plan.noise else []
+        self._sigma = [deviation(plan.noise, r, d) for r in reach] if plan.noise else []
         self._room = torch.empty_like(weights)
 
     def batches(self, k: int) -> Iterator[NDArray[np.int64]]:
@@ -86,17 +89,15 @@ class Private:
             x: (k, n, …). y: targets (k, n, …). weight: (k, n), 1/(q n), 0 for padding. keys: of dropout, (k,).
             places: of the examples among their client's own, (k, n): which mask an example has does not depend on who else is drawn.
         """
-        total = self._room[: len(x)]
-        if self._plan.noise:
-            self._normals.fill(total, self._deviations[: len(x)])
-        else:
-            total.zero_()
+        total = self._room[: len(x)].zero_()
         views = model.views(total)
         if model.stack is not None and (len(x) == 1 or not model.stack.convolves):
             _by_hand(model.stack, params, x, y, weight, self._plan.clip, views)
         else:
             keys = None if keys is None else example_keys(keys[:, None], places)
             _one_by_one(model, params, x, y, weight, keys, self._plan.clip, views, self._block)
+        if self._plan.noise:
+            self._noise.add_to(total, self._grid[: len(x)], self._sigma[: len(x)])
         optimizer.begin()
         for name, gradient in views.items():
             optimizer.value(name, gradient)

@@ -132,7 +132,7 @@ class Relative(Contributor):
 
     def _relevant(self, k: int, vectors: torch.Tensor) -> torch.Tensor:
         """r(i, ·) from G_i, or, where that has noise, from the very matrix that the client's eigenvectors are of."""
-        features, flat = self._phi(self.cohort.inputs(k)), vectors.flatten(0, 1)
+        features, flat = self._features(k), vectors.flatten(0, 1)
         if self._noise is None or self._noise.naive:
             image = projected(features, flat)
             return relevance(self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, vectors.any(-1))
@@ -148,6 +148,11 @@ class Relative(Contributor):
             return self._pipeline.seal.open(table, query.ids.table.tolist(), query.step, like)
         return self._pipeline.of("vectors").inverse(table.to(start), query.step)
 
+    def _features(self, k: int) -> torch.Tensor:
+        """Φ of the samples of the client at position k, (n, D)."""
+        noisy = self._noise is not None and not self._noise.naive
+        return self._phi(self.cohort.inputs(k), finite=not noisy)
+
     def _told(self, k: int) -> torch.Tensor:
         """The eigenvectors (p, D) that leave the client at position k."""
         vectors = self._spectrum(k)[1]
@@ -156,7 +161,7 @@ class Relative(Contributor):
     def _spectrum(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Eigenvalues (p,) and eigenvectors (p, D) of the client at position k."""
         if k not in self._own:
-            features = self._phi(self.cohort.inputs(k))
+            features = self._features(k)
             if self._noise is None or self._noise.naive:
                 self._own[k] = top(features, self._count)
             else:

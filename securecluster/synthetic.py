@@ -107,7 +107,7 @@ class Synthesis:
         federation = Federation.from_arrays(own, test=none, objective=flat.objective, classes=classes, seed=seed)
         if self.shape and federation.shape != self.shape:
             raise UsageError(f"the generator of synthetic users gives samples of shape {federation.shape}, and clients' have {self.shape}")
-        secret = Draws.derived(Randomness(seed))  # they train with noise where users do; theirs is nobody's secret
+        secret = Draws.derived(Randomness(seed), "synthetic")  # they train with noise where users do; theirs is nobody's secret
         cohort = Cohort(federation, flat, Randomness(seed), torch.device("cpu"), getattr(torch, dtype), secret=secret)
         models = starts(cohort, self.start)
         for step in range(1, self.rounds + 1):
@@ -127,7 +127,7 @@ class Synthesis:
         if not self.noise:
             return rows
         drawn = torch.from_numpy(draws.generator("layer noise").normal(size=rows.shape)).to(rows)
-        return begun.to(rows) + Clip(self.clip).forward(rows - begun.to(rows), 0) + self.noise * self.clip * drawn
+        return begun.to(rows) + Clip(self.clip, total=True).forward(rows - begun.to(rows), 0) + self.noise * self.clip * drawn
 
 
 def check_walks(walks: Any, objective: Objective) -> None:

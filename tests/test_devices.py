@@ -360,7 +360,7 @@ def test_masks_elsewhere(mask: str) -> None:
 
 def test_mechanisms_elsewhere() -> None:
     rows = torch.randn(3, 51, dtype=torch.float64)
-    draws = Draws(lambda client: bytes([client] * 32))
+    draws = Draws(lambda client: bytes([client] * 32), "run")
     noise = Noise(1.0, 0.5)
     noise.arm(draws)
     sketch, clip = Sketch(8, Randomness(0)), Clip(0.5)
@@ -398,7 +398,7 @@ def test_networks_train_elsewhere(kind: str, name: str, clip: float) -> None:
     federation = Federation.from_arrays(arrays, test=none, objective=objective, classes=classes, seed=0)
     flat = build(name, shape, classes, Randomness(0), objective)
     plan = LocalTraining(lr=0.1, epochs=1, batch_size=3, steps=2, momentum=0.5, clip=clip)
-    secret = Draws(lambda client: bytes(32))
+    secret = Draws(lambda client: bytes(32), "run")
 
     def trained(device: torch.device) -> torch.Tensor:
         cohort = Cohort(federation, flat, Randomness(0), device, torch.float64, secret=secret)

@@ -21,10 +21,10 @@ Rows = NDArray[np.float64]
 class Drawn:
     """Gaussians by numpy, a function of all that they are asked for."""
 
-    def normal(self, client: int, purpose: str, step: int, row: torch.Tensor) -> torch.Tensor:
+    def noised(self, client: int, purpose: str, step: int, row: torch.Tensor, z: float, reach: float) -> torch.Tensor:
         text = f"{client} {purpose} {step} ".encode() + row.numpy().tobytes()
         seed = int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
-        return torch.from_numpy(np.random.default_rng(seed).normal(size=tuple(row.shape)))
+        return row + z * reach * torch.from_numpy(np.random.default_rng(seed).normal(size=tuple(row.shape)))
 
 
 class Unit:
@@ -33,9 +33,9 @@ class Unit:
     def __init__(self, k: int) -> None:
         self.k = k
 
-    def normal(self, client: int, purpose: str, step: int, row: torch.Tensor) -> torch.Tensor:
-        out = torch.zeros_like(row)
-        out[self.k] = 1
+    def noised(self, client: int, purpose: str, step: int, row: torch.Tensor, z: float, reach: float) -> torch.Tensor:
+        out = row.clone()
+        out[self.k] += z * reach
         return out
 
 
@@ -186,8 +186,6 @@ def test_the_naive_mechanism_noises_every_vector_by_its_trivial_sensitivity() ->
     vectors[:3, :3] = torch.eye(3, dtype=torch.float64)  # beyond the rank there is none: that is hidden too
     found = noise(0.05, mechanism="naive").blurred(vectors, 0)
     np.testing.assert_allclose(found.norm(dim=1).numpy(), np.ones(4), rtol=1e-12)
-    scale = 0.05 * 2 * np.sqrt(4)  # s = z · 2√p
-    drawn = Drawn().normal(0, "eigenvectors", 0, vectors)
-    expected = (vectors + scale * drawn).numpy()
+    expected = Drawn().noised(0, "eigenvectors", 0, vectors, 0.05, 2 * np.sqrt(4)).numpy()  # s = z · 2√p
     np.testing.assert_allclose(found.numpy(), expected / np.linalg.norm(expected, axis=1, keepdims=True), rtol=1e-12)
     assert np.std(found.numpy()[3]) * np.sqrt(500) == pytest.approx(1, rel=0.01)

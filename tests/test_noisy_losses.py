@@ -49,12 +49,12 @@ class Ones(Draws):
     """Draws that are all 1, and remember what they were asked for."""
 
     def __init__(self) -> None:
-        super().__init__(lambda client: b"")
+        super().__init__(lambda client: b"", "run")
         self.asked: list[tuple[int, str, int, list[float]]] = []
 
-    def normal(self, client: int, purpose: str, step: int, row: torch.Tensor, count: int | None = None) -> torch.Tensor:
+    def noised(self, client: int, purpose: str, step: int, row: torch.Tensor, z: float, reach: float) -> torch.Tensor:
         self.asked.append((client, purpose, step, row.tolist()))
-        return torch.ones_like(row)
+        return row + z * reach
 
 
 def guard(unit: str, noise: float, bound: float) -> Guard:

@@ -22,8 +22,8 @@ from securecluster.cohort import Cohort, LocalTraining, check_training
 from securecluster.devices import cpu_threads
 from securecluster.errors import UsageError
 from securecluster.flat import FlatModel
+from securecluster.grid_noise import GridNoise, spacing
 from securecluster.messages import Rows
-from securecluster.normals import Normals
 from securecluster.objectives import Language, Objective, Trajectory
 from securecluster.per_example import Private
 from securecluster.randomness import Randomness
@@ -101,12 +101,11 @@ def private(batched: Cohort, k: int, start: torch.Tensor, plan: LocalTraining, s
 
 
 def noises(batched: Cohort, k: int, start: torch.Tensor, plan: LocalTraining, step: int, steps: int) -> list[torch.Tensor]:
-    """The standard Gaussians of each of its steps, from the same stream."""
-    normals, row = private(batched, k, start, plan, step)._normals, torch.empty_like(start)[None]
-    found = []
-    for _ in range(steps):
-        normals.fill(row, torch.ones(1, dtype=row.dtype))
-        found.append(row[0].clone())
+    """The noise of each of its steps, from the same stream."""
+    own = private(batched, k, start, plan, step)
+    found = [torch.zeros_like(start) for _ in range(steps)]
+    for row in found if plan.noise else []:
+        own._noise.add_to(row[None], own._grid, own._sigma)
     return found
 
 
@@ -121,13 +120,16 @@ def plain_loop(batched: Cohort, k: int, start: torch.Tensor, plan: LocalTraining
     shard = federation().shards[batched.ids[k]]
     batches = list(private(batched, k, start, plan, step).batches(0))
     for batch, noise in zip(batches, noises(batched, k, start, plan, step, len(batches)), strict=True):
-        total = plan.noise * plan.clip * noise
+        total = torch.zeros_like(start)
         for example in batch:
             x, y = torch.as_tensor(shard.x[[example]]).double(), torch.as_tensor(shard.y[[example]])
             found = torch.autograd.grad(nn.functional.cross_entropy(module(x), y), own)
             flat = torch.cat([g.flatten() for g in found])
             total = total + flat / max(1.0, float(flat.norm()) / plan.clip)
         total = total / min(plan.batch_size, len(shard.y))
+        if plan.noise:
+            grid = spacing(plan.noise, plan.clip / min(plan.batch_size, len(shard.y)), len(start))
+            total = grid * (total / grid).round() + noise
         for p, g in zip(own, total.split([p.numel() for p in own]), strict=True):
             p.grad = g.view_as(p).clone()
         optimizer.step()
@@ -188,9 +190,9 @@ def test_float32_is_float64_rounded() -> None:
     plan, found = PLANS["sgd"], one.train(start, EVERYONE, PLANS["sgd"], 1)
     for k in EVERYONE:  # the draws are of the weights in float32
         given, row = private(one, k, one.start, plan, 1), one.start.double()
-        batches, normals = list(given.batches(0)), given._normals
+        batches, noise = list(given.batches(0)), given._noise
         step = private(two, k, row, plan, 1)
-        step.batches, step._normals = lambda _, own=batches: iter(own), normals  # type: ignore[method-assign,assignment,misc]
+        step.batches, step._noise = lambda _, own=batches: iter(own), noise  # type: ignore[method-assign,assignment,misc]
         two._private = lambda *rest, own=step: own  # type: ignore[method-assign,assignment,misc]
         expected = two.train(Rows(row[None]), [k], plan, 1)[0]
         torch.testing.assert_close(found[k].double(), expected, rtol=0, atol=1e-5)
@@ -203,7 +205,7 @@ def test_asked_the_same_a_client_answers_the_same_and_else_draws_anew() -> None:
     def drawn(batched: Cohort, start: torch.Tensor, plan: LocalTraining, step: int, k: int = 3) -> tuple[Any, ...]:
         draws = private(batched, k, start, plan, step)
         row = torch.empty_like(start)[None]
-        draws._normals.fill(row, row.new_ones(1))
+        draws._noise.add_to(row.zero_(), [2.0**-20], [1.0])
         return [list(b) for b in draws.batches(0)], row[0].tolist()
 
     assert torch.equal(batched.train(start, EVERYONE, plan, 1), batched.train(start, EVERYONE, plan, 1))
@@ -434,9 +436,11 @@ def test_noise_has_the_variance_that_is_priced() -> None:
             assert stats.kstest(row.numpy(), "norm").pvalue > 1e-4
             assert 1e-5 < stats.chi2(4000).cdf(float(row.square().sum())) < 1 - 1e-5
         assert (torch.corrcoef(scaled) - torch.eye(clients)).abs().max() < 5 / np.sqrt(4000)
-    normals = Normals([Keys().seed(0, "dp-sgd noise", 1)])
-    rows = torch.empty(1, 4000)
-    drawn = [normals.fill(rows, torch.ones(1)) or rows[0].clone() for _ in range(3)]  # type: ignore[func-returns-value]
+    noise = GridNoise([Keys().seed(0, "dp-sgd noise", 1)])
+    drawn = [torch.zeros(1, 4000) for _ in range(3)]
+    for rows in drawn:
+        noise.add_to(rows, [2.0**-20], [1.0])
+    drawn = [rows[0] for rows in drawn]
     assert (torch.corrcoef(torch.stack(drawn)) - torch.eye(3)).abs().max() < 5 / np.sqrt(4000)
 
 

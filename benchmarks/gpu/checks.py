@@ -165,7 +165,7 @@ def curated(rows: torch.Tensor) -> torch.Tensor:
     from securecluster.privacy.draws import Draws
     from securecluster.privacy.gaussian import Curator
 
-    curator = Curator(1.0, 0.5, Draws(lambda client: bytes(32)))
+    curator = Curator(1.0, 0.5, Draws(lambda client: bytes(32), "run"))
     return curator.add(rows, 1, "delta", [2] * len(rows))
 
 
@@ -174,7 +174,7 @@ def gram_noise(rows: torch.Tensor) -> torch.Tensor:
     from securecluster.noisy_gram import gram, packed, unpacked
 
     row = packed(gram(rows))
-    drawn = SECRET.normal(1, "gram", 0, torch.zeros_like(row))  # the noise belongs to the very bits of a row
+    drawn = SECRET.noised(1, "gram", 0, torch.zeros_like(row), 1.0, 1.0)  # the noise belongs to the very bits of a row
     return unpacked(row + drawn, rows.shape[1])
 
 
@@ -197,13 +197,12 @@ def layer_noise(rows: torch.Tensor) -> torch.Tensor:
     return noised_rows(guard, "layer", Turn(everyone, everyone, 1, 1), rows)
 
 
-def normals(rows: torch.Tensor) -> torch.Tensor:
-    """Return Gaussians of ChaCha20 streams, as many as the rows have numbers."""
-    from securecluster.normals import Normals
+def grid_noise(rows: torch.Tensor) -> torch.Tensor:
+    """Return Gaussians of ChaCha20 streams on a fine grid, as many as the rows have numbers."""
+    from securecluster.grid_noise import GridNoise
 
-    out = torch.empty_like(rows)
-    seeds = [bytes([k] * 32) for k in range(len(rows))]
-    Normals(seeds).fill(out, out.new_ones(len(rows)))
+    out, count = torch.zeros_like(rows), len(rows)
+    GridNoise([bytes([k] * 32) for k in range(count)]).add_to(out, [2.0**-20] * count, [1.0] * count)
     return out
 
 
@@ -250,7 +249,7 @@ def mechanism_checks() -> list[Check]:
         "noise, central": curated,
         "noise of a layer": layer_noise,
         "noise of a Gram matrix": gram_noise,
-        "Gaussians": normals,
+        "Gaussians": grid_noise,
     }
     for name, make in linear.items():
         found.append(Check(f"{name}, float64", 1e-9, LINEAR, partial(on_both, make, WIDE)))

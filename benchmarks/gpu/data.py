@@ -24,7 +24,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {  # of a sample, and classes, 
 }
 SMALLER = {"resnet9": (1, 8, 8)}
 SIZES = (3, 5)  # samples of the clients, so that they take different numbers of steps
-SECRET = Draws(lambda client: bytes([client] * 32))
+SECRET = Draws(lambda client: bytes([client] * 32), "run")
 
 
 def kind_of(network: str) -> str:

@@ -72,7 +72,9 @@ def measure(cell: Cell) -> dict[str, Any]:
     phi = build(cell["features"], federation.shape, Randomness(cell["seed"]), public, dimension)
     features, truth = [phi(torch.from_numpy(shard.x)) for shard in federation.shards], federation.truth
     assert truth is not None
-    made = GramNoise(1.0, "naive" if cell["mechanism"] == "naive" else "gram", False, Draws.derived(Randomness(cell["seed"])))
+    made = GramNoise(
+        1.0, "naive" if cell["mechanism"] == "naive" else "gram", False, Draws.derived(Randomness(cell["seed"]), "oneshot_noise")
+    )
     made = replace(made, apart=0.0) if cell["mechanism"] == "all" else made
     found: dict[str, Any] = {"dimension": phi.dimension}
     if made.naive:

@@ -102,7 +102,7 @@ def _brief(rows: torch.Tensor, cell: Cell, sigma: float, bound: float, draw: int
     noise = (Clip(bound), Noise(bound, sigma)) if sigma else ()
     sketch = (Sketch(cell["sketch"], public),) if cell["sketch"] else ()
     pipeline = Pipeline([*sketch, *noise, *quantise.build(cell["compress"], rows.shape[1])])
-    pipeline.arm(Draws.derived(public))
+    pipeline.arm(Draws.derived(public, "sketches"))
     return pipeline.decode(pipeline.forward(rows.clone(), 1000 + draw, ids=range(len(rows)), field="brief")), pipeline
 
 

@@ -1,59 +1,76 @@
 """What clients' noise is drawn from: ChaCha20 streams under a key of each client that nobody else has.
 
-A draw is a function of the client's key, what it is for, the number of the call, and the very numbers it is added to. A client that is
-asked the same again therefore gives the same answer, also after a restart, and no second release of the same numbers averages the noise
-out; asked anything else under the same number, it draws anew, so that the noise of one answer cannot be taken off another.
+A draw is a function of the client's key, the run's configuration, what it is for, the number of the call, the
+mechanism with its noise, and the very numbers that noise is added to. A client that is asked the same again therefore
+gives the same answer, also after a restart, and no second release of the same numbers averages the noise out. Asked
+anything else under the same number, in another run, or at another noise level, it draws anew: the noise of one answer
+cannot be taken off another.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Callable
 
-import numpy as np
-
 from securecluster.backend import torch
-from securecluster.normals import Normals
+from securecluster.grid_noise import GridNoise, deviation, spacing
 from securecluster.randomness import Randomness
 
 
 class Draws:
-    """The secret draws of some clients.
+    """The secret draws of some clients in one run.
 
     Args:
         key: a client's 32-byte key. The noise of who tells it is known.
+        run: the hash of the run's configuration: under one key, runs that differ share no draw.
     """
 
-    def __init__(self, key: Callable[[int], bytes]) -> None:
+    def __init__(self, key: Callable[[int], bytes], run: str) -> None:
         self._key = key
+        self._run = run
 
     @classmethod
-    def derived(cls, randomness: Randomness) -> Draws:
-        """Keys from a run's seed, for simulations: whoever knows the seed can take the noise off."""
-        return cls(lambda client: randomness.key("client", client, "noise"))
+    def derived(cls, randomness: Randomness, run: str) -> Draws:
+        """Take keys from a run's seed, for simulations: whoever knows the seed can take the noise off."""
+        return cls(lambda client: randomness.key("client", client, "noise"), run)
 
     def __repr__(self) -> str:
         return "Draws(keys hidden)"
 
     def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
-        """32 bytes for one draw; `about` is whatever it must not be shared with anything else than."""
-        head = f"{purpose} {step} ".encode()
+        """Return 32 bytes for one draw; `about` is whatever else it must not be shared between."""
+        head = f"{self._run} {purpose} {step} ".encode()
         return hashlib.blake2b(head + about, digest_size=32, key=self._key(client), person=b"securecluster dp").digest()
 
-    def normal(self, client: int, purpose: str, step: int, row: torch.Tensor, count: int | None = None) -> torch.Tensor:
-        """Standard Gaussians for a row of numbers, of its shape and type and where it is; or `count` of them, (count,).
+    def noised(
+        self,
+        client: int,
+        purpose: str,
+        step: int,
+        row: torch.Tensor,
+        multiplier: float,
+        sensitivity: float,
+    ) -> torch.Tensor:
+        """Return a row with Gaussian noise on a grid (`grid_noise`), of its shape and type and where it is.
 
-        They are those of this client, purpose, call and row alone.
+        Args:
+            client: whose key the noise is drawn by.
+            purpose: with `step`, the number of the call, it names the draw.
+            row: finite numbers.
+            multiplier: z, positive.
+            sensitivity: how far two rows of neighbouring data can be apart, L2.
         """
-        out = row.new_empty(row.numel() if count is None else count)
-        Normals([self.seed(client, purpose, step, digest(row))]).fill(out[None], out.new_ones(1))
-        return out.view(row.shape) if count is None else out
-
-    def generator(self, client: int, purpose: str, step: int, about: bytes = b"") -> np.random.Generator:
-        """For draws that are not Gaussian (which examples are in a batch); Philox, keyed by 128 secret bits."""
-        return np.random.Generator(np.random.Philox(key=int.from_bytes(self.seed(client, purpose, step, about)[:16], "little")))
+        count = row.numel()
+        if not count:
+            return row.clone()
+        grid, sigma = spacing(multiplier, sensitivity, count), deviation(multiplier, sensitivity, count)
+        about = struct.pack("<2d", grid, sigma) + digest(row)
+        out = row.reshape(1, -1).clone()
+        GridNoise([self.seed(client, f"gaussian {purpose}", step, about)]).add_to(out, [grid], [sigma])
+        return out.view(row.shape)
 
 
 def digest(row: torch.Tensor) -> bytes:
-    """32 bytes that stand for the numbers of a tensor."""
+    """Return 32 bytes that stand for the numbers of a tensor."""
     return hashlib.blake2b(row.detach().cpu().contiguous().numpy().tobytes(), digest_size=32).digest()

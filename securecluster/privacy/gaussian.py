@@ -7,41 +7,50 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from securecluster.backend import torch
+from securecluster.clipping import margin
 from securecluster.errors import PolicyError, UpdateError, UsageError
+from securecluster.grid_noise import deviation
 from securecluster.privacy.draws import Draws
 from securecluster.privacy.stages import Kind
+from securecluster.privacy.stream import blocks
 
 REPLACE = 2.0  # two rows of norm S differ by up to 2S, one and its absence (a zero) by S
 
 
 class Clip:
-    """x·min(1, S/‖x‖) of each row: its L2 norm is at most S, up to rounding.
+    """x·min(1, S/‖x‖) of each row: its L2 norm is at most S, whatever rounding does.
 
     Args:
         norm: S, positive.
+        total: whether a row that is not finite counts as zeros. Under noise it must, since a refusal would be a release of
+            its own, without noise; otherwise it is refused, since its training has diverged.
     """
 
     kind: ClassVar[Kind] = Kind.CLIP
     name: ClassVar[str] = "clip"
 
-    def __init__(self, norm: float) -> None:
+    def __init__(self, norm: float, total: bool = False) -> None:
         self.norm = float(norm)
+        self.total = total
 
     def width(self, d: int) -> int:
         """d."""
         return d
 
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Rows (b, d), new ones.
+        """Return the clipped rows (b, d), new ones.
 
         Raises:
-            UpdateError: a row that is not finite, of which no multiple has a bounded norm.
+            UpdateError: a row that is not finite, unless these count as zeros.
         """
-        return rows * self._factors(rows)
+        factors = self._factors(rows)
+        return (self._finite(rows, factors).double() * factors).to(rows.dtype)
 
     def overwrite(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """The same, written over `rows`."""
-        rows *= self._factors(rows)
+        """Write the same over `rows`."""
+        factors = self._factors(rows)
+        for part, own in zip(blocks(rows), self._alike(factors, rows), strict=True):
+            part.copy_(self._finite(part, own).double() * own)
         return rows
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
@@ -49,15 +58,29 @@ class Clip:
         return rows
 
     def _factors(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return what to multiply each row by, (b, 1) in float64: in float32 a small factor would be rounded up."""
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
-        if not bool(norms.isfinite().all()):
-            raise UpdateError("an update is not finite, so it cannot be clipped: lower the learning rate (--lr), or the noise")
-        factors: torch.Tensor = self.norm / norms.clamp_min(self.norm)
-        return factors.to(rows.dtype)
+        bad = ~norms.isfinite()
+        if not self.total and bool(bad.any()):
+            raise UpdateError("an update is not finite, so it cannot be clipped: lower the learning rate (--lr)")
+        limit = self.norm * (1 - margin(rows.dtype))
+        factors: torch.Tensor = (limit / norms).clamp(max=1)
+        return factors.masked_fill(bad, 0)
+
+    @staticmethod
+    def _finite(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        """Return rows with zeros for those whose factor is 0, of which no multiple is finite."""
+        gone = factors == 0
+        return rows.masked_fill(gone, 0) if bool(gone.any()) else rows
+
+    @staticmethod
+    def _alike(factors: torch.Tensor, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return the factors of the rows in each of their blocks."""
+        return torch.split(factors, [len(part) for part in blocks(rows)])
 
 
 class Noise:
-    """x + N(0, (zS)²/shares) in every coordinate, drawn by each client for itself.
+    """x + N(0, (zS)²/shares) in every coordinate, on a grid (`grid_noise`), drawn by each client for itself.
 
     Args:
         norm: S, what rows are clipped to.
@@ -72,8 +95,8 @@ class Noise:
     def __init__(self, norm: float, multiplier: float, shares: int = 1) -> None:
         if shares < 1:
             raise UsageError(f"noise in {shares} shares is none: plan for one honest client at least")
-        self.multiplier, self.shares = float(multiplier), int(shares)
-        self.sigma = float(norm) * self.multiplier / math.sqrt(shares)
+        self.norm, self.multiplier, self.shares = float(norm), float(multiplier), int(shares)
+        self._own = self.multiplier / math.sqrt(shares)
         self._draws: Draws | None = None
 
     def arm(self, draws: Draws) -> None:
@@ -89,7 +112,7 @@ class Noise:
         if self._draws is None:
             raise UsageError("these clients have nothing to draw noise from yet: hand in their keys first")
         for row, i in zip(rows, ids, strict=True):
-            row.add_(self._draws.normal(i, field, step, row), alpha=self.sigma)
+            row.copy_(self._draws.noised(i, field, step, row, self._own, self.norm))
         return rows
 
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
@@ -102,7 +125,7 @@ class Noise:
 
     def squared_noise(self, d: int) -> float:
         """σ²d."""
-        return self.sigma**2 * d
+        return deviation(self._own, self.norm, d) ** 2 * d
 
 
 class Curator:
@@ -117,8 +140,12 @@ class Curator:
     SERVER: ClassVar[int] = -1
 
     def __init__(self, norm: float, multiplier: float, draws: Draws) -> None:
-        self.sigma, self.multiplier, self._draws = float(norm) * float(multiplier), float(multiplier), draws
-        self._clip = Clip(norm)
+        self.norm, self.multiplier, self._draws = float(norm), float(multiplier), draws
+        self._clip = Clip(norm, total=True)
+
+    def squared_noise(self, d: int) -> float:
+        """Return the expected squared norm of what it adds to a row of d numbers."""
+        return deviation(self.multiplier, self.norm, d) ** 2 * d
 
     def add(self, rows: torch.Tensor, step: int, field: str, counts: Sequence[int] | None = None) -> torch.Tensor:
         """Rows (r, n) with N(0, σ²) in every number, new ones, but for sums over nobody; what masks have turned is noised as well.
@@ -130,5 +157,5 @@ class Curator:
         out = rows.clone() if counts is not None else self._clip.forward(rows, step)
         for n, row in enumerate(out):
             if counts is None or counts[n]:
-                row.add_(self._draws.normal(self.SERVER, f"{field} {n}", step, row), alpha=self.sigma)
+                row.copy_(self._draws.noised(self.SERVER, f"{field} {n}", step, row, self.multiplier, self.norm))
         return out

@@ -61,18 +61,18 @@ class Halved(Noise):
 
     def __init__(self, norm: float, multiplier: float) -> None:
         super().__init__(norm, multiplier)
-        self.sigma /= 2
+        self._own /= 2
 
 
 def network(rows: torch.Tensor, stages: Sequence[Stage], curator: Curator | None = None) -> Network:
     pipeline = Pipeline(stages)
-    pipeline.arm(Draws.derived(Randomness(3)))
+    pipeline.arm(Draws.derived(Randomness(3), "run"))
     endpoint = Endpoint(Holder(rows), range(len(rows)), CONFIG, pipeline, KeyRing(CONFIG, Randomness(0), lambda seed: None))
     return Network(len(rows), InProcess(endpoint.answer), CONFIG, pipeline, Randomness(0), costs=Costs(pipeline, curator=curator))
 
 
 def curator(share: float = 1.0) -> Curator:
-    return Curator(NORM, Z * share, Draws.derived(Randomness(4)))
+    return Curator(NORM, Z * share, Draws.derived(Randomness(4), "run"))
 
 
 def gathered(stages: Sequence[Stage], trusted: Curator | None = None, dtype: torch.dtype = torch.float64) -> tuple[Audit, Network]:
@@ -132,7 +132,7 @@ def test_a_trusted_servers_noise_is_audited_in_rows_and_in_one_sum(share: float,
 
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 def test_gram_matrices_are_audited_by_a_canary_row(share: float, honest: bool) -> None:
-    mechanism = GramNoise(Z * share, "gram", False, Draws.derived(Randomness(5)))
+    mechanism = GramNoise(Z * share, "gram", False, Draws.derived(Randomness(5), "run"))
     rows = torch.from_numpy(np.random.default_rng(0).normal(size=(7, 12)) / 12)
     turns = [directions(12, 12, seed) for seed in range(RUNS // 12)]
     audit = lower_bound(*grams(mechanism.matrix, torch.cat(turns), rows))
@@ -144,7 +144,7 @@ def test_gram_matrices_are_audited_by_a_canary_row(share: float, honest: bool) -
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_rows_of_losses_are_audited_along_their_sum(unit: str, share: float, honest: bool) -> None:
     k, n, bound = 4, 10, 1.7
-    guard = Guard(unit, NORM, Z * share, bound, Draws.derived(Randomness(6)))
+    guard = Guard(unit, NORM, Z * share, bound, Draws.derived(Randomness(6), "run"))
     means = np.full((2 * RUNS, k), bound / 3)
     means[:RUNS] += bound / n if unit == "example" else 2 * bound / 3  # one sample's losses are B, or all are; in the other world 0
     means[RUNS:] -= bound / 3 if unit == "client" else 0
@@ -164,7 +164,7 @@ def trained(plan: LocalTraining, n: int, runs: int = RUNS) -> tuple[Array, Array
     arrays = {f"c{k:04d}": (own, np.arange(n) % 2) for k, own in enumerate(x)}
     federation = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=5)
     flat = models.build(nn.Sequential(nn.Flatten(), nn.Linear(d, 2, bias=False)), federation.shape, 2, Randomness(5))
-    clients = Cohort(federation, flat, Randomness(5), torch.device("cpu"), torch.float64, secret=Draws.derived(Randomness(7)))
+    clients = Cohort(federation, flat, Randomness(5), torch.device("cpu"), torch.float64, secret=Draws.derived(Randomness(7), "run"))
     start = Rows(torch.zeros(1, 2 * d, dtype=torch.float64), (0,) * 2 * runs)
     moved = clients.train(start, range(2 * runs), plan, 1).numpy()
     along = (moved[:, 0] - moved[:, d]) / plan.lr

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from securecluster.briefs import Brief
@@ -26,7 +28,7 @@ from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
 from securecluster.transport import InProcess
 
-DRAWS = Draws.derived(Randomness(3))
+DRAWS = Draws.derived(Randomness(3), "run")
 
 
 def armed(*stages: object) -> Pipeline:
@@ -43,16 +45,31 @@ def test_a_clip_bounds_every_norm_and_leaves_short_rows_as_they_are(dtype: torch
     out = Clip(2.0).forward(rows, 1)
     exact = rows.double().numpy()
     wanted = exact * np.minimum(1, 2.0 / np.maximum(np.linalg.norm(exact, axis=1, keepdims=True), 1e-300))
-    np.testing.assert_allclose(out.double().numpy(), wanted, rtol=1e-6)
+    np.testing.assert_allclose(out.double().numpy(), wanted, rtol=2e-6)
     assert torch.equal(out[:3], rows[:3])
-    assert float(out.norm(dim=1).max()) <= 2.0 * (1 + 1e-6)
+    assert float(out.double().norm(dim=1).max()) <= 2.0
     assert torch.equal(Clip(2.0).overwrite(rows.clone(), 1), out)
 
 
-def test_what_is_not_finite_is_refused_before_it_is_clipped() -> None:
-    for bad in (math.nan, math.inf):
-        with pytest.raises(UpdateError, match="not finite"):
-            Clip(1.0).forward(torch.tensor([[1.0, bad]]), 1)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_refused_before_it_is_clipped_and_under_noise_counts_as_zeros(bad: float) -> None:
+    rows = torch.tensor([[1.0, bad], [0.5, 0.5]])
+    with pytest.raises(UpdateError, match="not finite"):
+        Clip(1.0).forward(rows, 1)
+    assert Clip(1.0, total=True).forward(rows, 1).tolist() == [[0, 0], [0.5, 0.5]]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(1e-12, 1e9), st.integers(1, 40), st.integers(0, 2**32 - 1), st.floats(-44, 38), st.floats(0, 20))
+def test_no_clipped_row_is_longer_than_the_bound(norm: float, d: int, seed: int, size: float, spread: float) -> None:
+    """Also where float32 has no normal number for the factor, or for what it is multiplied by."""
+    draw = np.random.default_rng(seed)
+    values = draw.choice([-1, 1], d) * 10.0 ** np.clip(size - spread * draw.random(d), -44, 38)
+    row = torch.from_numpy(values.astype(np.float32))[None]
+    found = Clip(norm).forward(row, 1).double().norm()
+    assert float(found) <= norm
+    kept = Clip(norm).forward(row.double(), 1).norm()
+    assert float(kept) <= norm
 
 
 def test_noise_has_the_stated_deviation_and_looks_gaussian() -> None:
@@ -89,7 +106,7 @@ def test_a_client_in_a_batch_draws_as_it_does_alone() -> None:
 
 def test_who_lacks_the_key_draws_another_noise_and_repr_hides_it() -> None:
     row = torch.zeros(1000)
-    mine, others = (Draws.derived(Randomness(seed)).normal(0, "delta", 1, row) for seed in (3, 4))
+    mine, others = (Draws.derived(Randomness(seed), "run").noised(0, "delta", 1, row, 1.0, 1.0) for seed in (3, 4))
     assert abs(float(np.corrcoef(mine.numpy(), others.numpy())[0, 1])) < 5 / math.sqrt(1000)
     assert Randomness(3).key("client", 0, "noise").hex() not in repr(DRAWS)
 
@@ -100,7 +117,7 @@ def test_shares_of_noise_add_up_in_a_sum_and_leave_only_in_one() -> None:
     total = (pipeline.forward(rows, 1, ids=range(n), field="delta") - rows).sum(0)
     bound = stats.chi2.ppf([1e-4, 1 - 1e-4], 4000)
     assert bound[0] < float((total / 2.0).square().sum()) < bound[1]
-    assert pipeline.shares == n and pipeline.multiplier == 2.0 and pipeline.noise(4000) == pytest.approx(4000 * 4.0 / n)
+    assert pipeline.shares == n and pipeline.multiplier == 2.0 and pipeline.noise(4000) == pytest.approx(4000 * 4.0 / n, rel=3e-3)
     with pytest.raises(UsageError, match="honest"):
         Noise(1.0, 1.0, shares=0)
 

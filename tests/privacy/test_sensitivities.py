@@ -102,7 +102,7 @@ def cohort(x: Array, y: NDArray[np.int64], model: nn.Module, classes: int) -> Co
     arrays = {f"c{k:04d}": (own[:, None, None], labels) for k, (own, labels) in enumerate(zip(x, y, strict=True))}
     federation = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=5)
     flat = models.build(model, federation.shape, classes, Randomness(5))
-    return Cohort(federation, flat, Randomness(5), torch.device("cpu"), torch.float64, secret=Draws.derived(Randomness(0)))
+    return Cohort(federation, flat, Randomness(5), torch.device("cpu"), torch.float64, secret=Draws.derived(Randomness(0), "run"))
 
 
 def neighbours(genes: Array, n: int, d: int) -> tuple[Cohort, range]:
@@ -115,7 +115,9 @@ def neighbours(genes: Array, n: int, d: int) -> tuple[Cohort, range]:
     arrays = {f"c{k:04d}": (own[:, None, None, :d], (own[:, d] > 0).astype(np.int64)) for k, own in enumerate(clients)}
     federation = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=5)
     flat = models.build(nn.Sequential(nn.Flatten(), nn.Linear(d, 2, bias=False)), federation.shape, 2, Randomness(5))
-    return Cohort(federation, flat, Randomness(5), torch.device("cpu"), torch.float64, secret=Draws.derived(Randomness(0))), range(2 * p)
+    return Cohort(federation, flat, Randomness(5), torch.device("cpu"), torch.float64, secret=Draws.derived(Randomness(0), "run")), range(
+        2 * p
+    )
 
 
 def paired(rows: torch.Tensor | Array) -> Array:
@@ -134,10 +136,10 @@ def test_mean_losses_of_clipped_samples(n: int, k: int) -> None:
         sent = torch.from_numpy(genes[:, numbers:].reshape(len(genes), k, 2 * d).repeat(2, axis=0))  # models to make it show, for each pair
         return paired(np.stack([clients.loss(Rows(sent[:, j].contiguous()), who, bound) for j in range(k)], axis=1))
 
-    stated = sensitivity(Guard("example", 1.0, 1.0, bound, Draws.derived(Randomness(0))), k, n)
+    stated = sensitivity(Guard("example", 1.0, 1.0, bound, Draws.derived(Randomness(0), "run")), k, n)
     assert stated == pytest.approx(bound * math.sqrt(k) / n)
     assert close(evolve(moved, numbers + k * 2 * d, generations=30), stated)
-    whole = sensitivity(Guard("client", 1.0, 1.0, bound, Draws.derived(Randomness(0))), k, n)
+    whole = sensitivity(Guard("client", 1.0, 1.0, bound, Draws.derived(Randomness(0), "run")), k, n)
     if n == 1:  # all that a client has
         assert close(evolve(moved, numbers + k * 2 * d, generations=30), whole)
 

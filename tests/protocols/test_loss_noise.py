@@ -69,13 +69,13 @@ def method(name: str, way: str = "client", **params: Any) -> Any:
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Drawn]:
     """What clients draw Gaussians for: (client, purpose, call, row)."""
-    normal, found = Draws.normal, Drawn()
+    noised, found = Draws.noised, Drawn()
 
-    def remembered(draws: Draws, client: int, purpose: str, step: int, row: torch.Tensor, count: int | None = None) -> torch.Tensor:
+    def remembered(draws: Draws, client: int, purpose: str, step: int, row: torch.Tensor, *rest: float) -> torch.Tensor:
         found.append((client, purpose, step, row.numpy().tobytes()))
-        return normal(draws, client, purpose, step, row, count)
+        return noised(draws, client, purpose, step, row, *rest)
 
-    monkeypatch.setattr(Draws, "normal", remembered)
+    monkeypatch.setattr(Draws, "noised", remembered)
     yield found
 
 

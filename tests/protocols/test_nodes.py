@@ -121,7 +121,7 @@ def endpoint_of(made: Any, cohort: Cohort, config: dict[str, Any], simulated: bo
     """The endpoint of a node that has its own data and the configuration alone."""
     randomness, pipeline = Randomness(config["seed"]), made.pipeline(config)
     own = KeyRing(config_hash(config), randomness if simulated else None, pipeline.unlock)
-    draws = Draws(own.noise)
+    draws = Draws(own.noise, config_hash(config))
     pipeline.arm(draws)
     pipeline.guard = made.guard(config, draws)
     cohort.secret = draws

@@ -34,15 +34,16 @@ def tasks() -> Federation:
 
 def noisy(federation: Federation, endpoint: Endpoint[Any], z: float, per_client: bool = False) -> list[np.ndarray]:
     """Clients' noisy Gram matrices: sums of outer products of unit rows, and what is drawn for them in an orthonormal basis."""
-    draws, found = Draws(endpoint.keys.noise), []
+    draws, found = Draws(endpoint.keys.noise, endpoint._config), []
     for i, shard in enumerate(federation.shards):
         x = shard.x.reshape(len(shard.y), -1).astype(np.float64)
         x /= np.maximum(1, np.linalg.norm(x, axis=1, keepdims=True))
         own = x.T @ x / (len(x) if per_client else 1)
-        row = draws.normal(i, "gram", 0, packed(gram(torch.from_numpy(shard.x).flatten(1), per_client))).numpy()
+        exact = packed(gram(torch.from_numpy(shard.x).flatten(1), per_client))
+        row = (draws.noised(i, "gram", 0, exact, z, 1.0) - exact).numpy()
         upper = np.zeros((64, 64))
         upper[np.triu_indices(64)] = row  # one number for each direction e_a e_aᵀ, and (e_a e_bᵀ + e_b e_aᵀ)/√2
-        found.append(own + z * (np.diag(np.diag(upper)) + (np.triu(upper, 1) + np.triu(upper, 1).T) / np.sqrt(2)))
+        found.append(own + (np.diag(np.diag(upper)) + (np.triu(upper, 1) + np.triu(upper, 1).T) / np.sqrt(2)))
     return found
 
 

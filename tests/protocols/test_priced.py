@@ -79,11 +79,11 @@ class Spy:
 
 @pytest.fixture
 def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
-    seen, normal, train = Spy(), Draws.normal, Cohort.train
+    seen, noised, train = Spy(), Draws.noised, Cohort.train
 
-    def spied_normal(self: Draws, client: int, purpose: str, step: int, *rest: Any, **more: Any) -> torch.Tensor:
+    def spied_noise(self: Draws, client: int, purpose: str, step: int, *rest: Any, **more: Any) -> torch.Tensor:
         seen.drawn.add((client, purpose, step))
-        return normal(self, client, purpose, step, *rest, **more)
+        return noised(self, client, purpose, step, *rest, **more)
 
     def spied_train(self: Cohort, start: Rows, who: Sequence[int], plan: LocalTraining, *rest: Any, **more: Any) -> torch.Tensor:
         if len(self.ids) != SYNTHETIC:
@@ -91,7 +91,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
             seen.trained.update((self.ids[k], plan.noise, plan.rate(self.sizes[k]), plan.number(self.sizes[k])) for k in who)
         return train(self, start, who, plan, *rest, **more)
 
-    monkeypatch.setattr(Draws, "normal", spied_normal)
+    monkeypatch.setattr(Draws, "noised", spied_noise)
     monkeypatch.setattr(Cohort, "train", spied_train)
     return seen
 
@@ -164,8 +164,8 @@ def audited(z: float) -> tuple[Audit, Any]:
 @pytest.mark.parametrize("halved", [False, True])
 def test_an_audit_of_a_whole_run_stays_below_its_epsilon_and_finds_half_the_noise(halved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if halved:
-        genuine = Draws.normal
-        monkeypatch.setattr(Draws, "normal", lambda self, *rest, **more: genuine(self, *rest, **more) / 2)
+        genuine = Draws.noised
+        monkeypatch.setattr(Draws, "noised", lambda self, *asked: genuine(self, *asked[:4], asked[4] / 2, asked[5]))
     audit, fitted = audited(0.5)
     claimed = gaussian_epsilon(1 / 0.5, 1e-5)
     assert fitted.ledger_.price(1e-5).epsilon == pytest.approx(claimed, rel=1e-8)

@@ -15,7 +15,7 @@ from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local,
 
 from securecluster import Federation, synthetic, wire
 from securecluster.endpoint import message_types, release_of
-from securecluster.errors import UsageError
+from securecluster.errors import UpdateError, UsageError
 from securecluster.estimator import fit
 from securecluster.messages import RELAY, Rows, Shared, reply_header
 from securecluster.pair_network import Plan
@@ -223,3 +223,59 @@ def test_options_that_cannot_protect_are_refused_in_one_sentence(params: dict[st
     with pytest.raises(UsageError, match=sentence) as told:
         CFL(rounds=1, **params).fit(small)
     assert "\n" not in str(told.value)
+
+
+def overflowing(federation: Federation, client: int) -> Federation:
+    """The same with one client's features 10^30 times as large: finite numbers, of which no network's gradient is."""
+    shards = list(federation.shards)
+    shards[client] = replace(shards[client], x=(shards[client].x * np.float32(1e30)).astype(np.float32))
+    return replace(federation, shards=tuple(shards))
+
+
+@pytest.mark.parametrize(("name", "way"), EVERY)
+def test_a_client_whose_training_overflows_changes_no_sentence_and_no_release(name: str, way: str, small: Federation) -> None:
+    """Ending with an error in one world and not in the other would be a release without noise."""
+    there = method(name, **WAYS[way]).fit(overflowing(small, 3), FULL)
+    gone = method(name, **WAYS[way]).fit(small, FULL)
+    first = [(e.method, e.fields, e.mechanism, e.ids) for e in (there.ledger_.events[0], gone.ledger_.events[0])]
+    assert first[0] == first[1]
+    assert 0 < there.ledger_.price(1e-5).epsilon < math.inf
+    for position in range(there.transcript_.count):
+        reply = there.transcript_.content(position)[1].reply
+        for value in vars(reply).values() if reply is not None else ():
+            table = value.table if isinstance(value, Rows) else None
+            assert table is None or not table.is_floating_point() or bool(table.isfinite().all())
+
+
+def test_without_noise_the_same_client_is_named(small: Federation) -> None:
+    with pytest.raises(UpdateError, match="not finite"):
+        FedAvg(rounds=2, epochs=1).fit(overflowing(small, 3))
+    with pytest.raises(UpdateError, match="not finite"):
+        FedAvg(rounds=2, epochs=1, clip=1.0).fit(overflowing(small, 3))
+
+
+def first_rows(fitted: Protocol, call_of: str = "contribute") -> torch.Tensor:
+    """What clients sent to the first call of a method."""
+    for position in range(fitted.transcript_.count):
+        call, answer = fitted.transcript_.content(position)
+        if call.method == call_of:
+            rows: torch.Tensor = answer.reply.delta.values.double()
+            return rows
+    raise AssertionError(f"no {call_of}")
+
+
+@pytest.mark.parametrize("way", ["local", "example"])
+def test_two_runs_under_one_seed_share_no_noise(way: str, small: Federation) -> None:
+    """Of the same updates at two noise levels, 2·y₁ − y₂ would be the updates themselves."""
+
+    def run(noise: float, **more: Any) -> torch.Tensor:
+        params = {**WAYS[way], "rounds": 1, "epochs": 1, "batch_size": 1 << 20, "noise": noise, **more}
+        return first_rows(FedAvg(**params).fit(small, FULL))
+
+    exact, low, high = run(0.0), run(5.0), run(10.0)
+    taken = torch.nn.functional.cosine_similarity(2 * low - high, exact, dim=1)
+    assert float(taken.abs().max()) < 0.3
+    for changed in ({"delta": 1e-6}, {"participation": 0.99}):  # another configuration in anything at all
+        noise, other = low - exact, run(5.0, **changed) - exact
+        assert float(torch.nn.functional.cosine_similarity(noise, other, dim=1).abs().max()) < 0.2
+    assert torch.equal(run(5.0), low)
