@@ -63,6 +63,7 @@ class GridNoise:
         self._drawn = [0] * len(self._seeds)  # calls, by stream: they number the bits that rare draws need
         self._zeros = b""
         self._words = bytearray()
+        self._buffers: dict[int, torch.Tensor] = {}
 
     def __repr__(self) -> str:
         return f"GridNoise({len(self._streams)} streams, seeds hidden)"
@@ -75,42 +76,52 @@ class GridNoise:
             grid: g of each row, a power of two.
             sigma: the noise's standard deviation of each row.
         """
-        wide = {"dtype": torch.float64, "device": rows.device}
-        spacings = torch.as_tensor(list(grid), **wide)[:, None]
         steps = [s / g for s, g in zip(sigma, grid, strict=True)]
         count = max(1, BLOCK // rows.shape[1])
         for first in range(0, len(rows), count):
             some = slice(first, first + count)
+            spacings = _column(grid[some], rows)
+            inverse = 1 / spacings  # exact, of powers of two
             for part in rows[some].split(BLOCK, dim=1):
-                total = self._integers(first, part, steps[some])
-                total += (part / spacings[some]).round_()  # whole numbers below 2^53 add up without error
-                part.copy_(total.mul_(spacings[some]))
+                drawn = self._integers(first, part, steps[some])
+                total = self._buffer(3, part.shape, part.device)
+                total.copy_(part).mul_(inverse).round_().add_(drawn)  # whole numbers below 2^53: no error
+                part.copy_(total.mul_(spacings))
 
     def _integers(self, first: int, rows: torch.Tensor, steps: Sequence[float]) -> torch.Tensor:
         """Return rounded Gaussians of standard deviations `steps`, float64 of the shape of `rows`."""
         count, width = rows.shape
         half = -(-width // 2)
         words = self._next(first, count, half).to(rows.device)
-        scale = torch.as_tensor(list(steps), dtype=torch.float64, device=rows.device)[:, None]
-        u = words[:, :half].bitwise_and((1 << HALF) - 1).double().add_(0.5).mul_(2.0**-HALF)
+        scale = _column(steps, rows)
+        u = self._buffer(0, (count, half), rows.device).copy_(words[:, :half]).add_(0.5).abs_().mul_(2.0**-HALF)
         least, most = map(float, torch.aminmax(u))
         ends = (u < TAIL) | (u > 1 - TAIL) if least < TAIL or most > 1 - TAIL else None
-        radius = u.log_().mul_(-2).sqrt_().mul_(scale)
-        angle = words[:, half:].double().mul_(math.pi * 2.0**-63)
-        exact = torch.empty(count, 2 * half, dtype=torch.float64, device=rows.device)
-        torch.mul(radius, angle.cos(), out=exact[:, :half])
-        torch.mul(radius, angle.sin_(), out=exact[:, half:])
-        found = exact.round()
-        beside = exact.sub_(found).abs_()
+        radius = u.log_().mul_(-2 * scale.square()).sqrt_()
+        angle = self._buffer(1, (count, half), rows.device).copy_(words[:, half:]).mul_(math.pi * 2.0**-63)
+        exact = self._buffer(2, (count, 2 * half), rows.device)
+        torch.cos(angle, out=exact[:, :half])
+        torch.sin(angle, out=exact[:, half:])
+        exact.view(count, 2, half).mul_(radius[:, None])
+        found = torch.round(exact, out=self._buffer(4, exact.shape, rows.device))
+        beside = exact.sub_(found)
+        low, high = torch.aminmax(beside, dim=1, keepdim=True)
         bound = 0.5 - scale * ERROR
-        if ends is not None or bool((beside.amax(1, keepdim=True) >= bound).any()):
-            unsure = beside >= bound
+        if ends is not None or bool((torch.maximum(high, -low) >= bound).any()):
+            unsure = beside.abs() >= bound
             if ends is not None:
                 unsure |= ends.repeat(1, 2)
             self._settle(first, words, unsure[:, :width], steps, found)
         for k in range(first, first + count):
             self._drawn[k] += 1
         return found[:, :width]
+
+    def _buffer(self, number: int, shape: Sequence[int], device: torch.device) -> torch.Tensor:
+        """Return memory for float64 numbers that is used again: fresh pages would cost as much as the numbers."""
+        size = math.prod(shape)
+        if number not in self._buffers or len(self._buffers[number]) < size:
+            self._buffers[number] = torch.empty(size, dtype=torch.float64, device=device)
+        return self._buffers[number][:size].view(*shape)
 
     def _settle(
         self,
@@ -147,18 +158,24 @@ class GridNoise:
         return hashlib.blake2b(place, digest_size=32, key=self._seeds[stream]).digest()
 
 
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    """Return a column of numbers, float64, where other numbers are."""
+    found: torch.Tensor = torch.tensor(list(values), dtype=torch.float64, device=like.device)
+    return found[:, None]
+
+
 def rounded(radius_word: int, angle_word: int, scale: float, sine: bool, key: bytes) -> float:
     """Return ⌊scale · n⌉ of one of the two Gaussians of a pair of words, without error.
 
     Args:
-        radius_word: its lower 63 bits are the first ones of u in [0, 1).
+        radius_word: signed; the 63 bits beside its sign, turned where that is set, are the first ones of u in [0, 1).
         angle_word: signed; its 64 bits are the first ones of the angle in [−π, π).
         sine: the second Gaussian of the pair.
         key: of the bits that follow, 64 of each at a time.
     """
     import mpmath
 
-    u, turn, bits = radius_word & ((1 << HALF) - 1), angle_word, HALF
+    u, turn, bits = max(radius_word, ~radius_word), angle_word, HALF
     for more in itertools.count():
         if u:
             with mpmath.workprec(bits + 128):

@@ -35,7 +35,7 @@ def definition(seed: bytes, widths: list[int], scale: float) -> list[list[int]]:
         words = np.frombuffer(stream.update(bytes(16 * half)), dtype="<i8").tolist()
         pairs = []
         for k in range(half):
-            u, turn, bits = words[k] % 2**63, words[half + k], 63
+            u, turn, bits = max(words[k], -1 - words[k]), words[half + k], 63
             key = hashlib.blake2b(f"more bits {call} {k}".encode(), digest_size=32, key=seed).digest()
             for more in range(15):
                 extra = hashlib.blake2b(more.to_bytes(8, "little"), digest_size=16, key=key).digest()

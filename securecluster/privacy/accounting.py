@@ -7,7 +7,7 @@ neighbouring relation is to add or remove what z refers to; sampling is Poisson'
   root of δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), μ = 1/z (Balle & Wang 2018, theorem 8). opacus' PRV accountant gives up to 0.01 more.
 - Histories with sampled steps go to the PRV accountant (Gopi, Lee & Wutschitz 2021), which reports an upper bound; where its grid would
   take too much memory, or it fails, to Rényi divergences (Mironov, Talwar & Zhang 2019), and the result says so.
-- Every figure is an upper bound. Floating-point noise is not covered (Mironov 2012).
+- Every figure is an upper bound. Noise is the Gaussian one also in its lowest bits: it is drawn on a grid (`grid_noise`).
 """
 
 from __future__ import annotations
