@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from securecluster.backend import torch
 from securecluster.costs import Costs
-from securecluster.endpoint import GATHER, MINIMUM, PAIRS, SUM, Turn, release_of
+from securecluster.endpoint import GATHER, MINIMUM, PAIRS, SUM, Release, Turn, release_of
 from securecluster.errors import FrameError, UsageError
 from securecluster.messages import RELAY, Answer, Call, Rows, Shared, frames, placed, select, stack
 from securecluster.privacy.aggregators import Aggregator, Plain
@@ -75,7 +75,8 @@ class Network:
         self.state = NetworkState()
         self.round = 0
         self.randomness, self.agreed = randomness, dict(agreed or {})
-        self.aggregator, self._costs = aggregator or Plain(), costs or Costs(pipeline)
+        self._costs = costs or Costs(pipeline)
+        self.aggregator = aggregator or Plain(wide=self._costs.curator is not None)
         self._transport, self._config = transport, config
         if pipeline.shares > 1 and self.aggregator.server_reads_replies:
             raise UsageError("noise in shares protects sums alone, and this aggregator reads every reply: let each client add all of it")
@@ -120,8 +121,19 @@ class Network:
         call = self._call(method, SUM, query, to, ready, step, [own.count(g) for g in own])
         total = self.aggregator.run(partial(self._exchange, method), call, own, number)
         rows = self._costs.read(release_of(method), total.rows, step, total.counts)
+        rows = self._in_run_type(release_of(method), rows)
         self._heard(method, SUM, total.ids, rows)
         return Sums(total.ids, cast(A, rows), total.counts, self._missing(to, total.ids), step)
+
+    def _in_run_type(self, release: Release, rows: A) -> A:
+        """Return sums of model rows in the run's own number type, whatever they were added up in."""
+        kind = {"float32": torch.float32}.get(str(self.agreed.get("dtype")))
+        if kind is None or rows is None:
+            return rows
+        fields = {name: getattr(rows, name) for name in release.through}
+        wide = {name: own for name, own in fields.items() if own.table.dtype == torch.float64}
+        narrow = {name: Rows(own.table.to(kind), own.index) for name, own in wide.items()}
+        return dataclasses.replace(rows, **narrow) if narrow else rows  # type: ignore[type-var]
 
     def divide(self, labels: Sequence[int]) -> None:
         """From now on the local parameter server of cluster `labels[i]`, and not the server, asks client i; [] takes that back."""

@@ -40,8 +40,15 @@ class Plain:
     name = "plain"
     server_reads_replies = True
 
-    def __init__(self, chunk: int | None = None) -> None:
-        self._chunk = chunk
+    def __init__(self, chunk: int | None = None, wide: bool = False) -> None:
+        """Take sums.
+
+        Args:
+            chunk: clients at a time.
+            wide: add up in float64, whatever the replies are in. A trusted server does before it adds noise: a sum in
+                float32 may move by more than the clip norm when one client is left out.
+        """
+        self._chunk, self._wide = chunk, wide
 
     def run(self, exchange: Callable[[Call], Answer], call: Call, by: Sequence[int], groups: int) -> Total:
         """Call chunk by chunk and add up."""
@@ -55,7 +62,7 @@ class Plain:
             if answer.reply is None:
                 continue
             place = [group[i] for i in answer.ids]
-            total = _add(total, answer.reply, place, groups)
+            total = _add(total, answer.reply, place, groups, self._wide)
             ids += answer.ids
             for g in place:
                 counts[g] += 1
@@ -71,8 +78,10 @@ def _step(total: Any) -> int:
     return max(4 * torch.get_num_threads(), min(1024, room // max(width, 1)))
 
 
-def _add(total: Any, reply: Any, place: list[int], groups: int) -> Any:
+def _add(total: Any, reply: Any, place: list[int], groups: int, wide: bool) -> Any:
     fields = {name: value.values for name, value in vars(reply).items() if isinstance(value, Rows)}
+    if wide:
+        fields = {name: rows.double() if rows.is_floating_point() else rows for name, rows in fields.items()}
     if total is None:
         empty = {n: Rows(torch.zeros(groups, *v.shape[1:], dtype=v.dtype, device=v.device)) for n, v in fields.items()}
         total = dataclasses.replace(reply, **empty)

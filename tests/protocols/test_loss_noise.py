@@ -295,7 +295,7 @@ def test_newcomers_go_to_the_nearest_centre_whose_noise_is_known(small: Federati
     made = method("local-kmeans", mask="none")
     net: Any = made.build_network(InProcess(made.build_client(small, Settings()).answer), made.config(small, "float32"))
     d, blur = 650, net.noise("delta")
-    assert blur == pytest.approx(0.7**2 * d)
+    assert blur == pytest.approx(0.7**2 * d, rel=3e-3)
     centres = torch.zeros(2, d)
     centres[0, 0], centres[1, 1] = math.sqrt(blur / 1 + 4), math.sqrt(blur / 5 + 9)  # of one member and of five, at 2 and 3 without noise
     labels = [0, 1, 1, 1, 1, 1]
