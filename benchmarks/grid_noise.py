@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ class FloatNoise:
         rows += drawn.mul_(rows.new_tensor(list(sigma))[:, None])
 
 
-def fastest(tasks: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+def fastest(tasks: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Return the least seconds of each task; they take turns."""
     found = dict.fromkeys(tasks, float("inf"))
     for _ in range(rounds):
@@ -67,7 +68,7 @@ def noise(rounds: int) -> Iterator[dict[str, Any]]:
         rows = torch.randn(8 if d < 10**6 else 2, d)
         grid, sigma = [spacing(1.0, 1.0, d)] * len(rows), [deviation(1.0, 1.0, d)] * len(rows)
         seeds = [bytes([k] * 32) for k in range(len(rows))]
-        made = {"float": FloatNoise(seeds), "grid": GridNoise(seeds)}
+        made: dict[str, FloatNoise | GridNoise] = {"float": FloatNoise(seeds), "grid": GridNoise(seeds)}
         tasks = {name: partial(noised, own, rows, grid, sigma) for name, own in made.items()}
         taken = fastest(tasks, rounds)
         yield from rows_of("noise", f"d = {d}", {name: s / rows.numel() * 1e9 for name, s in taken.items()}, "ns a number")
@@ -95,13 +96,9 @@ def local_epochs(rounds: int) -> Iterator[dict[str, Any]]:
 def epoch(cohort: Cohort, kind: str) -> None:
     """Train for an epoch of DP-SGD at batch 20."""
     plan = LocalTraining(0.1, 1, 20, clip=1.0, noise=0.0 if kind == "none" else 1.0)
-    genuine = per_example.GridNoise
-    if kind == "float":
-        per_example.GridNoise = FloatNoise  # type: ignore[assignment, misc]
-    try:
+    made = {"none": GridNoise, "float": FloatNoise, "grid": GridNoise}[kind]
+    with mock.patch.object(per_example, "GridNoise", made):
         cohort.train(Rows(cohort.start[None], (0,) * len(cohort.ids)), range(len(cohort.ids)), plan, 1)
-    finally:
-        per_example.GridNoise = genuine  # type: ignore[misc]
 
 
 def gap() -> Iterator[dict[str, Any]]:

@@ -96,7 +96,7 @@ def clipped(found: Mapping[str, Part], weight: torch.Tensor, clip: float) -> tup
     An example whose norm is no finite number, or so large that float32 could not scale it down to C, counts as nothing:
     an error would tell that it is there.
     """
-    sides = [own.sides() for own in found.values()]
+    sides: list[tuple[torch.Tensor, torch.Tensor]] = [own.sides() for own in found.values()]
     norms = torch.linalg.vector_norm(torch.stack([scaled * other for scaled, other in sides]), dim=0)
     limit = clip * (1 - margin(weight.dtype))
     factors = (limit / norms).clamp_(max=1).to(weight.dtype).mul_(weight)  # of a gradient of zeros min(1, ∞)

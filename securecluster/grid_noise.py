@@ -82,7 +82,7 @@ class GridNoise:
             some = slice(first, first + count)
             spacings = _column(grid[some], rows)
             inverse = 1 / spacings  # exact, of powers of two
-            for part in rows[some].split(BLOCK, dim=1):
+            for part in torch.split(rows[some], BLOCK, dim=1):
                 drawn = self._integers(first, part, steps[some])
                 total = self._buffer(3, part.shape, part.device)
                 total.copy_(part).mul_(inverse).round_().add_(drawn)  # whole numbers below 2^53: no error
