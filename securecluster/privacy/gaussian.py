@@ -86,7 +86,8 @@ class Noise:
         norm: S, what rows are clipped to.
         multiplier: z, positive.
         shares: how many honest clients at least add their part to one sum: 1 for a row that is read on its own. With more, a row by
-            itself is protected less than `multiplier` says, so it may only leave in sums that nobody reads the terms of.
+            itself is protected less than `multiplier` says, so it may only leave in sums that nobody reads the terms of. Each
+            share is rounded by itself, so a sum of them is a Gaussian up to that rounding, and not exactly.
     """
 
     kind: ClassVar[Kind] = Kind.NOISE
