@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
 
 from securecluster import Federation, models
+from securecluster.clipping import Each, Outer, clipped
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.messages import Rows
 from securecluster.noisy_gram import REPLACE as REPLACED_GRAM
@@ -159,3 +162,23 @@ def test_a_step_on_examples_whose_gradients_are_clipped(n: int) -> None:
     stated = plan.lr * plan.clip / n
     assert close(evolve(lambda genes: moved(genes, True), numbers), stated)
     assert close(evolve(lambda genes: moved(genes, False), numbers), 2 * stated)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.floats(-12, 9),
+    st.floats(-44, 38),
+    st.floats(-44, 38),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1.0, 1 / 20, 1 / 50_000]),
+)
+def test_no_examples_part_in_a_sum_is_longer_than_the_bound(clip: float, left: float, right: float, seed: int, weight: float) -> None:
+    """Of gradients as outer products and as rows, also where float32 has no normal number for a factor or a product."""
+    draw, bound = np.random.default_rng(seed), 10.0**clip
+    sides = [np.clip(draw.choice([-1, 1], (1, 1, 3)) * 10.0 ** (size - 5 * draw.random((1, 1, 3))), -3e38, 3e38) for size in (left, right)]
+    one, other = (torch.from_numpy(side.astype(np.float32)) for side in sides)
+    for part, shape in ((Outer(one, other), (1, 3, 3)), (Each(one), (1, 3))):
+        found, factors = clipped({"w": part}, torch.full((1, 1), weight), bound)
+        total = torch.zeros(shape)
+        found["w"].add_to(total, factors)
+        assert float(total.double().norm()) <= bound * weight * (1 + 1e-12)
