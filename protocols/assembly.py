@@ -139,10 +139,11 @@ def carry_out(
         transcript.rewind(Recording())  # what a run left that was killed before its first checkpoint
     state = protocol.serve(net, run)
     labels, models = [int(c) for c in state.labels], protocol.final(client, state)
+    local = sorted(client.cohort.ids[k] for k in client.unshared)
     scores = client.cohort.scores(models)
     learned = Learned(
-        SCHEMA, protocol.name, protocol.shown_params(), config, settings, list(federation.names), labels, run.history, transcript.totals(),
-        scores.tolist(), None if federation.truth is None else dict(agreement(labels, federation.truth)), net.state, run.seconds,
+        SCHEMA, protocol.name, protocol.shown_params(), config, settings, list(federation.names), labels, local, run.history,
+        transcript.totals(), scores.tolist(), None if federation.truth is None else dict(agreement(labels, federation.truth)), net.state, run.seconds,
         client.cohort.device.type,
     )  # fmt: skip
     assert models.index is not None
