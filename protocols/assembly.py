@@ -89,7 +89,8 @@ def carry_out(
     endpoint = protocol.build_client(federation, settings)
     client, keys = endpoint.client, endpoint.keys
     if folder:
-        files.make_folder(folder / "transcript")
+        files.make_folder(folder)
+        files.make_private_folder(folder / "transcript")
     written = folder and folder / "transcript"
     transcript = Transcript(settings.transcript, written, protocol.message_types, federation.names)
     lost = random_dropouts(settings.dropout, Randomness(federation.seed))
@@ -141,11 +142,24 @@ def carry_out(
     labels, models = [int(c) for c in state.labels], protocol.final(client, state)
     local = sorted(client.cohort.ids[k] for k in client.unshared)
     scores = client.cohort.scores(models)
+    agreed = None if federation.truth is None else dict(agreement(labels, federation.truth))
     learned = Learned(
-        SCHEMA, protocol.name, protocol.shown_params(), config, settings, list(federation.names), labels, local, run.history,
-        transcript.totals(), scores.tolist(), None if federation.truth is None else dict(agreement(labels, federation.truth)), net.state, run.seconds,
-        client.cohort.device.type,
-    )  # fmt: skip
+        schema=SCHEMA,
+        protocol=protocol.name,
+        params=protocol.shown_params(),
+        config=config,
+        settings=settings,
+        names=list(federation.names),
+        labels=labels,
+        local=local,
+        history=run.history,
+        bytes=transcript.totals(),
+        scores=scores.tolist(),
+        agreement=agreed,
+        network=net.state,
+        seconds=run.seconds,
+        device=client.cohort.device.type,
+    )
     assert models.index is not None
     return Kept(learned, pack(state), TraineeState(models.table, list(models.index), keys.secrets)), transcript
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from securecluster.protocols import FLHC, NSIM, SRFCA, Local, LocalKMeans, OneShot, Protocol, RandomClusters, Settings, assembly
+from securecluster.protocols import FLHC, NSIM, SRFCA, Local, LocalKMeans, OneShot, Protocol, RandomClusters, assembly
 
 from securecluster import Federation, LabelSwap, synthetic
 from securecluster.app.cli import main
@@ -84,9 +84,7 @@ def models_file(fitted: Protocol, folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", LONE)
-def test_what_clients_trained_alone_is_in_no_file_for_others(
-    name: str, way: str, federation: Federation, tmp_path: Path
-) -> None:
+def test_what_clients_trained_alone_is_in_no_file_for_others(name: str, way: str, federation: Federation, tmp_path: Path) -> None:
     """Two runs that differ in their noise alone share no tensor: what they shared would have none."""
     kind, params = LONE[name]
     levels = (0.1, 0.2) if way == "example" else (5.0, 50.0)  # at which FL+HC leaves some clients alone
