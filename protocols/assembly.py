@@ -96,7 +96,8 @@ def carry_out(
     lost = random_dropouts(settings.dropout, Randomness(federation.seed))
     config = protocol.config(federation, settings.dtype)
     net = protocol.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), config, device=client.cohort.device)
-    net.state.ledger.samples = _samples(client)
+    if protocol.per_example:  # else no price depends on them, and what is learned is for others to see
+        net.state.ledger.samples = _samples(client)
 
     def restore_clients(state: TraineeState) -> None:
         client.restore(state)
