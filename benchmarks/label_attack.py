@@ -52,8 +52,9 @@ def observed_updates(fitted: Protocol) -> Array:
         if not first or seen.receiver != SERVER or seen.content is None:
             continue
         update = seen.content.delta.values[0].double().cpu().numpy()
-        size = seen.content.size
-        rows[seen.sender.index] = update if size is None else update / float(size.values[0])
+        size, client = seen.content.size, seen.sender.index
+        assert client is not None
+        rows[client] = update if size is None else update / float(size.values[0])
     return np.stack([rows[client] for client in sorted(rows)])
 
 
