@@ -46,7 +46,7 @@ def one(case: str, model: str, clients: int) -> dict[str, Any]:
     federation = Federation.from_arrays(arrays, test={name: (x[:2], y[:2]) for name, (x, y) in arrays.items()}, seed=0)
     before, began = peak(), time.perf_counter()
     fitted = CASES[case](model=model, rounds=1, epochs=1, batch_size=10).fit(federation, Settings(transcript="none"))
-    d = sum(value.numel() for value in fitted.models_[0].values())
+    d = sum(value.numel() for value in fitted.model_of(0).values())
     return {
         "protocol": fitted.name,
         "mask": fitted.mask,

@@ -89,13 +89,15 @@ def carry_out(
     endpoint = protocol.build_client(federation, settings)
     client, keys = endpoint.client, endpoint.keys
     if folder:
-        files.make_folder(folder / "transcript")
+        files.make_folder(folder)
+        files.make_private_folder(folder / "transcript")
     written = folder and folder / "transcript"
     transcript = Transcript(settings.transcript, written, protocol.message_types, federation.names)
     lost = random_dropouts(settings.dropout, Randomness(federation.seed))
     config = protocol.config(federation, settings.dtype)
     net = protocol.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), config, device=client.cohort.device)
-    net.state.ledger.samples = _samples(client)
+    if protocol.per_example:  # else no price depends on them, and what is learned is for others to see
+        net.state.ledger.samples = _samples(client)
 
     def restore_clients(state: TraineeState) -> None:
         client.restore(state)
@@ -139,12 +141,26 @@ def carry_out(
         transcript.rewind(Recording())  # what a run left that was killed before its first checkpoint
     state = protocol.serve(net, run)
     labels, models = [int(c) for c in state.labels], protocol.final(client, state)
+    local = sorted(client.cohort.ids[k] for k in client.unshared)
     scores = client.cohort.scores(models)
+    agreed = None if federation.truth is None else dict(agreement(labels, federation.truth))
     learned = Learned(
-        SCHEMA, protocol.name, protocol.shown_params(), config, settings, list(federation.names), labels, run.history, transcript.totals(),
-        scores.tolist(), None if federation.truth is None else dict(agreement(labels, federation.truth)), net.state, run.seconds,
-        client.cohort.device.type,
-    )  # fmt: skip
+        schema=SCHEMA,
+        protocol=protocol.name,
+        params=protocol.shown_params(),
+        config=config,
+        settings=settings,
+        names=list(federation.names),
+        labels=labels,
+        local=local,
+        history=run.history,
+        bytes=transcript.totals(),
+        scores=scores.tolist(),
+        agreement=agreed,
+        network=net.state,
+        seconds=run.seconds,
+        device=client.cohort.device.type,
+    )
     assert models.index is not None
     return Kept(learned, pack(state), TraineeState(models.table, list(models.index), keys.secrets)), transcript
 

@@ -51,7 +51,9 @@ class Protocol(Private, Method):
 
     Attributes after `fit`:
         labels_: each client's cluster, (m,) ints from 0.
-        models_: a `state_dict` per cluster, for `load_state_dict` of the module; `model_of` gives a client's own.
+        models_: a `state_dict` per cluster, for `load_state_dict` of the module; `model_of` gives a client's own. Under noise it is
+            None for a cluster all of whose clients trained alone: their models have no noise and stay with the clients.
+        unshared_labels_: the clusters whose entry in `models_` is None.
         history_: a dict per round. ledger_: the releases. transcript_: the frames. bytes_: totals by direction and message.
         accuracy_ (of text perplexity_, of trajectories position_error_ in metres): each client's on its test data, (m,); scores_ is
             whichever it is, and metric_ its name. agreement_: scores against the true clusters, where they are known.
@@ -181,7 +183,8 @@ class Protocol(Private, Method):
         self._flat = self._network(config["shape"], config["classes"], config["seed"], objective(config["objective"]))
         given = {} if isinstance(self.model, str) else self.model.state_dict()
         self.start_ = {name: value.detach().cpu().clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
-        self.models_ = [self.model_of(learned.labels.index(c)) for c in range(max(learned.labels) + 1)]
+        self.models_ = [self._cluster_model(c) for c in range(max(learned.labels) + 1)]
+        self.unshared_labels_ = [c for c, model in enumerate(self.models_) if model is None]
         self.history_, self.ledger_, self.bytes_ = learned.history, learned.network.ledger, learned.bytes
         self.dropped_ = dict(sorted(learned.network.lost.items()))
         self.scores_: NDArray[np.float64] = np.asarray(learned.scores, dtype=np.float64)
@@ -192,8 +195,19 @@ class Protocol(Private, Method):
         self.state_: Any = unpack(kept.server, self.state_class())
         return self
 
+    def _cluster_model(self, label: int) -> dict[str, Any] | None:
+        """Return the model that a cluster's members share; None where noise is asked for and all they have was trained alone."""
+        learned = self._fitted().learned
+        members = [i for i, own in enumerate(learned.labels) if own == label]
+        if self.keeps_local_models(learned.config):
+            members = [i for i in members if i not in learned.local]
+        return self.model_of(members[0]) if members else None
+
     def model_of(self, client: int | str) -> dict[str, Any]:
-        """The `state_dict` of the model that a client holds, by its number or name."""
+        """Return the `state_dict` of the model that a client holds, by its number or name.
+
+        It is for that client: a model that it trained alone has no noise, and no ε covers it.
+        """
         names = self._fitted().learned.names
         if client not in names and not (isinstance(client, Integral) and 0 <= client < len(names)):
             raise UsageError(f"no client {client!r}: clients are {', '.join(names[:3])} …, or numbers from 0 to {len(names) - 1}")

@@ -153,6 +153,10 @@ class OneShot(Protocol):
         """Adds the Gram matrix; what the GPS averages has been released to the LPSs."""
         return replace(super().releases(), gram=1)
 
+    def keeps_local_models(self, config: Mapping[str, Any]) -> bool:
+        """Return whether models that clients trained alone stay out of the results: also where only Gram matrices have noise."""
+        return super().keeps_local_models(config) or float(config["gram_noise"]) > 0
+
     def resolved(self, federation: Federation) -> dict[str, Any]:
         """Adds the Gram matrices' noise: with a `target_epsilon` that of everything else."""
         found = super().resolved(federation)

@@ -128,6 +128,10 @@ class Private(ABC):
         own = (Noise(config["clip"], config["noise"]),) if config["noise"] and config["placement"] == "local" else ()
         return (Clip(config["clip"], total=bool(config["noise"])), *own)
 
+    def keeps_local_models(self, config: Mapping[str, Any]) -> bool:
+        """Return whether models that clients trained alone stay out of the results: where noise is to cover these."""
+        return float(config["noise"]) > 0
+
     def guard(self, config: Mapping[str, Any], draws: Draws) -> Guard | None:
         """What clients need for noise of their methods' own."""
         if not (config["clip"] and config["noise"]):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from securecluster.protocols.base import Protocol
 
 P = TypeVar("P", bound="Protocol")
-SCHEMA = 4
+SCHEMA = 5
 LEARNED, SERVER, CLIENTS = "learned.safetensors", "server.safetensors", "clients.safetensors"
 MODELS, START = "models.safetensors", "start.safetensors"
 ALWAYS = [CLIENTS, LEARNED, MODELS, SERVER]
@@ -38,6 +38,7 @@ class Learned:
     settings: Settings
     names: list[str]
     labels: list[int]
+    local: list[int]  # the clients whose final model was trained alone, so that no noise covers it
     history: list[Line]
     bytes: dict[str, Any]
     scores: list[float]  # of the objective, NaN where a client has no test data
@@ -64,9 +65,12 @@ def save(protocol: Protocol, folder: Path) -> None:
     files.make_folder(folder)
     for name in (manifest.NAME, LEARNED, START):
         files.remove(folder / name)
-    models = [{name: t for name, t in state.items() if isinstance(t, torch.Tensor)} for state in protocol.models_]
-    tensors = {f"cluster{c}.{name}": t.contiguous() for c, state in enumerate(models) for name, t in state.items()}
-    meta = {"labels": json.dumps(kept.learned.labels), "model": json.dumps(kept.learned.params["model"])}
+    meta = {
+        "labels": json.dumps(kept.learned.labels),
+        "unshared": json.dumps(protocol.unshared_labels_),
+        "model": json.dumps(kept.learned.params["model"]),
+    }
+    tensors = _shared_tensors(protocol)
     files.write_atomic(folder / MODELS, encode(tensors, {"securecluster": json.dumps(meta, sort_keys=True)}))
     files.write_atomic(folder / SERVER, kept.server)
     files.write_atomic(folder / CLIENTS, pack(kept.clients), 0o600)
@@ -75,6 +79,16 @@ def save(protocol: Protocol, folder: Path) -> None:
     files.write_atomic(folder / LEARNED, pack(kept.learned))
     written = [*ALWAYS, START] if (folder / START).exists() else ALWAYS
     manifest.write(folder, written)
+
+
+def _shared_tensors(protocol: Protocol) -> dict[str, torch.Tensor]:
+    """Return the tensors of all clusters' models by name; a cluster without a shared model has none."""
+    tensors = {}
+    for c, state in enumerate(protocol.models_):
+        for name, value in (state or {}).items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"cluster{c}.{name}"] = value.contiguous()
+    return tensors
 
 
 def read_kept(folder: Path) -> Kept:

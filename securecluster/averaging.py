@@ -33,6 +33,7 @@ class Contributor(Trainee):
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted, start)
         self._trained = [0] * len(cohort.ids)  # the last call in which each client trained alone
+        self._unshared: set[int] = set()  # positions of clients whose model holds what they learned alone
 
     @answers(SUM, through=("delta",), fresh=True, trains="usual")
     def contribute(self, turn: Turn, query: Means) -> Update:
@@ -52,6 +53,7 @@ class Contributor(Trainee):
         if new:
             ids, at = tuple(turn.ids[n] for n in new), tuple(turn.at[n] for n in new)
             self._train_alone(Turn(ids, at, turn.round, turn.step), select(query, new))
+            self._unshared |= set(at)
         return Done()
 
     def _train_alone(self, turn: Turn, query: Means) -> None:
@@ -68,14 +70,39 @@ class Contributor(Trainee):
             self._trained[k] = turn.step
         self._printed = (None, [])  # of rows that have changed in place
 
+    @property
+    def unshared(self) -> frozenset[int]:
+        """Return the positions of clients whose model was trained alone, and not since replaced by averages."""
+        return frozenset(self._unshared)
+
+    def origin(self, at: Sequence[int], query: Means) -> Rows:
+        """Return all models, with θ_0 for the clients that start over."""
+        return self._anew(self.starting_over(at, query))
+
+    def starting_over(self, at: Sequence[int], query: Means) -> set[int]:
+        """Return the positions of the clients whose averages count from θ_0, whatever they hold; here none."""
+        return set()
+
+    def take(self, at: Sequence[int], query: Means) -> None:
+        """Apply averages as every trainee does, and note whose model is now made of averages alone."""
+        shared = self.starting_over(at, query)
+        if query.absolute:  # one displacement since θ_0 replaces the model
+            counts = query.count.values.tolist()
+            brought = zip(at, query.means.picks, counts, strict=True)
+            shared |= {k for k, picks, count in brought if self._due(k, picks, count, query)}
+        super().take(at, query)
+        self._unshared -= shared
+
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add the calls in which they trained alone."""
-        return {**super().memory(), "trained": torch.as_tensor(self._trained)}
+        """Add the calls in which they trained alone, and who holds a model of its own."""
+        unshared = torch.tensor(sorted(self._unshared), dtype=torch.int64)
+        return {**super().memory(), "trained": torch.as_tensor(self._trained), "unshared": unshared}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Take over what `memory` returned."""
         super().recall(memory)
         self._trained = memory["trained"].tolist()
+        self._unshared = set(memory["unshared"].tolist())
 
     def _rows(self, at: Sequence[int]) -> Rows:
         """The models at these positions, without a copy."""
@@ -109,10 +136,10 @@ class Contributor(Trainee):
 class Loner(Contributor):
     """Clients that train alone first, tell something of what they learned, and then contribute to means that count from θ_0."""
 
-    def origin(self, at: Sequence[int], query: Means) -> Rows:
-        """The models; θ_0 for those at positions `at` whose first average this is."""
+    def starting_over(self, at: Sequence[int], query: Means) -> set[int]:
+        """Return the positions of the clients whose first average this is."""
         counts = zip(at, query.count.values.tolist(), strict=True)
-        return self._anew({k for k, count in counts if self._had[k] == 0 and count > 0})
+        return {k for k, count in counts if self._had[k] == 0 and count > 0}
 
     def check_alone(self, turn: Turn, name: str) -> None:
         """Raise PolicyError for clients that no longer hold the model that they trained alone."""
@@ -124,29 +151,13 @@ class Exposed(Contributor, Outliner):
     """Clients that contribute to means, and whose updates may be read one by one (FL+HC's clustering round)."""
 
     keeps: ClassVar[bool] = False
-    _lone: frozenset[int] = frozenset()  # positions of those that have trained alone
-
-    @answers(GATHER, private=False, trains="usual")
-    def alone(self, turn: Turn, query: Means) -> Done:
-        """As of every contributor."""
-        self._lone |= set(turn.at)
-        return super().alone(turn, query)
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def post(self, turn: Turn, query: Hello) -> Update:
         """As of every discloser, of models that averages alone have made: what was trained alone would leave without noise."""
-        if not self._lone.isdisjoint(turn.at):
+        if not self._unshared.isdisjoint(turn.at):
             raise PolicyError("post shows the model of averages: who has trained alone holds one of its own")
         return super().post(turn, query)
-
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Add who has trained alone."""
-        return {**super().memory(), "lone": torch.tensor(sorted(self._lone), dtype=torch.int64)}
-
-    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned."""
-        super().recall(memory)
-        self._lone = frozenset(memory["lone"].tolist())
 
 
 @dataclass

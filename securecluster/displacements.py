@@ -85,6 +85,11 @@ class Trainee:
         self._memo = _Memo()
         self._printed: tuple[torch.Tensor | None, list[bytes]] = (None, [])  # a table of models, and the digests of its rows
 
+    @property
+    def unshared(self) -> frozenset[int]:
+        """Return the positions of clients whose model is not made of averages alone; here nobody's."""
+        return frozenset()
+
     def trained(self, turn: Turn, query: Means, scale: Sequence[float] | None = None, plan: LocalTraining | None = None) -> Update:
         """The reply before any mask, each client's update times its `scale`; of a `plan` other than its usual training."""
         self.catch_up(turn, query)

@@ -137,10 +137,11 @@ class Log:
 
     Args:
         path: the file, which appears with its first line.
+        mode: its permissions.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, mode: int = files.EVERYONE) -> None:
+        self.path, self._mode = path, mode
         self._size = 0
         self._hash = hashlib.sha256()
 
@@ -154,7 +155,7 @@ class Log:
         if not lines:
             return
         text = "\n".join(lines)
-        files.append_line(self.path, text)
+        files.append_line(self.path, text, self._mode)
         self._count((text + "\n").encode())
 
     def restore(self, mark: Mark, decode: Callable[[str], T]) -> list[T]:
@@ -173,8 +174,10 @@ class Log:
         if Mark.of(kept) != mark:
             raise damaged(self.path)
         items = read_lines(self.path, kept, decode)
-        if len(data) > mark.size:
-            files.write_atomic(self.path, kept)
+        if not kept:
+            files.remove(self.path)  # so that it is made anew, with its own permissions
+        elif len(data) > mark.size:
+            files.write_atomic(self.path, kept, self._mode)
         self._size = 0
         self._hash = hashlib.sha256()
         self._count(kept)

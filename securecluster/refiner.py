@@ -205,9 +205,9 @@ class Refiner(Contributor):
             return 0 if restart > self._restart[k] else NEVER
         return super().had(k, query)
 
-    def origin(self, at: Sequence[int], query: Means) -> Rows:
-        """The models; θ_0 for those at positions `at` that hear of this restart for the first time ("ω_c,0 ← w_0")."""
-        return self._anew({k for k in at if self._restart[k] < (query.restart or 0)})
+    def starting_over(self, at: Sequence[int], query: Means) -> set[int]:
+        """Return the positions of the clients that hear of this restart for the first time ("ω_c,0 ← w_0")."""
+        return {k for k in at if self._restart[k] < (query.restart or 0)}
 
     def bounded(self, theta: torch.Tensor) -> torch.Tensor:
         """proj_W (Algorithm 3): into the ball of this radius around w_0 (W a ball: ours)."""

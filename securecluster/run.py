@@ -180,8 +180,7 @@ class Run:
         assert self._folder is not None
         final = self._folder / f"checkpoint-{self._clock.number:06d}"
         draft = self._folder / ".checkpoint.tmp"
-        shutil.rmtree(draft, ignore_errors=True)
-        files.make_folder(draft)
+        files.make_new_folder(draft)
         marks = {name: Mark.of(data) for name, data in parts.items()}
         for name, data in {**parts, manifest.NAME: manifest.encode(marks)}.items():
             files.write_atomic(draft / name, data, 0o600 if name.startswith("clients") else 0o644)

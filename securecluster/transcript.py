@@ -101,7 +101,7 @@ class Transcript:
         self.entries: list[Entry] = []
         self.count = 0
         self._folder = folder
-        self._index = Log(folder / INDEX) if folder and mode != "none" else None
+        self._index = Log(folder / INDEX, files.OWNER) if folder and mode != "none" else None
         self._messages = messages
         self._kept: list[tuple[Call, Answer]] = []
         self._totals: dict[str, Counter[str]] = defaultdict(Counter)
@@ -155,7 +155,7 @@ class Transcript:
         head = {k: v for k, v in vars(call).items() if k != "query"}
         reply = None if answer.reply is None else _plain(answer.reply)
         data = pack(_Batch(head, _plain(call.query), list(answer.ids), reply))
-        files.write_atomic(self._file(self.count), data)
+        files.write_atomic(self._file(self.count), data, files.OWNER)
         return manifest.digest(data)
 
     def _file(self, position: int) -> Path:

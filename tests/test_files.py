@@ -123,7 +123,7 @@ def test_lines_are_appended_and_folders_made_and_moved(tmp_path: Path) -> None:
 def test_a_full_disk_while_appending_or_moving_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "old").write_text("x")
     monkeypatch.setattr(os, "replace", fail(errno.ENOSPC))
-    monkeypatch.setattr(Path, "open", fail(errno.ENOSPC))
+    monkeypatch.setattr(os, "open", fail(errno.ENOSPC))
     monkeypatch.setattr(Path, "mkdir", fail(errno.ENOSPC))
     for action in (
         lambda: files.append_line(tmp_path / "log", "x"),
@@ -132,3 +132,98 @@ def test_a_full_disk_while_appending_or_moving_is_said(tmp_path: Path, monkeypat
     ):
         assert "free some space" in sentence(action)
     assert os.listdir(tmp_path) == ["old"]
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_temporary_file_that_was_put_there_before_is_neither_followed_nor_used(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "clients.safetensors"
+    victim.write_bytes(b"precious")
+    links = [tmp_path / f".clients.safetensors{end}" for end in (".tmp", ".0123456789abcdef.tmp")]
+    for link in links:
+        link.symlink_to(victim)
+    files.write_atomic(path, b"secret", 0o600)
+    assert victim.read_bytes() == b"precious"
+    assert path.read_bytes() == b"secret"
+    assert not path.is_symlink()
+    assert mode(path) == 0o600
+
+
+def test_a_temporary_file_has_its_permissions_from_the_start_and_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, real = [], os.replace
+
+    def look(source: Any, target: Any) -> None:
+        seen.append((Path(source).name, mode(Path(source))))
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", look)
+    for _ in range(2):
+        files.write_atomic(tmp_path / "secret", b"x", 0o600)
+    assert seen[0][0] != seen[1][0]
+    assert [files.final_name(name) for name, _ in seen] == ["secret", "secret"]
+    assert [bits for _, bits in seen] == [0o600, 0o600]
+
+
+def test_a_name_that_is_taken_is_refused_and_what_lies_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = tmp_path / ".state.0123456789abcdef.tmp"
+    taken.write_bytes(b"of somebody else")
+    taken.chmod(0o666)
+    monkeypatch.setattr(files.secrets, "token_hex", lambda count: "0123456789abcdef"[: 2 * count])
+    sentence(lambda: files.write_atomic(tmp_path / "state", b"secret", 0o600))
+    assert taken.read_bytes() == b"of somebody else"
+    assert os.listdir(tmp_path) == [taken.name]
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    victim, link = tmp_path / "victim", tmp_path / "state"
+    victim.write_bytes(b"precious")
+    link.symlink_to(victim)
+    files.write_atomic(link, b"new")
+    assert victim.read_bytes() == b"precious"
+    assert not link.is_symlink()
+
+
+def test_lines_and_private_folders_are_not_written_through_a_link(tmp_path: Path) -> None:
+    victim, home = tmp_path / "victim", tmp_path / "home"
+    victim.write_bytes(b"precious")
+    home.mkdir()
+    (tmp_path / "log").symlink_to(victim)
+    (tmp_path / "folder").symlink_to(home)
+    for action in (
+        lambda: files.append_line(tmp_path / "log", "x"),
+        lambda: files.make_private_folder(tmp_path / "folder"),
+    ):
+        assert "remove the link that is in its place" in sentence(action)
+    assert victim.read_bytes() == b"precious"
+    files.make_new_folder(tmp_path / "folder")
+    assert not (tmp_path / "folder").is_symlink()
+    assert home.is_dir()
+
+
+def test_lines_and_private_folders_have_the_permissions_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir(mode=0o755)
+    for name in ("old", "new"):
+        files.make_private_folder(tmp_path / name)
+        assert mode(tmp_path / name) == 0o700
+    files.append_line(tmp_path / "log", "x", 0o600)
+    assert mode(tmp_path / "log") == 0o600
+
+
+def test_what_kills_left_half_written_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".state.0123456789abcdef.tmp", ".notes.tmp", "state"):
+        (tmp_path / name).write_bytes(b"x")
+    files.remove_half_written(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".notes.tmp", "state"]
+    files.remove_half_written(tmp_path / "missing")
+
+
+def test_a_save_that_is_interrupted_leaves_no_half_written_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_atomic(tmp_path / "state", b"x")
+    assert not list(tmp_path.iterdir())

@@ -123,7 +123,7 @@ def _is_bookkeeping(path: Path) -> bool:
     """Return whether a path is a lock, a marker or a half-written file of ours."""
     if path.is_symlink() or not path.is_file():
         return False
-    half_written = path.name != _final_name(path.name) in WRITTEN
+    half_written = path.name != files.final_name(path.name) in WRITTEN
     return path.name == LOCK or _is_marker(path) or half_written
 
 
@@ -132,12 +132,6 @@ def _is_marker(path: Path) -> bool:
     if path.name != MARKER or path.is_symlink() or not path.is_file():
         return False
     return f'"{CONFIG}"'.encode() in files.read(path)
-
-
-def _final_name(name: str) -> str:
-    """Return the name that a file was to have, where a kill left it half-written, else its own."""
-    half = name.startswith(".") and name.endswith(".tmp")
-    return name[1:-4] if half else name
 
 
 def foreign(folder: Path) -> list[Path]:
@@ -150,7 +144,7 @@ def foreign(folder: Path) -> list[Path]:
             found.append(path)
         elif path.is_dir():
             found += _foreign_below(path, names)
-        elif _final_name(path.name) not in written:
+        elif files.final_name(path.name) not in written:
             found.append(path)
     return found
 
@@ -179,7 +173,7 @@ def _foreign_below(folder: Path, runs: Collection[str]) -> list[Path]:
 def _is_file_called(path: Path, names: re.Pattern[str]) -> bool:
     if path.is_symlink() or not path.is_file():
         return False
-    return names.fullmatch(_final_name(path.name)) is not None
+    return names.fullmatch(files.final_name(path.name)) is not None
 
 
 @contextmanager

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
-from securecluster.privacy.ledger import Event, Row
+from securecluster.app.disclosures import CLIENT, disclosures, free, uncovered, unprotected, unseen
+from securecluster.privacy.ledger import Row
 from securecluster.protocols.base import Protocol
+from securecluster.protocols.saving import CLIENTS
 
 ALWAYS = [
     "public keys are not signed: a server that swaps them during the key agreement reads the mask seed",
     "timing, message sizes, who takes part and who drops out are visible to the network",
-    "the observer's metrics and agreement lie outside the protocol and outside epsilon",
 ]
+OBSERVED = "the observer's metrics and agreement lie outside the protocol and outside epsilon"
 EXACT = "what leaves without noise is not differentially private: epsilon is infinite (null) as soon as anything does"
 NOISED = [
     "noise is made of floating-point numbers: not hardened against attacks on their lowest bits (Mironov 2012)",
     "choosing the clip, the noise, the number of rounds or any other option by private data is a release of its own",
     "a server that asks for more than its protocol does spends more than this: clients keep no budget of their own",
     "keys of noise follow from the run's seed in a simulation: whoever knows it takes the noise off",
+    "noise comes from a cipher's stream: epsilon holds against readers with bounded computing power, who cannot tell it from random",
 ]
 ASSUMED = {
     "client": "a client's contribution to each release is one clipped row; that it is absent counts as a row of zeros",
@@ -38,19 +42,24 @@ NEIGHBOURS = {"client": "add or remove one client", "example": "add or remove on
 def section(fitted: Protocol) -> dict[str, Any]:
     """`privacy` in result.json."""
     ledger, info, config = fitted.ledger_, fitted.mask_info(), fitted.kept_.learned.config
-    events, unit = ledger.events, str(config["dp_unit"])
+    unit = str(config["dp_unit"])
     price, rows = ledger.price(config["delta"]), ledger.summary()
     finite = not math.isinf(price.epsilon)
-    replaced = ledger.price(config["delta"], "replace") if finite and events else None
+    replaced = ledger.price(config["delta"], "replace") if finite and ledger.events else None
     noised = any(row.noise_multiplier for row in rows)
-    central = config["placement"] == "central" and fitted.per_client
-    hidden = {row.field for row in rows} - set(fitted.multipliers(config)) if central else set()
-    read = [text.replace("every client", "each of its clients") for text in _read(events, "lps", info.shows, hidden)] + fitted.lps_sees()
+    found = disclosures(fitted)
+    sees = {reader: [own.sentence(info.shows) for own in found if own.reader == reader] for reader in ("server", "lps", CLIENT)}
+    for_lps, for_clients = sees["lps"] + fitted.lps_sees(), sees[CLIENT] + fitted.client_sees()
+    unshared = {"labels": fitted.unshared_labels_, "file": CLIENTS}
     return {
         "masks": _masks(fitted.mask, info.padding_bytes),
-        "sees": _read(events, "server", info.shows, hidden) + fitted.sees(),
-        **({"lps_sees": read} if read else {}),
-        **({"client_sees": fitted.client_sees()} if fitted.client_sees() else {}),
+        "sees": sees["server"] + fitted.sees(),
+        **({"lps_sees": for_lps} if for_lps else {}),
+        **({"client_sees": for_clients} if for_clients else {}),
+        "unseen": unseen(fitted, found),
+        "unprotected": unprotected(found),
+        "fields": [asdict(own) for own in found],
+        **({"unshared_models": unshared} if fitted.unshared_labels_ else {}),
         **({"clear": True} if fitted.client.clear else {}),
         "reproducible_keys": True,
         "epsilon": price.epsilon if finite else None,
@@ -64,23 +73,44 @@ def section(fitted: Protocol) -> dict[str, Any]:
         "clip": config["clip"],
         "noise": config["noise"],
         "releases": [_told(row) for row in rows],
+        "free": free(found, rows),
         "exact": [f"{method}: {name}" for method, name in ledger.exact()],
-        "assumed": [ASSUMED[unit], ASKED] if noised else [],
-        "not_covered": _not_covered(fitted, info.not_covered, bool(ledger.exact()) or not rows, noised) + _windows(config) * noised,
+        "assumed": [ASSUMED[unit], ASKED, *_public(config)] if noised else [],
+        "not_covered": _not_covered(fitted, info.not_covered, bool(ledger.exact()) or not rows, noised),
+        "uncovered_files": uncovered(fitted) if finite or noised else [OBSERVED],
     }
 
 
 def _not_covered(fitted: Protocol, mask: str, exact: bool, noised: bool) -> list[str]:
     own = [mask] if mask else []
-    return own + fitted.not_covered() + [EXACT] * exact + NOISED * noised + ALWAYS
+    windows = _windows(fitted.kept_.learned.config) if noised else []
+    return own + fitted.not_covered() + [EXACT] * exact + NOISED * noised + windows + ALWAYS
+
+
+def _public(config: dict[str, Any]) -> list[str]:
+    """Return what of the configuration may come from clients' data, and is taken as public."""
+    kind, classes = config["objective"]["kind"], config["classes"]
+    if kind == "classification":
+        return [f"the number of classes ({classes}) is public: where it was not given it is 1 + the largest label of any client"]
+    if kind == "language":
+        return [f"the vocabulary ({classes} tokens) is public, also where it was counted on all training texts, as that of ag_news was"]
+    return []
 
 
 def _windows(config: dict[str, Any]) -> list[str]:
-    """What an example is, where examples have positions in common."""
-    if config["dp_unit"] != "example" or config["objective"]["kind"] != "trajectory":
+    """Return what an example is, where examples have positions or tokens in common."""
+    kind, places = config["objective"]["kind"], config["shape"][0]
+    if config["dp_unit"] != "example":
         return []
-    places = config["shape"][0] + 1
-    return [f"an example is a window of {places} positions: one position may be in {places} examples, and costs as much as all of them"]
+    if kind == "trajectory":
+        count = places + 1
+        return [f"an example is a window of {count} positions: one position may be in {count} examples, and costs as much as all of them"]
+    if kind == "language":
+        return [
+            f"an example is a window of {places} tokens and the tokens that follow, and no article, speech or person: neighbouring windows"
+            " share a token, and a text costs as much as all of its windows"
+        ]
+    return []
 
 
 def _told(row: Row) -> dict[str, Any]:
@@ -92,18 +122,6 @@ def _told(row: Row) -> dict[str, Any]:
         "times": row.count,
         "reader": row.reader,
     }
-
-
-def _read(events: list[Event], reader: str, shows: str, hidden: set[str]) -> list[str]:
-    """What one kind of server reads of single replies.
-
-    Args:
-        hidden: the fields that the server adds noise to itself.
-    """
-    own = [event for event in events if event.reader == reader and event.seen]
-    released = sorted({(event.method, name, event.mechanism == "gaussian") for event in own for name in event.fields})
-    how = {name: "clipped, before it adds noise" if name in hidden else "with noise" for _, name, _ in released}
-    return [f"{name} of every client in every {method} call{f', {how[name]}' * noised}: {shows}" for method, name, noised in released]
 
 
 def _masks(name: str, padding_bytes: int) -> list[dict[str, Any]]:
@@ -124,16 +142,23 @@ def show(console: Any, privacy: dict[str, Any]) -> None:
         table.add_row("a local parameter server saw", text)
     for text in privacy.get("client_sees", ()):
         table.add_row("a client saw", text)
-    table.add_row("did not see", _unseen(privacy))
+    for text in privacy.get("unseen", ()):
+        table.add_row("did not see", text)
+    for text in privacy.get("unprotected", ()):
+        table.add_row("unprotected", text)
+    if "unshared_models" in privacy:
+        table.add_row("no shared model", _unshared(privacy["unshared_models"]))
     for mask in privacy["masks"]:
         if mask.get("padding_bytes"):
             table.add_row("padding", f"the {mask['kind']} adds {mask['padding_bytes']:,} bytes to every update and every average")
     if _noised(privacy):
         table.add_row("noise", "; ".join(_release(row) for row in privacy["releases"] if row["mechanism"] != "free"))
+    for text in privacy.get("free", ()):
+        table.add_row("free", text)
     table.add_row("ε", _epsilon(privacy))
     for text in privacy.get("assumed", ()):
         table.add_row("assumed", text)
-    for text in privacy["not_covered"]:
+    for text in [*privacy["not_covered"], *privacy.get("uncovered_files", ())]:
         table.add_row("not covered", text)
     console.print(table)
 
@@ -162,8 +187,12 @@ def _release(row: dict[str, Any]) -> str:
     return f"{name}, z = {row['noise_multiplier']:.4g}" if row["noise_multiplier"] else f"{name}, exact"
 
 
-def _unseen(privacy: dict[str, Any]) -> str:
-    if not privacy["sees"]:
-        return "anything that depends on a client's data"
-    hidden = privacy["masks"] and not privacy.get("clear")
-    return "any client's data" + ("; any model, or which coordinate of an update is which" if hidden else "")
+def _unshared(found: dict[str, Any]) -> str:
+    """Say which clusters have no shared model, and where their clients' own models are."""
+    labels = found["labels"]
+    few = ", ".join(map(str, labels[:20])) + (f" … ({len(labels)})" if len(labels) > 20 else "")
+    word = "cluster" if len(labels) == 1 else "clusters"
+    return (
+        f"{word} {few}: all that their clients hold was trained alone, without noise; it is in {found['file']}, for its owner alone,"
+        " and epsilon does not cover it"
+    )

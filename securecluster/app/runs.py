@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from securecluster import files
 from securecluster.app.options import DEFAULT_CLIENTS, Simulation
 from securecluster.app.stops import output
 from securecluster.backend import torch
@@ -162,6 +163,8 @@ def _record(plan: Plan, federation: Federation, folder: Path, say: Callable[[Lin
     from securecluster.run import remove_checkpoints
     from securecluster.state import unpack
 
+    for home in (folder, folder / folders.TRANSCRIPT):
+        files.remove_half_written(home)
     fitted = plan.protocol.run_in(folder, federation, plan.settings, say)
     state: Any = unpack(fitted.server_state_, plan.protocol.state_class())
     content = report.result(plan, federation, fitted, state)

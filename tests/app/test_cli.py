@@ -30,7 +30,9 @@ def test_the_run_folder_holds_what_the_contract_says(tmp_path: Path, capsys: pyt
     assert set(result["bytes"]) == {"up", "down", "servers", "by_message"}
     privacy = result["privacy"]
     priced = {"epsilon", "epsilon_rdp", "epsilon_replace", "delta", "accountant", "unit", "neighbouring", "placement", "clip", "noise"}
-    assert set(privacy) == {"masks", "sees", "reproducible_keys", "releases", "exact", "assumed", "not_covered"} | priced
+    shown = {"masks", "sees", "unseen", "unprotected", "fields", "free"}
+    said = {"reproducible_keys", "releases", "exact", "assumed", "not_covered", "uncovered_files"}
+    assert set(privacy) == shown | said | priced
     assert privacy["epsilon"] is None
     assert privacy["reproducible_keys"] is True
     assert (result["schema"], result["protocol"], result["clients"], len(result["labels"]), result["observer"]) == (1, "cfl", 6, 6, True)

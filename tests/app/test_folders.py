@@ -58,6 +58,7 @@ def test_force_leaves_folders_of_others_alone(config: str, tmp_path: Path, capsy
         "figure.png",
         "compare.json",
         ".notes.tmp",
+        ".models.safetensors.tmp",
         "transcript/notes.safetensors",
         "transcript/more/a.txt",
         "transcript/.notes.tmp",
@@ -135,7 +136,7 @@ def test_force_does_not_follow_links_out_of_a_run_folder(run: Path, tmp_path: Pa
 
 def test_force_replaces_a_run_in_place(run: Path) -> None:
     inode = run.stat().st_ino
-    (run / ".models.safetensors.tmp").write_bytes(b"left by a kill")
+    (run / ".models.safetensors.0123456789abcdef.tmp").write_bytes(b"left by a kill")
     (run / "checkpoint-000007").mkdir()
     (run / "checkpoint-000007" / "clock").write_bytes(b"left by a kill")
     assert main([*RUN, "--seed", "1", "--out", str(run)]) == 2
@@ -143,7 +144,7 @@ def test_force_replaces_a_run_in_place(run: Path) -> None:
     assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 0
     assert seed_of(run) == 1
     assert run.stat().st_ino == inode, "a mount point could not have been removed"
-    assert not (run / ".models.safetensors.tmp").exists() and not list(run.glob("checkpoint-*"))
+    assert not (run / ".models.safetensors.0123456789abcdef.tmp").exists() and not list(run.glob("checkpoint-*"))
 
 
 def test_of_two_starts_at_once_the_later_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,8 +249,8 @@ def test_a_start_that_was_killed_before_its_configuration_leaves_the_folder_free
     out = tmp_path / "out"
     out.mkdir()
     (out / ".lock").touch()
-    (out / "..securecluster.tmp").write_text('{"sche')
-    (out / ".config.json.tmp").write_text('{"sche')
+    (out / "..securecluster.0123456789abcdef.tmp").write_text('{"sche')
+    (out / ".config.json.0123456789abcdef.tmp").write_text('{"sche')
     assert main([*RUN, "--out", str(out)]) == 0
     assert seed_of(out) == 0
 

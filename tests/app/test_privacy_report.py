@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from mpmath import exp as mexp
 from mpmath import mp, mpf, ncdf
-from securecluster.protocols import FedAvg, OneShot
+from securecluster.protocols import FedAvg, Local, OneShot, Settings
 
 from securecluster import Federation
 from securecluster.app.cli import main
 from securecluster.app.privacy import section
-from securecluster.objectives import Trajectory
+from securecluster.objectives import Language, Trajectory
 
 SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "2", "--threads", "1"]
 
@@ -117,3 +117,107 @@ def test_exact_releases_beside_noisy_vectors_are_named_and_who_adds_what_noise(t
     (vectors,) = (text for text in privacy["sees"] if text.startswith("vectors"))
     (delta,) = (text for text in privacy["lps_sees"] if text.startswith("delta"))
     assert "with noise" in vectors and "before it adds noise" in delta
+
+
+def fields_of(privacy: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(own["method"], own["field"]): own for own in privacy["fields"]}
+
+
+def test_vectors_in_the_clear_are_told_and_nothing_is_claimed_of_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three unit vectors that span three samples: no table may say that no data was seen."""
+    given = ["oneshot", "--clients", "6", "--samples", "3", "--rounds", "2", "--threads", "1", "--no-sealed", "--mask", "none"]
+    privacy, out = told(given, tmp_path / "r", capsys)
+    assert any(text.startswith("vectors of every client in every eigen call") for text in privacy["sees"])
+    (vectors,) = (text for text in privacy["sees"] if text.startswith("vectors"))
+    assert "without noise" in vectors and "no mask covers them" in vectors
+    assert not any("any client's data" in text or "a client's data" in text for text in privacy["unseen"])
+    assert any("vectors of eigen" in text and "may follow" in text for text in privacy["unprotected"])
+    assert "unprotected vectors of eigen, row of relevance" in out
+    assert main(["replay", str(tmp_path / "r")]) == 0
+
+
+def test_every_private_field_of_every_reply_is_listed_with_its_reader(small: Federation) -> None:
+    """Sealed vectors go to clients, updates to local parameter servers, relevance to the server, in the clear."""
+    fitted = OneShot(rounds=2, epochs=1, tasks=2).fit(small)
+    privacy = section(fitted)
+    found = fields_of(privacy)
+    assert set(found) == {(event.method, name) for event in fitted.ledger_.events for name in event.fields}
+    readers = {place: own["reader"] for place, own in found.items()}
+    assert readers["eigen", "vectors"] == "client"
+    assert readers["relevance", "row"] == "server"
+    assert readers["contribute", "delta"] == "lps"
+    assert found["contribute", "delta"]["masked"] and not found["relevance", "row"]["masked"]
+    assert any("vectors" in text and "only other clients read them" in text for text in privacy["client_sees"])
+    assert any("vectors of eigen" in text for text in privacy["unseen"])
+    assert any("plain pairs" in text for text in privacy["sees"] if text.startswith("row "))
+
+
+def test_what_noise_masks_and_servers_hide_is_derived_from_how_replies_left(small: Federation) -> None:
+    noised = {"rounds": 1, "epochs": 1, "clip": 1.0, "noise": 1.0}
+    bare = section(FedAvg(rounds=1, epochs=1).fit(small))
+    assert bare["unseen"] == ["nothing is hidden from it: no mask, seal or noise covers what it read"]
+    assert "delta of contribute" in bare["unprotected"][0]
+    masked = section(FedAvg(rounds=1, epochs=1, mask="permutation").fit(small))
+    assert masked["unseen"] == ["which coordinate is which in delta of contribute"]
+    assert masked["unprotected"] == ["size of contribute went without mask or noise: a client's data, or much of them, may follow"]
+    mixed = section(FedAvg(rounds=1, epochs=1, mask="rotation").fit(small))
+    assert mixed["unseen"] == ["single coordinates, which are mixed, in delta of contribute"]
+    local = section(FedAvg(**noised).fit(small))
+    assert local["unseen"] == ["delta of contribute without noise"] and local["unprotected"] == []
+    central = section(FedAvg(**noised, placement="central").fit(small))
+    assert central["unseen"] == bare["unseen"] and "delta of contribute" in central["unprotected"][0]
+    example = section(FedAvg(**noised, dp_unit="example").fit(small))
+    assert example["unseen"] == ["what clients' training would have led to without its noise"]
+    alone = section(Local(**noised).fit(small))
+    assert alone["unseen"] == ["anything that depends on a client's data"] and alone["fields"] == []
+
+
+def test_free_releases_say_why_they_cost_nothing(small: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["srfca", *SMALL, "--local-rounds", "1", "--refine", "1", "--clip", "1", "--noise", "1"]
+    privacy, out = told(given, tmp_path / "r", capsys)
+    free = [row for row in privacy["releases"] if row["mechanism"] == "free"]
+    assert len(free) == len(privacy["free"]) > 0
+    assert any(text.startswith("delta of post") and "made of earlier releases, so it costs nothing" in text for text in privacy["free"])
+    assert "free delta of post" in out
+
+
+@pytest.mark.parametrize("placement", ["local", "central"])
+def test_files_that_epsilon_does_not_cover_are_named(placement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noised = ["--clip", "1", "--noise", "2", "--placement", placement]
+    privacy, out = told(["fedavg", *SMALL, *noised], tmp_path / "r", capsys)
+    text = " ".join(privacy["uncovered_files"])
+    for name in ("accuracy.png", "history.jsonl", "learned.safetensors", "config.json", "clients.safetensors", "transcript/"):
+        assert name in text and (tmp_path / "r" / name).exists()
+    assert ("before it adds noise" in text) == (placement == "central")
+    assert "true clusters" in text and "not covered config.json" in out
+    assert "number of samples" not in text, "no price depends on it, so no file has it"
+    assert main(["replay", str(tmp_path / "r")]) == 0
+
+
+def test_a_run_without_test_data_or_truth_or_transcript_does_not_name_them(small: Federation) -> None:
+    bare = Federation.from_arrays(
+        {name: (shard.x, shard.y) for name, shard in zip(small.names, small.shards, strict=True)},
+        test={name: (shard.x[:0], shard.y[:0]) for name, shard in zip(small.names, small.shards, strict=True)},
+        seed=0,
+    )
+    fitted = FedAvg(rounds=1, epochs=1, clip=1.0, noise=1.0).fit(bare, Settings(transcript="none"))
+    text = " ".join(section(fitted)["uncovered_files"])
+    assert "accuracy" not in text and "true clusters" not in text and "transcript" not in text
+
+
+def test_what_noise_rests_on_and_what_is_public_is_told(small: Federation) -> None:
+    privacy = section(FedAvg(rounds=1, epochs=1, clip=1.0, noise=1.0).fit(small))
+    assert any("bounded computing power" in text for text in privacy["not_covered"])
+    assert any("1 + the largest label of any client" in text for text in privacy["assumed"])
+    draw = np.random.default_rng(0)
+    windows = {name: (draw.integers(0, 9, (20, 5)), draw.integers(0, 9, (20, 5))) for name in "abc"}
+    spoken = Federation.from_arrays(windows, objective=Language(), classes=9, seed=0)
+    fitted = FedAvg(rounds=1, epochs=1, clip=1.0, noise=1.0, dp_unit="example", model="lstm-chars").fit(spoken)
+    privacy = section(fitted)
+    assert any("vocabulary (9 tokens)" in text and "ag_news" in text for text in privacy["assumed"])
+    assert any("window of 5 tokens" in text and "share a token" in text for text in privacy["not_covered"])
+
+
+def test_a_mask_says_that_label_distributions_stay_readable(small: Federation) -> None:
+    privacy = section(FedAvg(rounds=1, epochs=1, mask="permutation").fit(small))
+    assert any("not how many samples of each label" in text and "0.88 and 0.99" in text for text in privacy["not_covered"])

@@ -67,7 +67,7 @@ def test_what_went_between_servers_and_what_they_saw_is_told_where_there_is_some
     assert re.search(r"│ train +│ 3,000 +│ +5 │\n│ all +│ 3,000 +│ +5 │", plain)
     assert "between" not in plain and "parameter server" not in plain
     sent = {"up": 3000, "down": 5, "servers": 1234, "by_message": {**sent["by_message"], "merge": {"up": 0, "down": 0, "servers": 1234}}}
-    seen = {**_content()["privacy"], "sees": ["relevance"], "lps_sees": ["updates of its clients"]}
+    seen = {**_content()["privacy"], "sees": ["relevance"], "unseen": ["updates"], "lps_sees": ["updates of its clients"]}
     report.show(_content(bytes=sent, privacy=seen), Path("here"), ("a", "b", "c", "d"))
     told = capsys.readouterr().out
     assert re.search(r"│ train +│ 3,000 +│ +5 │ +0 │\n│ merge +│ +0 │ +0 │ +1,234 │\n│ all +│ 3,000 +│ +5 │ +1,234 │", told)

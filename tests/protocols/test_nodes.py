@@ -244,17 +244,19 @@ class World:
 
     def result_of(self, state: Any, net: Network) -> Result:
         models = [self.made.final(node.endpoint().client, state).values[0] for node in self.nodes.values()]
-        return Result(pack(state), torch.stack(models), list(state.labels), pack(net.state.ledger))
+        alone = [i for i, node in self.nodes.items() if node.endpoint().client.unshared]
+        return Result(pack(state), torch.stack(models), list(state.labels), pack(net.state.ledger), alone)
 
 
 @dataclass
 class Result:
-    """Of a run: the server's state, each client's final model, (m, d), the labels and the ledger."""
+    """Of a run: the server's state, each client's final model, (m, d), the labels, the ledger, and who holds a model of its own."""
 
     state: bytes
     models: torch.Tensor
     labels: list[int]
     ledger: bytes
+    alone: list[int]
 
     def same_models(self, other: Result) -> bool:
         """Bit for bit."""
@@ -288,6 +290,9 @@ def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_doe
     found, (whole, _) = world.result(), calm(name, mask)
     assert found.state == whole.state
     assert found.same_models(whole)
+    assert found.alone == whole.alone
+    if name in ("flhc apart", "nsim apart", "local"):
+        assert found.alone == list(range(CLIENTS))
 
 
 def some(what: str, but: tuple[str, ...] = ("alone",)) -> Fault:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +235,54 @@ def test_a_file_of_ones_own_is_read_again(tmp_path: Path) -> None:
     federation = Federation.from_parquet(tmp_path / "own.parquet", seed=0, **chosen)  # type: ignore[arg-type]
     stopped(tmp_path / "r", federation)
     assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 0
+
+
+def bits(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("halfway", [True, False])
+def test_a_transcript_is_for_its_owners_eyes(halfway: bool, tmp_path: Path) -> None:
+    """Under central placement its frames hold clipped updates without noise."""
+    if halfway:
+        stopped(tmp_path, data(1))
+    made().fit(data(1), FULL, folder=tmp_path)
+    home = tmp_path / "transcript"
+    assert bits(home) == 0o700
+    names = [path.name for path in home.iterdir()]
+    assert "index.jsonl" in names
+    assert len(names) > 4
+    assert {bits(path) for path in home.iterdir()} == {0o600}
+    assert bits(tmp_path / "result.json") == 0o644
+
+
+def test_a_checkpoint_is_not_written_through_a_link(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes").write_text("precious")
+    stopped(tmp_path / "r", data(1))
+    (tmp_path / "r" / ".checkpoint.tmp").symlink_to(other)
+    made().fit(data(1), FULL, folder=tmp_path / "r")
+    assert [path.name for path in other.iterdir()] == ["notes"]
+
+
+def test_a_link_in_the_place_of_a_log_is_refused(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    stopped(tmp_path / "r", data(1))
+    log = tmp_path / "r" / "history.jsonl"
+    victim.write_bytes(log.read_bytes())
+    log.unlink()
+    log.symlink_to(victim)
+    before = victim.read_bytes()
+    with pytest.raises(RunFolderError, match="remove the link"):
+        made().fit(data(1), FULL, folder=tmp_path / "r")
+    assert victim.read_bytes() == before
+
+
+def test_what_a_kill_left_half_written_is_removed_when_the_run_goes_on(tmp_path: Path) -> None:
+    stopped(tmp_path, data(1))
+    for home in (tmp_path, tmp_path / "transcript"):
+        (home / ".000001.safetensors.0123456789abcdef.tmp").write_bytes(b"half")
+    made().fit(data(1), FULL, folder=tmp_path)
+    assert not list(tmp_path.rglob("*.tmp"))
