@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from securecluster.protocols import newcomers
+
 from securecluster import files, manifest
 from securecluster.backend import torch
 from securecluster.displacements import TraineeState
@@ -72,7 +74,8 @@ def save(protocol: Protocol, folder: Path) -> None:
     files.write_atomic(folder / CLIENTS, pack(kept.clients), 0o600)
     if not isinstance(protocol.model, str):
         files.write_atomic(folder / START, encode({n: t.contiguous() for n, t in protocol.start_.items()}))
-    files.write_atomic(folder / LEARNED, pack(kept.learned))
+    files.write_atomic(folder / LEARNED, pack(kept.learned))  # with what newcomers released, as the ledger has it
+    files.remove(folder / newcomers.NAME)
     written = [*ALWAYS, START] if (folder / START).exists() else ALWAYS
     manifest.write(folder, written)
 
