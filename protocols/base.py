@@ -244,7 +244,10 @@ class Protocol(Private, Method):
 
     def write(self, folder: Path) -> None:
         """Write what was learned into a folder, which may be that of its run."""
-        save(self.as_run(), folder)
+        fitted, record = self.as_run(), getattr(self, "newcomers_record", None)
+        if record is not None and record.path.parent.resolve() == folder.resolve():
+            record.update(self.ledger_)  # the ledger that is saved replaces the file
+        save(fitted, folder)
 
     @classmethod
     def load(cls, folder: Path | str, model: Any = None, **own: Any) -> Self:

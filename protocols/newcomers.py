@@ -205,5 +205,5 @@ def warn_if_dear(protocol: Protocol, ledger: Ledger, names: Sequence[str]) -> No
         f"newcomer {name!r} has now released ε = {price.epsilon:.4g}, more than target_epsilon = {target:g}: what clients of"
         " one name release adds up over calls of predict and the run, so ask each newcomer once, with the same data",
         SecureClusterWarning,
-        stacklevel=4,
+        stacklevel=3,
     )

@@ -218,10 +218,10 @@ class Run:
             items = log.restore(mark, decode)
         else:
             items, later = log.recall(mark, decode)
+        self._logged[name] = len(items) + len(later)
         appended.restore(items)
         if appended.recall is not None:
             appended.recall(later)
-        self._logged[name] = len(items) + len(later)
 
     def _restore(self, checkpoint: Path) -> None:
         marks = manifest.read(checkpoint)
