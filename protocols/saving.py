@@ -15,6 +15,7 @@ from securecluster.backend import torch
 from securecluster.displacements import TraineeState
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.network import NetworkState
+from securecluster.privacy.ledger import Ledger
 from securecluster.run import Line
 from securecluster.settings import Settings
 from securecluster.state import pack, unpack
@@ -99,6 +100,16 @@ def read_kept(folder: Path) -> Kept:
     if learned.schema != SCHEMA:
         raise RunFolderError(f"{folder} was saved in schema {learned.schema}, this version reads {SCHEMA}: use the version that saved it")
     return Kept(learned, data[SERVER], unpack(data[CLIENTS], TraineeState))
+
+
+def read_ledger(folder: Path) -> Ledger:
+    """Return the ledger of the fitted protocol of a folder, after a check of its file.
+
+    Raises:
+        RunFolderError: the file is missing or differs from what was written.
+    """
+    data = manifest.checked(folder, LEARNED, manifest.read(folder))
+    return unpack(data, Learned).network.ledger
 
 
 def load(kind: type[P], folder: Path, model: Any, own: dict[str, Any]) -> P:
