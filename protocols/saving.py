@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from securecluster.protocols.base import Protocol
 
 P = TypeVar("P", bound="Protocol")
-SCHEMA = 4
+SCHEMA = 5
 LEARNED, SERVER, CLIENTS = "learned.safetensors", "server.safetensors", "clients.safetensors"
 MODELS, START = "models.safetensors", "start.safetensors"
 ALWAYS = [CLIENTS, LEARNED, MODELS, SERVER]
