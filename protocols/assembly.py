@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securecluster.protocols.newcomers import Record, check_sizes, number_of, training_sizes
+from securecluster.protocols.newcomers import Record, check_sizes, number_of, samples_batches, training_sizes
 from securecluster.protocols.saving import SCHEMA, Kept, Learned
 
 from securecluster import files
@@ -187,7 +187,6 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
             f" {config['classes']}: give them the same kind of data"
         )
     sizes = training_sizes(protocol, newcomers)
-    check_sizes(protocol, newcomers.names, sizes)
     ledger, record = protocol.ledger_, _opened_record(protocol)
     first = config["clients"]
     ledger.names = dict(enumerate(learned.names)) | ledger.names
@@ -197,7 +196,11 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
     hosts = _hosts(config, protocol.kept_.clients.secrets)
 
     def answer(call: Call) -> Answer:
-        return (hosts if call.to[0] < first else guests).answer(call)
+        if call.to[0] < first:
+            return hosts.answer(call)
+        if samples_batches(protocol, call.method):
+            check_sizes(protocol, newcomers.names, sizes)
+        return guests.answer(call)
 
     names = [ledger.names[i] for i in range(1 + max(ledger.names))]
     transcript = Transcript(settings.transcript, None, protocol.message_types, names)

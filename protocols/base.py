@@ -221,7 +221,7 @@ class Protocol(Private, Method):
 
         Raises:
             UsageError: not fitted, or no client, or samples of another shape, or classes that the run did not know, or,
-                with dp_unit example, fewer training samples than the clients of the run.
+                with dp_unit example, fewer training samples than the clients of the run where newcomers train.
             RunFolderError: the folder of a run with a finite ε cannot be written to.
         """
         check_kind(newcomers)

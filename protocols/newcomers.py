@@ -147,20 +147,29 @@ def training_sizes(protocol: Protocol, newcomers: Federation) -> list[int]:
     return [n - math.floor(protocol.aside * n) for n in sizes]
 
 
+def samples_batches(protocol: Protocol, method: str) -> bool:
+    """Return whether clients train with DP-SGD on sampled batches to answer a call."""
+    config = protocol.kept_.learned.config
+    if not (protocol.per_example and config["noise"]):
+        return False
+    release = getattr(getattr(protocol.client, method, None), "__release__", None)
+    plans = protocol.trainings(protocol.training(config), config)
+    plan = None if release is None else plans.get(release.trains)
+    return plan is not None and plan.batch_size is not None
+
+
 def check_sizes(protocol: Protocol, names: Sequence[str], sizes: Sequence[int]) -> None:
     """Refuse newcomers whose local training would cost more than that of the run's clients.
 
     Args:
-        protocol: as it was fitted.
+        protocol: as it was fitted, with DP-SGD.
         names: of the newcomers.
         sizes: how many samples each trains on.
 
     Raises:
-        UsageError: DP-SGD, and too few samples for the run's noise.
+        UsageError: too few samples for the run's noise.
     """
     config = protocol.kept_.learned.config
-    if not (protocol.per_example and config["noise"]):
-        return
     least = min(config["sizes"])
     for name, n in zip(names, sizes, strict=True):
         if n < least:

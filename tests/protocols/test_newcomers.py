@@ -99,7 +99,7 @@ def test_no_newcomer_costs_more_than_the_target(name: str) -> None:
             fitted.predict(people(sizes, seed=5))
         except UsageError as error:
             assert "training samples" in str(error) and "\n" not in str(error)
-            assert not any(name in fitted.ledger_.names.values() for name in sizes), "refused before anything is asked"
+            assert not fitted.ledger_.of(sizes).events, "refused before anything is asked"
         assert spent(fitted, *sizes) <= TARGET
     assert fitted.ledger_.price(1e-5).epsilon <= TARGET
 
@@ -109,6 +109,9 @@ def test_newcomers_with_fewer_samples_than_the_runs_clients_are_refused_before_t
     with pytest.raises(UsageError, match=r"'n1' has 8 training samples, fewer than any client of the run \(60\)"):
         fitted.predict(people({"n0": 60, "n1": 8}))
     assert not hasattr(fitted, "joined_") and not of_newcomers(fitted)
+    choosing = IFCA(**{**EXAMPLE, "rounds": 2, "k": 2, "starts": 1, "clip": 0.7, "target_epsilon": TARGET}).fit(team())
+    assert len(choosing.predict(people({"n0": 60, "n1": 8}))) == 2  # by its losses: nothing is trained, so nothing sampled
+    assert 0 < spent(choosing, "n1") <= TARGET
     plain = LocalKMeans(**{**KMEANS, "target_epsilon": None, "clip": None, "dp_unit": "client"}).fit(team())
     assert len(plain.predict(people({"n0": 60, "n1": 8}))) == 2  # nothing is sampled for privacy
 
