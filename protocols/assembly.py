@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from securecluster.protocols.newcomers import Record, check_sizes, number_of, samples_batches, training_sizes
 from securecluster.protocols.saving import SCHEMA, Kept, Learned
 
 from securecluster import files
@@ -23,7 +24,7 @@ from securecluster.network import NetworkState
 from securecluster.objectives import objective
 from securecluster.privacy.draws import Draws
 from securecluster.privacy.keys import KeyRing, Secrets
-from securecluster.privacy.ledger import Event, Ledger
+from securecluster.privacy.ledger import Event, Ledger, Recall
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
 from securecluster.run import Appended, Line, Run
@@ -61,11 +62,13 @@ def build_client(
     clients: Sequence[int] | None = None,
     simulated: bool = True,
     joins: Mapping[str, Any] | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> Endpoint[Trainee]:
     """The endpoint of some clients of a federation.
 
     Args:
-        joins: the configuration of a run that these clients join as newcomers, numbered after its own.
+        joins: the configuration of a run that these clients join as newcomers.
+        numbers: of the federation's clients; None counts from 0.
     """
     config = protocol.config(federation, settings.dtype) if joins is None else joins
     if joins is not None:
@@ -73,12 +76,11 @@ def build_client(
     randomness, flat = Randomness(federation.seed), protocol.flat_model(federation) if joins is None else protocol._flat
     pipeline = protocol.pipeline(config)
     dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
-    first = 0 if joins is None else int(config["clients"])
     keys = KeyRing(config_hash(config), randomness if simulated else None, pipeline.unlock)
     draws = Draws(keys.noise, config_hash(config))
     pipeline.arm(draws)
     pipeline.guard = protocol.guard(config, draws)
-    cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, first, protocol.aside, draws)
+    cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, numbers, protocol.aside, draws)
     return Endpoint(protocol.make_client(cohort, pipeline, config), cohort.ids, config_hash(config), pipeline, keys)
 
 
@@ -98,6 +100,8 @@ def carry_out(
     net = protocol.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), config, device=client.cohort.device)
     if protocol.per_example:  # else no price depends on them, and what is learned is for others to see
         net.state.ledger.samples = _samples(client)
+    net.state.ledger.names = dict(enumerate(federation.names))
+    recall = Recall()
 
     def restore_clients(state: TraineeState) -> None:
         client.restore(state)
@@ -123,11 +127,21 @@ def carry_out(
         ),
         "transcript": Part(Recording, transcript.snapshot, transcript.rewind),
     }
+
+    def recall_events(later: list[Event]) -> None:
+        net.state.ledger.events += later
+        recall.learn(later)
+
+    def record(found: list[Event]) -> None:
+        net.add(recall.new(found))
+        run.append("ledger")
+
     events = Appended(
         lambda: net.state.ledger.events,
         lambda found: setattr(net.state.ledger, "events", found),
         plain,
         lambda event: structured(event, Event),
+        recall_events,
     )
     run = Run(
         folder,
@@ -137,6 +151,7 @@ def carry_out(
         lambda number: setattr(net, "round", int(number)),
         {"ledger": events},
     )
+    net.record = record
     if not run.resumed:
         transcript.rewind(Recording())  # what a run left that was killed before its first checkpoint
     state = protocol.serve(net, run)
@@ -166,12 +181,17 @@ def carry_out(
 
 
 def join(protocol: Protocol, newcomers: Federation) -> Joined:
-    """Place clients that a finished run never saw; every call starts from the end of the run, and changes nothing in it."""
+    """Place clients that a finished run never saw. Every call starts from the end of the run, and adds to its ledger.
+
+    Raises:
+        UsageError: data of another kind, or too few samples for the run's noise.
+        RunFolderError: what newcomers release cannot be recorded in the protocol's folder.
+    """
     learned, config = protocol.kept_.learned, protocol.kept_.learned.config
-    own = objective(config["objective"])
-    if newcomers.objective != own:
+    kind = objective(config["objective"])
+    if newcomers.objective != kind:
         raise UsageError(
-            f"newcomers' data are for {newcomers.objective.as_json()}, the run's for {own.as_json()}: give the same kind of data"
+            f"newcomers' data are for {newcomers.objective.as_json()}, the run's for {kind.as_json()}: give the same kind of data"
         )
     if newcomers.feature_names is None and "feature_names" in config:
         raise UsageError("the run's features have names and the newcomers' have none: give them as tables with these columns")
@@ -182,22 +202,61 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
             f"newcomers hold samples of shape {newcomers.shape} in {newcomers.classes} classes, the run's {tuple(config['shape'])} in"
             f" {config['classes']}: give them the same kind of data"
         )
+    sizes = training_sizes(protocol, newcomers)
+    ledger, record = protocol.ledger_, _opened_record(protocol)
+    first = config["clients"]
+    ledger.names = dict(enumerate(learned.names)) | ledger.names
+    numbers = [number_of(ledger, first, name, n) for name, n in zip(newcomers.names, sizes, strict=True)]
     settings = learned.settings
-    guests = build_client(protocol, newcomers, settings, joins=config)
+    guests = build_client(protocol, newcomers, settings, joins=config, numbers=numbers)
     hosts = _hosts(config, protocol.kept_.clients.secrets)
 
     def answer(call: Call) -> Answer:
-        return (hosts if call.to[0] < config["clients"] else guests).answer(call)
+        if call.to[0] < first:
+            return hosts.answer(call)
+        if samples_batches(protocol, call.method):
+            check_sizes(protocol, newcomers.names, sizes)
+        return guests.answer(call)
 
-    names = (*learned.names, *newcomers.names)  # newcomers are numbered after the run's clients
+    names = [ledger.names[i] for i in range(1 + max(ledger.names))]
     transcript = Transcript(settings.transcript, None, protocol.message_types, names)
     device = guests.client.cohort.device
     net = protocol.build_network(Recorded(InProcess(answer), transcript), config, device=device)
-    net.state = replace(unpack(pack(learned.network), NetworkState), ledger=Ledger(samples=_samples(guests.client)))
+    called = dict(zip(numbers, newcomers.names, strict=True))
+    own = Ledger(samples=_samples(guests.client), names=called)
+    net.state = replace(unpack(pack(learned.network), NetworkState), ledger=own)
     net.round = 1 + max((line["round"] for line in learned.history), default=0)
+    recall = Recall(event for event in ledger.events if min(event.ids) >= first)
+
+    def add(events: list[Event]) -> None:
+        net.add(events)
+        new = recall.new(events)
+        if new and record is not None:
+            record.append(new, ledger)
+        ledger.events.extend(new)
+
+    net.record = add
     with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
         labels = protocol.place(net, unpack(protocol.kept_.server, protocol.state_class()), guests.ids)
     return Joined(tuple(map(int, labels)), net.state.ledger, transcript, transcript.totals())
+
+
+def _opened_record(protocol: Protocol) -> Record | None:
+    """Return the file for what newcomers release, where the protocol has a folder, after a check that it can be written.
+
+    A run whose ε is infinite goes on without the file, as before.
+    """
+    record = protocol.newcomers_record
+    if record is None:
+        return None
+    record.update(protocol.ledger_)
+    try:
+        record.check_writable()
+    except RunFolderError:
+        if protocol.kept_.learned.config["noise"]:
+            raise
+        return None
+    return record
 
 
 def _without_events(state: NetworkState) -> NetworkState:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from securecluster.protocols.agreed import check_kind, known, numbers
 from securecluster.protocols.assembly import Joined, build_client, carry_out, join, opened
 from securecluster.protocols.method import Method
+from securecluster.protocols.newcomers import Record, warn_if_dear
 from securecluster.protocols.private import Private, Releases
 from securecluster.protocols.saving import Kept, load, read_kept, save
 
@@ -54,11 +55,12 @@ class Protocol(Private, Method):
         models_: a `state_dict` per cluster, for `load_state_dict` of the module; `model_of` gives a client's own. Under noise it is
             None for a cluster all of whose clients trained alone: their models have no noise and stay with the clients.
         unshared_labels_: the clusters whose entry in `models_` is None.
-        history_: a dict per round. ledger_: the releases. transcript_: the frames. bytes_: totals by direction and message.
+        history_: a dict per round. ledger_: the releases of the run and its newcomers. transcript_: the frames.
+        bytes_: totals by direction and message.
         accuracy_ (of text perplexity_, of trajectories position_error_ in metres): each client's on its test data, (m,); scores_ is
             whichever it is, and metric_ its name. agreement_: scores against the true clusters, where they are known.
         start_: the weights that a module of your own began with; what you load into it later changes nothing here.
-        joined_: after `predict`, what placing the newcomers released and cost.
+        joined_: after `predict`, what placing the newcomers released and cost in that call.
     """
 
     rounds: int = 40
@@ -153,12 +155,21 @@ class Protocol(Private, Method):
         with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
             kept, transcript = carry_out(self, federation, settings, folder, report)
         self.transcript_ = transcript
-        return self.adopt(kept)
+        self.adopt(kept)
+        return self._belongs_to(folder)
 
     def restore_from(self, folder: Path) -> Self:
         """Take over what a finished run in a folder learned; its hyper-parameters are this protocol's."""
         self.adopt(read_kept(folder))
         self._open_transcript(folder)
+        return self._belongs_to(folder)
+
+    def _belongs_to(self, folder: Path | None) -> Self:
+        """Record what newcomers release in a folder, and add to the ledger what is recorded there."""
+        clients = self.kept_.learned.config["clients"]
+        self.newcomers_record = None if folder is None else Record(folder, clients)
+        if self.newcomers_record is not None:
+            self.newcomers_record.update(self.ledger_)
         return self
 
     def _open_transcript(self, folder: Path) -> None:
@@ -217,15 +228,22 @@ class Protocol(Private, Method):
     def predict(self, newcomers: Federation) -> NDArray[np.int64]:
         """The clusters of clients that were not there, (n,): they join the finished run over its own network, masked where it was.
 
-        Every call starts from the end of the run and changes nothing in it; `joined_` holds the frames, bytes and releases.
+        Every call starts from the end of the run. What newcomers release is added to `ledger_`, and to the folder of the
+        run, where it has one; `joined_` holds the frames, bytes and releases of this call. Clients of one name are one
+        person: asked again, a newcomer of the same data sends the same bits, which cost nothing more, and with other
+        data it releases more. So does one that is called like a client of the run.
 
         Raises:
-            UsageError: not fitted, or no client, or samples of another shape, or classes that the run did not know.
+            UsageError: not fitted, or no client, or samples of another shape, or classes that the run did not know, or,
+                with dp_unit example, fewer training samples than the clients of the run where newcomers train.
+            RunFolderError: the folder of a run with a finite ε cannot be written to.
         """
         check_kind(newcomers)
         if not len(newcomers):
             raise UsageError("there are no newcomers in this federation: give at least one client")
-        self.joined_: Joined = join(self.as_run(), newcomers)
+        fitted = self.as_run()
+        self.joined_: Joined = join(fitted, newcomers)
+        warn_if_dear(fitted, self.ledger_, newcomers.names)
         return np.asarray(self.joined_.labels, dtype=np.int64)
 
     def save(self, folder: Path | str) -> None:
@@ -240,7 +258,10 @@ class Protocol(Private, Method):
 
     def write(self, folder: Path) -> None:
         """Write what was learned into a folder, which may be that of its run."""
-        save(self.as_run(), folder)
+        fitted, record = self.as_run(), getattr(self, "newcomers_record", None)
+        if record is not None and record.path.parent.resolve() == folder.resolve():
+            record.update(self.ledger_)  # the ledger that is saved replaces the file
+        save(fitted, folder)
 
     @classmethod
     def load(cls, folder: Path | str, model: Any = None, **own: Any) -> Self:
@@ -255,7 +276,7 @@ class Protocol(Private, Method):
         """
         found = load(cls, Path(folder), model, own)
         found._open_transcript(Path(folder))
-        return found
+        return found._belongs_to(Path(folder))
 
     def _fitted(self) -> Kept:
         if not hasattr(self, "kept_"):

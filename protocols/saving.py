@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from securecluster.protocols import newcomers
+
 from securecluster import files, manifest
 from securecluster.backend import torch
 from securecluster.displacements import TraineeState
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.network import NetworkState
+from securecluster.privacy.ledger import Ledger
 from securecluster.run import Line
 from securecluster.settings import Settings
 from securecluster.state import pack, unpack
@@ -76,7 +79,8 @@ def save(protocol: Protocol, folder: Path) -> None:
     files.write_atomic(folder / CLIENTS, pack(kept.clients), 0o600)
     if not isinstance(protocol.model, str):
         files.write_atomic(folder / START, encode({n: t.contiguous() for n, t in protocol.start_.items()}))
-    files.write_atomic(folder / LEARNED, pack(kept.learned))
+    files.write_atomic(folder / LEARNED, pack(kept.learned))  # with what newcomers released, as the ledger has it
+    files.remove(folder / newcomers.NAME)
     written = [*ALWAYS, START] if (folder / START).exists() else ALWAYS
     manifest.write(folder, written)
 
@@ -110,6 +114,16 @@ def read_kept(folder: Path) -> Kept:
     if learned.schema != SCHEMA:
         raise RunFolderError(f"{folder} was saved in schema {learned.schema}, this version reads {SCHEMA}: use the version that saved it")
     return Kept(learned, data[SERVER], unpack(data[CLIENTS], TraineeState))
+
+
+def read_ledger(folder: Path) -> Ledger:
+    """Return the ledger of the fitted protocol of a folder, after a check of its file.
+
+    Raises:
+        RunFolderError: the file is missing or differs from what was written.
+    """
+    data = manifest.checked(folder, LEARNED, manifest.read(folder))
+    return unpack(data, Learned).network.ledger
 
 
 def load(kind: type[P], folder: Path, model: Any, own: dict[str, Any]) -> P:

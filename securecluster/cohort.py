@@ -63,7 +63,7 @@ class Cohort:
 
     Args:
         clients: which clients of the federation live here (all by default; a deployed node holds one).
-        first: the number of the federation's first client.
+        numbers: of the federation's clients; None counts from 0.
         aside: share of each client's training samples that is kept out of training, to judge models by, in [0, 1).
         secret: what clients draw their noise from; needed where they train with noise.
     """
@@ -76,12 +76,12 @@ class Cohort:
         device: torch.device,
         dtype: torch.dtype | None = None,
         clients: Sequence[int] | None = None,
-        first: int = 0,
+        numbers: Sequence[int] | None = None,
         aside: float = 0.0,
         secret: Secret | None = None,
     ) -> None:
         here = tuple(range(len(federation)) if clients is None else clients)
-        self.ids = tuple(first + k for k in here)
+        self.ids = here if numbers is None else tuple(numbers[k] for k in here)
         self.device, self.dtype = device, dtype or torch.float32
         self.model = model.to(device, self.dtype)
         self._workers: list[_Worker] = []

@@ -63,19 +63,83 @@ class Costs:
                 changes[name] = Rows(rows)
         return dataclasses.replace(reply, **changes) if changes else reply  # type: ignore[type-var]
 
-    def events(self, release: Release, method: str, verb: str, number: int, ids: Sequence[int], reply: Any, reader: str) -> Iterator[Event]:
-        """What the clients `ids` released in round `number`, field by field, and the training behind it."""
+    def repeatable(self, release: Release, reply: Any) -> bool:
+        """Return whether a second reply to the same call, of other bits, would be another release with a price.
+
+        Not so of what goes out without noise, since ε is infinite then, nor of what is made of earlier releases.
+        """
+        if not release.private or release.derived:
+            return False
+        fields = [name for name, value in vars(reply).items() if isinstance(value, Rows | Shared)]
+        multipliers = [self._cost(release, name)[0] for name in fields]
+        if None in multipliers:
+            return False
+        return bool(self.training) or any(z is not None and not math.isinf(z) for z in multipliers)
+
+    def per_group(self, release: Release) -> bool:
+        """Return whether a trusted server adds noise to a field of this reply: once for each sum, where sums arrive."""
+        return not release.derived and any(self._curator(name) for name in release.through)
+
+    def events(
+        self,
+        release: Release,
+        method: str,
+        verb: str,
+        number: int,
+        ids: Sequence[int],
+        reply: Any,
+        reader: str,
+        step: int = 0,
+        digests: Sequence[str] = (),
+    ) -> Iterator[Event]:
+        """What the clients `ids` released in round `number`, field by field, and the training behind it.
+
+        Args:
+            step: the number of the call.
+            digests: of each client's reply, where a repetition of other bits has a price.
+        """
+        told = tuple(digests)
         plan = self.training.get(release.trains)
         if plan is not None:
             kept, batch = not release.private, plan.batch_size
-            yield Event(method, verb, (), number, tuple(ids), "dp-sgd", plan.noise, REPLACE, batch, plan.epochs, kept, False, reader)
+            yield Event(
+                method,
+                verb,
+                (),
+                number,
+                tuple(ids),
+                "dp-sgd",
+                plan.noise,
+                REPLACE,
+                batch,
+                plan.epochs,
+                kept,
+                seen=False,
+                reader=reader,
+                step=step,
+                digests=told,
+            )
         for name, value in vars(reply).items() if release.private else ():
             if isinstance(value, Rows | Shared):
                 z, replace = self._cost(release, name)
                 kind: Mechanism = "exact" if z is None else "free" if math.isinf(z) else "gaussian"
                 seen = name in release.through and not self._closed(release, name)
                 known = z if kind == "gaussian" else None
-                yield Event(method, verb, (name,), number, tuple(ids), kind, known, replace, seen=seen, reader=reader)
+                own = told if kind == "gaussian" or (kind == "free" and self.training) else ()
+                yield Event(
+                    method,
+                    verb,
+                    (name,),
+                    number,
+                    tuple(ids),
+                    kind,
+                    known,
+                    replace,
+                    seen=seen,
+                    reader=reader,
+                    step=step,
+                    digests=own,
+                )
 
     def _curator(self, name: str) -> Curator | None:
         """The trusted server's noise on a field, which is for rows that are clipped alone."""

@@ -167,21 +167,38 @@ class Log:
         Raises:
             RunFolderError: what stood there at the mark is missing or damaged.
         """
+        return self._read(mark, decode, lasting=False)[0]
+
+    def recall(self, mark: Mark, decode: Callable[[str], T]) -> tuple[list[T], list[T]]:
+        """Return the lines before an earlier mark, and those after it, which stay; a torn last line is cut off.
+
+        Args:
+            decode: makes an item of a line.
+
+        Raises:
+            RunFolderError: what stood there at the mark is missing or damaged, or what follows does not parse.
+        """
+        return self._read(mark, decode, lasting=True)
+
+    def _read(self, mark: Mark, decode: Callable[[str], T], lasting: bool) -> tuple[list[T], list[T]]:
         if mark.size and not self.path.is_file():
             raise missing(self.path)
         data = files.read(self.path) if self.path.is_file() else b""
-        kept = data[: mark.size]
-        if Mark.of(kept) != mark:
+        before = data[: mark.size]
+        if Mark.of(before) != mark:
             raise damaged(self.path)
-        items = read_lines(self.path, kept, decode)
+        end = data.rfind(b"\n") + 1 if lasting else mark.size
+        kept = data[: max(end, mark.size)]
+        items = read_lines(self.path, before, decode)
+        later = read_lines(self.path, kept[mark.size :], decode)
         if not kept:
             files.remove(self.path)  # so that it is made anew, with its own permissions
-        elif len(data) > mark.size:
+        elif len(data) > len(kept):
             files.write_atomic(self.path, kept, self._mode)
         self._size = 0
         self._hash = hashlib.sha256()
         self._count(kept)
-        return items
+        return items, later
 
     def _count(self, data: bytes) -> None:
         self._size += len(data)

@@ -14,12 +14,13 @@ from typing import Any, TypeVar, cast
 
 from securecluster.backend import torch
 from securecluster.costs import Costs
+from securecluster.digests import reply_digests
 from securecluster.endpoint import GATHER, MINIMUM, PAIRS, SUM, Release, Turn, release_of
 from securecluster.errors import FrameError, UsageError
 from securecluster.messages import RELAY, Answer, Call, Rows, Shared, frames, placed, select, stack
 from securecluster.privacy.aggregators import Aggregator, Plain
 from securecluster.privacy.keys import Box, Hello, Peers
-from securecluster.privacy.ledger import Ledger
+from securecluster.privacy.ledger import Event, Ledger
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
 from securecluster.replies import Pairs, Replies, Sums, check_finite
@@ -84,6 +85,12 @@ class Network:
         self._keyed = pipeline.keyed
         self._asker: dict[int, int] = {}
         self._device = device or torch.device("cpu")
+        self.record: Callable[[list[Event]], None] = self.add
+
+    def add(self, events: list[Event]) -> None:
+        """Add the events of one call to the ledger; `record` may be set to what does more, before a verb returns the replies."""
+        for event in events:
+            self.state.ledger.add(event)
 
     def gather(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int], step: int | None = None, tries: int = 1) -> Replies[A]:
         """Each client's reply on its own, in the order of `to`.
@@ -96,7 +103,7 @@ class Network:
         answer = self._insist(method, self._call(method, GATHER, query, to, ready, step, [1] * len(ready)), tries)
         reply = self._costs.read(release_of(method), answer.reply, step)
         own = not release_of(method).private  # who trains for itself may have done so though no reply came
-        self._heard(method, GATHER, ready if own else answer.ids, reply)
+        self._heard(method, GATHER, ready if own else answer.ids, reply, step)
         return Replies(answer.ids, cast(A, reply), self._missing(to, answer.ids), step)
 
     def post(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int]) -> Replies[A]:
@@ -119,10 +126,14 @@ class Network:
             ready = [i for i in ready if left[group[i]] >= min(MINIMUM, asked[group[i]])]
         own = [group[i] for i in ready]
         call = self._call(method, SUM, query, to, ready, step, [own.count(g) for g in own])
-        total = self.aggregator.run(partial(self._exchange, method), call, own, number)
+        digests: dict[int, str] = {}
+        total = self.aggregator.run(partial(self._exchange_for_sum, method, digests), call, own, number)
         rows = self._costs.read(release_of(method), total.rows, step, total.counts)
         rows = self._in_run_type(release_of(method), rows)
-        self._heard(method, SUM, total.ids, rows)
+        if self._costs.per_group(release_of(method)) and total.ids:  # the noise is the sum's: of another sum it is another one
+            sums = reply_digests(rows, number)
+            digests = {i: sums[group[i]] for i in total.ids}
+        self._heard(method, SUM, total.ids, rows, step, digests)
         return Sums(total.ids, cast(A, rows), total.counts, self._missing(to, total.ids), step)
 
     def _in_run_type(self, release: Release, rows: A) -> A:
@@ -164,7 +175,7 @@ class Network:
         """
         ready, step = self._open(method, query, to, tries=tries)
         answer = self._insist(method, self._call(method, PAIRS, query, to, ready, step, [2] * len(ready)), tries)
-        self._heard(method, PAIRS, answer.ids, answer.reply)
+        self._heard(method, PAIRS, answer.ids, answer.reply, step)
         self._missing(to, answer.ids)
         if len(answer.ids) < 2:
             raise UsageError(f"pairs needs at least two replies, {len(answer.ids)} came: try again")
@@ -239,11 +250,50 @@ class Network:
         """
         return self._costs.noise(field, int(self.agreed.get("dimension", 0)), trains)
 
-    def _heard(self, method: Callable[..., Any], verb: str, ids: Sequence[int], reply: Any) -> None:
-        if ids:
-            reader = "lps" if self._asker else "server"
-            for event in self._costs.events(release_of(method), method.__name__, verb, self.round, ids, reply, reader):
-                self.state.ledger.add(event)
+    def _exchange_for_sum(self, method: Callable[..., Any], digests: dict[int, str], call: Call) -> Answer:
+        """As `_exchange`, with the digests of replies whose repetition would have a price."""
+        answer = self._exchange(method, call)
+        release = release_of(method)
+        if answer.reply is None or self._costs.per_group(release):
+            return answer
+        if self._costs.repeatable(release, answer.reply):
+            digests |= zip(answer.ids, reply_digests(answer.reply, len(answer.ids)), strict=True)
+        return answer
+
+    def _heard(
+        self,
+        method: Callable[..., Any],
+        verb: str,
+        ids: Sequence[int],
+        reply: Any,
+        step: int,
+        digests: Mapping[int, str] | None = None,
+    ) -> None:
+        """Record what the clients `ids` released, before anybody uses it.
+
+        Args:
+            reply: as it is read. Under a trusted server that is with its noise: a digest of what it was sent would tell that.
+            digests: of each client's reply, where `reply` is a sum of them.
+        """
+        if not ids:
+            return
+        release = release_of(method)
+        found: Sequence[str] = ()
+        if self._costs.repeatable(release, reply):
+            found = reply_digests(reply, len(ids)) if digests is None else [digests[i] for i in ids]
+        reader = "lps" if self._asker else "server"
+        events = self._costs.events(
+            release,
+            method.__name__,
+            verb,
+            self.round,
+            ids,
+            reply,
+            reader,
+            step,
+            found,
+        )
+        self.record(list(events))
 
     def _agree(self, to: Sequence[int]) -> None:
         """Bring the clients that have no mask seed yet into the key agreement, as far as they reply."""

@@ -2,7 +2,8 @@
 
 A checkpoint is a folder that appears by one rename, so that a run killed at any moment resumes from a whole one.
 Lists that only grow (the history, the ledger's events) are appended to files of lines instead; the checkpoint
-holds their length and digest, so that it costs what a round added and not what all rounds did.
+holds their length and digest, so that it costs what a round added and not what all rounds did. A resumed run cuts
+off the history that it makes again. Of the ledger nothing is ever cut off: what was released stays released.
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ class Appended:
         read: the list as it is now; items that were there stay as they were.
         restore: puts back what was there at the checkpoint.
         encode: makes JSON of an item; decode: the inverse.
+        recall: takes what was appended after the checkpoint, which then stays in the list; without it that is cut off.
     """
 
     read: Callable[[], Sequence[Any]]
     restore: Callable[[list[Any]], None]
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
+    recall: Callable[[list[Any]], None] | None = None
 
 
 @dataclass
@@ -159,7 +162,8 @@ class Run:
         self._clock.number += 1
         if self._folder is None:
             return
-        self._append()
+        for name in self._appended:
+            self.append(name)
         logs = {name: log.mark for name, log in self._logs.items()}
         clock = replace(self._clock, seconds=self.seconds, logs=logs)
         parts = {"clock": pack(clock), **self._parts}
@@ -167,13 +171,15 @@ class Run:
             parts[name] = pack(kept.read())
         self._write(parts)
 
-    def _append(self) -> None:
-        """Append to each log what its list has gained since the last checkpoint."""
-        for name, appended in self._appended.items():
-            items = appended.read()
-            new = items[self._logged[name] :]
-            self._logs[name].append([json.dumps(appended.encode(item)) for item in new])
-            self._logged[name] = len(items)
+    def append(self, name: str) -> None:
+        """Append to a log what its list has gained since the last time, in one write."""
+        if self._folder is None:
+            return
+        appended = self._appended[name]
+        items = appended.read()
+        new = items[self._logged[name] :]
+        self._logs[name].append([json.dumps(appended.encode(item)) for item in new])
+        self._logged[name] = len(items)
 
     def _write(self, parts: dict[str, bytes]) -> None:
         """Write a checkpoint beside the last one, and then remove that one."""
@@ -197,11 +203,24 @@ class Run:
         if found:
             self._restore(found[-1])
         for name, appended in self._appended.items():
-            decode = appended.decode
-            mark = self._clock.logs.get(name, EMPTY)
-            items = self._logs[name].restore(mark, lambda line, decode=decode: decode(json.loads(line)))  # type: ignore[misc]
-            appended.restore(items)
-            self._logged[name] = len(items)
+            self._restore_log(name, appended)
+
+    def _restore_log(self, name: str, appended: Appended) -> None:
+        """Put back what a log's list was at the checkpoint, and what it has gained since where that stays."""
+        log, mark = self._logs[name], self._clock.logs.get(name, EMPTY)
+
+        def decode(line: str) -> Any:
+            return appended.decode(json.loads(line))
+
+        later: list[Any] = []
+        if appended.recall is None:
+            items = log.restore(mark, decode)
+        else:
+            items, later = log.recall(mark, decode)
+        self._logged[name] = len(items) + len(later)
+        appended.restore(items)
+        if appended.recall is not None:
+            appended.recall(later)
 
     def _restore(self, checkpoint: Path) -> None:
         marks = manifest.read(checkpoint)

@@ -14,7 +14,7 @@ LAYERS = [
     {"errors", "backend", "randomness"},
     {"checks", "parties"},
     {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "dropout", "devices", "objectives"},
-    {"grid_noise", "clipping", "batches", "manifest"},
+    {"grid_noise", "clipping", "batches", "manifest", "digests"},
     {"wire", "stacks", "data", "distances", "hierarchy", "recurrent", "separation", "training", "spectra", "components", "pretrained"},
     {"lcss", "kernels", "walks", "pair_network", "partitions"},
     {"sequence_networks"},
@@ -36,7 +36,7 @@ LAYERS = [
     {"app"},
     {"benchmarks"},
 ]
-SHARED = ("base", "agreed", "briefly", "method", "private", "assembly", "saving")  # of protocols: what every method stands on
+SHARED = ("base", "agreed", "briefly", "method", "private", "assembly", "saving", "newcomers")  # of protocols: what every method stands on
 RANK = {room: rank for rank, layer in enumerate(LAYERS) for room in layer}
 FILES = [p for folder in ("securecluster", "protocols", "benchmarks") for p in sorted((ROOT / folder).rglob("*.py"))]
 

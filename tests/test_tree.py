@@ -129,10 +129,11 @@ def test_newcomers_find_their_cluster_masked_as_well_as_plain(mask: str, average
     assert fitted.agreement_["exact"]
     assert old.truth is not None
     truth = {int(label): old.truth[k] for k, label in enumerate(fitted.labels_)}
-    before = fitted.bytes_["up"], len(fitted.ledger_.events), fitted.server_state_
+    before, events = (fitted.bytes_["up"], fitted.server_state_), list(fitted.ledger_.events)
     found = fitted.predict(new)
     assert tuple(truth[int(c)] for c in found) == new.truth
-    assert before == (fitted.bytes_["up"], len(fitted.ledger_.events), fitted.server_state_)
+    assert before == (fitted.bytes_["up"], fitted.server_state_)
+    assert fitted.ledger_.events == events + fitted.joined_.ledger.events
     assert {e.method for e in fitted.joined_.ledger.events} == {"train"}
     assert fitted.joined_.bytes["up"] > 0
     assert list(fitted.predict(new)) == list(found)  # every call starts from the end of the run

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from securecluster import files, manifest
 from securecluster.app import privacy
 from securecluster.app.folder import CONFIG, RESULT, TRANSCRIPT, Plan, finished, result_of
 from securecluster.errors import ReplayError, RunFolderError
 from securecluster.privacy.ledger import Event
 from securecluster.protocols.base import Protocol
 from securecluster.protocols.saving import read_kept
-from securecluster.state import pack, plain
+from securecluster.state import pack, structured
 from securecluster.transcript import Transcript, entry_of
 
 
-def replay(plan: Plan, config: dict[str, Any], folder: Path) -> int:
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay made again.
+
+    Args:
+        calls: how many.
+        unused: releases of single clients that the ledger has beside those, to a server that was killed before it used
+            them. They are priced.
+    """
+
+    calls: int
+    unused: int
+
+
+def replay(plan: Plan, config: dict[str, Any], folder: Path) -> Replayed:
     """Replay a finished run folder.
 
     Every file must be what the run wrote; the index must say what the frames are; the server must make the same
     requests and end in the same state; and the result's labels, bytes and privacy must follow from these. Metrics and
-    the history are the observer's, and cannot be replayed.
-
-    Returns:
-        The number of calls.
+    the history are the observer's, and cannot be replayed. The ledger must have every release of these calls. It may
+    have more, which went to a server that was killed and have no frames any more.
 
     Raises:
         ReplayError: the server asks for something else, or ends elsewhere, than it did in the run.
@@ -41,12 +56,15 @@ def replay(plan: Plan, config: dict[str, Any], folder: Path) -> int:
     state, network = plan.protocol.replayed(transcript, agreed, settings.threads, settings.device)
     if pack(state) != kept.server:
         raise ReplayError(f"{folder}: the server's final state differs from the recorded one: it used something that no message brought it")
-    _check_ledger(folder / "ledger.jsonl", network.ledger.events)
+    recorded = _recorded_events(folder / "ledger.jsonl")
+    unused = _check_ledger(folder / "ledger.jsonl", recorded, network.ledger.events)
+    network.ledger.events = recorded
     network.ledger.samples = kept.learned.network.ledger.samples  # public, and not told by any message
+    network.ledger.names = kept.learned.network.ledger.names
     fitted = plan.protocol.restore_from(folder)
     fitted.ledger_ = network.ledger
     _check_result(folder / RESULT, result, fitted, state, transcript)
-    return transcript.count
+    return Replayed(transcript.count, unused)
 
 
 def _check_index(folder: Path, transcript: Transcript) -> None:
@@ -58,11 +76,29 @@ def _check_index(folder: Path, transcript: Transcript) -> None:
             raise ReplayError(f"line {position + 1} of {folder / 'index.jsonl'} differs from the frames of that call")
 
 
-def _check_ledger(path: Path, events: list[Event]) -> None:
-    """Raise where the ledger's file says anything else than the replay."""
-    lines = path.read_text().splitlines() if path.is_file() else []
-    if [json.loads(line) for line in lines] != [json.loads(json.dumps(plain(event))) for event in events]:
+def _recorded_events(path: Path) -> list[Event]:
+    """Return the events of a ledger's file.
+
+    Raises:
+        RunFolderError: it does not parse.
+    """
+    data = files.read(path) if path.is_file() else b""
+    return manifest.read_lines(path, data, lambda line: structured(json.loads(line), Event))
+
+
+def _check_ledger(path: Path, recorded: list[Event], replayed: list[Event]) -> int:
+    """Return how many releases a ledger's file has beside those of the replay.
+
+    Raises:
+        ReplayError: it lacks a release, or says anything else of it.
+    """
+    if recorded == replayed:
+        return 0
+    counts = Counter(release for event in recorded for release in event.releases())
+    counts.subtract(release for event in replayed for release in event.releases())
+    if any(count < 0 for count in counts.values()):
         raise ReplayError(f"{path} differs from the replay")
+    return counts.total()
 
 
 def _check_result(path: Path, result: dict[str, Any], fitted: Protocol, state: Any, transcript: Transcript) -> None:

@@ -192,9 +192,14 @@ def _replay(argv: list[str]) -> int:
     if names:
         raise UsageError(f"{folder} holds a comparison: replay one of its runs, such as {folder / names[0]}")
     plan, config = folders.load(folder)
-    calls = replay(plan, config, folder)
+    found = replay(plan, config, folder)
     with output():
-        print(f"{folder}: the server alone made the same {calls} calls and ended in the same state, bit for bit")
+        print(f"{folder}: the server alone made the same {found.calls} calls and ended in the same state, bit for bit")
+        if found.unused:
+            print(
+                f"the ledger has {found.unused} more releases of single clients, to a server that was killed before it"
+                " used them; epsilon counts them"
+            )
     return 0
 
 

@@ -7,6 +7,7 @@ How far it is follows from those folders alone: a run that ended has its `result
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -119,7 +120,7 @@ def _carry_out(folder: Path, plans: Sequence[Plan], federation: Federation, quie
     try:
         with runs.resumable(folder):
             rows = list(_rows(folder, plans, federation, console))
-            content = _content(plans, federation, rows)
+            content = _content(plans, federation, rows) | {"together": _together(folder, plans, rows)}
             pictures = side_by_side.draw(folder, content, {row["protocol"]: _history(folder, row) for row in rows})
             files.write_atomic(folder / folders.COMPARISON, (json.dumps(content, indent=2) + "\n").encode())
             manifest.write(folder, [folders.CONFIG, folders.COMPARISON])
@@ -189,6 +190,38 @@ def _row(result: dict[str, Any]) -> Row:
         "dp_unit": privacy["unit"] if any(release["noise_multiplier"] for release in privacy["releases"]) else None,
         "seconds": result["seconds"],
     }
+
+
+def _together(folder: Path, plans: Sequence[Plan], rows: Sequence[Row]) -> list[Row]:
+    """Return what the runs with noise cost together, by the unit of privacy: their clients are the same.
+
+    ε of a client and ε of an example are not added up.
+
+    Returns:
+        For each unit its protocols, ε (null: infinite), δ and the accountant.
+    """
+    from securecluster.privacy.ledger import Ledger
+    from securecluster.protocols.saving import read_ledger
+
+    found = []
+    for unit in ("client", "example"):
+        names = [row["protocol"] for row in rows if row["dp_unit"] == unit]
+        if not names:
+            continue
+        ledgers = [read_ledger(folder / name) for name in names]
+        delta = next(plan.protocol.delta for plan in plans if plan.protocol.name == names[0])
+        price = Ledger.union(*ledgers).price(delta)
+        epsilon = None if math.isinf(price.epsilon) else price.epsilon
+        found.append(
+            {
+                "unit": unit,
+                "protocols": names,
+                "epsilon": epsilon,
+                "delta": delta,
+                "accountant": price.accountant,
+            },
+        )
+    return found
 
 
 def _told(protocol: Any) -> dict[str, int] | None:

@@ -23,6 +23,7 @@ from securecluster import files, manifest
 from securecluster.app.options import Simulation, protocol_class
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError, UsageError
+from securecluster.protocols import newcomers
 from securecluster.protocols.base import Protocol
 from securecluster.run import checkpoints, remove_checkpoints
 from securecluster.settings import Settings
@@ -41,7 +42,7 @@ READ_BACK = {
     CONFIG, "history.jsonl", "ledger.jsonl", "clients.safetensors", "learned.safetensors",
     "models.safetensors", "server.safetensors", "start.safetensors",
 }  # fmt: skip
-WRITTEN = {*READ_BACK, *PICTURES, RESULT, manifest.NAME, MARKER}
+WRITTEN = {*READ_BACK, *PICTURES, RESULT, manifest.NAME, MARKER, newcomers.NAME}
 FRAMES = re.compile(rf"{re.escape(INDEX)}|\d+\.safetensors")
 PART = re.compile(r"manifest\.json|clock|origin|clients|network|transcript|(phase|loop)-[\w-]+")
 

@@ -20,6 +20,7 @@ EXACT = "what leaves without noise is not differentially private: epsilon is inf
 NOISED = [
     "noise is made of floating-point numbers: not hardened against attacks on their lowest bits (Mironov 2012)",
     "choosing the clip, the noise, the number of rounds or any other option by private data is a release of its own",
+    "epsilon is of this run, and newcomers add to it: other runs on the same clients cost more together (Ledger.union)",
     "a server that asks for more than its protocol does spends more than this: clients keep no budget of their own",
     "keys of noise follow from the run's seed in a simulation: whoever knows it takes the noise off",
     "noise comes from a cipher's stream: epsilon holds against readers with bounded computing power, who cannot tell it from random",

@@ -34,6 +34,8 @@ def show(content: dict[str, Any], console: Any = None) -> None:
     units = _protected(content["protocols"])
     if units:
         console.print("; ".join(units))
+    for line in _together(content):
+        console.print(line)
 
 
 def _title(content: dict[str, Any]) -> str:
@@ -79,6 +81,27 @@ def _protected(rows: Lines) -> list[str]:
     """Whose ε each protocol's is: of a client and of an example they are not to be compared."""
     units = {unit: [row["protocol"] for row in rows if row.get("dp_unit") == unit] for unit in ("client", "example")}
     return [f"ε of one {unit}: {', '.join(names)}" for unit, names in units.items() if names]
+
+
+def _together(content: dict[str, Any]) -> list[str]:
+    """Return in words what the runs cost together."""
+    totals = content.get("together")
+    if not totals:
+        return []
+    lines = []
+    for total in totals:
+        epsilon = "∞" if total["epsilon"] is None else f"{total['epsilon']:.4g} at δ = {total['delta']:g}"
+        lines.append(f"together, ε of one {total['unit']}: {epsilon} ({', '.join(total['protocols'])})")
+    if len(totals) > 1:
+        lines.append("ε of a client and ε of an example do not add up: neither figure covers the runs of the other")
+    rows = content["protocols"]
+    clear = [row["protocol"] for row in rows if row["error"] is None and row["epsilon"] is None and not row["dp_unit"]]
+    failed = [row["protocol"] for row in rows if row["error"] is not None]
+    if clear:
+        lines.append(f"without noise, so that ε with it is infinite: {', '.join(clear)}")
+    if failed:
+        lines.append(f"not counted, what was released before it failed: {', '.join(failed)}")
+    return lines
 
 
 def _cells(row: dict[str, Any], target: float | None, metric: str) -> dict[str, str]:

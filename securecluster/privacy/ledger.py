@@ -1,13 +1,17 @@
-"""What a run released, event by event, and the ε of all of it together: for each client the union of its events, priced once."""
+"""What a run released, event by event, and the ε of all of it together: for each client the union of its events, priced once.
+
+Clients of one name are one person. Ledgers of several runs on the same clients are joined by `Ledger.union`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, overload
 
+from securecluster.errors import UsageError
 from securecluster.privacy import accounting
 from securecluster.privacy.accounting import Step
 
@@ -30,6 +34,8 @@ class Event:
         kept: nothing left the client yet; it counts once anything of that client's does.
         seen: its values can be read as they lie on the wire, under a mask perhaps; what is sealed cannot.
         reader: who reads it, "server" or "lps", a local parameter server.
+        step: the number of the call.
+        digests: for each of `ids`, 16 hex digits that stand for the bits of its reply; empty where a repetition has no price of its own.
     """
 
     method: str
@@ -45,11 +51,37 @@ class Event:
     kept: bool = False
     seen: bool = True
     reader: str = "server"
+    step: int = 0
+    digests: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.digests and len(self.digests) != len(self.ids):
+            raise ValueError(f"{len(self.digests)} digests of {len(self.ids)} replies")
 
     @property
     def clients(self) -> int:
         """How many replied."""
         return len(self.ids)
+
+    def select(self, positions: Sequence[int]) -> Event:
+        """Return the event of the clients at some positions of `ids`."""
+        ids = tuple(self.ids[k] for k in positions)
+        digests = tuple(self.digests[k] for k in positions) if self.digests else ()
+        return replace(self, ids=ids, digests=digests)
+
+    def releases(self) -> list[Release]:
+        """Return what each client released, in the order of `ids`."""
+        call = replace(self, ids=(), digests=())
+        digests = self.digests or ("",) * len(self.ids)
+        return [Release(call, client, digest) for client, digest in zip(self.ids, digests, strict=True)]
+
+
+class Release(NamedTuple):
+    """One client's part of an event: the event without clients, the client, and the digest of its reply."""
+
+    call: Event
+    client: int
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -89,6 +121,7 @@ class _Cost(NamedTuple):
     replace: float
     batch: int | None
     epochs: int
+    samples: int | None  # of the client, for "dp-sgd"
 
 
 History = frozenset[tuple[_Cost, int]]  # how often each cost arose at a client
@@ -100,10 +133,57 @@ class Ledger:
 
     Args:
         samples: n_i of every client by its id; what dp-sgd's price depends on, and taken as public.
+        names: of clients by their ids. Several ids of one name are one person, whose releases compose.
     """
 
     events: list[Event] = field(default_factory=list)
     samples: dict[int, int] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def union(cls, *ledgers: Ledger) -> Ledger:
+        """Return what several runs released together.
+
+        Clients are the same where their names are. Each training is priced by the number of samples that it had in its
+        own run. A ledger that another one begins with is an earlier state of the same run, or the same ledger, and is
+        counted once. Batches of different runs are taken to be drawn independently of each other: they are drawn by
+        clients' secret keys and the run's configuration.
+
+        Args:
+            ledgers: of one unit of privacy (`dp_unit`), which a ledger does not know.
+
+        Raises:
+            UsageError: no ledger, or one that does not know the names of its clients.
+        """
+        if not ledgers:
+            raise UsageError("there is no ledger to add up: give those of one or more runs")
+        found = cls()
+        for ledger in _distinct(ledgers):
+            found._take(ledger)
+        return found
+
+    def _take(self, other: Ledger) -> None:
+        """Add another run's events, under new numbers of its clients."""
+        released = {i for event in other.events for i in event.ids}
+        nameless = released - set(other.names)
+        if nameless:
+            raise UsageError(
+                f"a ledger does not name its client {min(nameless)}, so nobody knows what that client released elsewhere:"
+                " give ledgers of fitted protocols, or set their names"
+            )
+        first = 1 + max(self.names, default=-1)
+        number = {i: first + k for k, i in enumerate(sorted(other.names))}
+        self.names |= {number[i]: name for i, name in other.names.items()}
+        self.samples |= {number[i]: n for i, n in other.samples.items() if i in number}
+        self.events += [replace(event, ids=tuple(number[i] for i in event.ids)) for event in other.events]
+
+    def of(self, names: Iterable[str]) -> Ledger:
+        """Return the ledger of some persons alone."""
+        wanted = set(names)
+        ids = {i for i, name in self.names.items() if name in wanted}
+        parts = [event.select([k for k, i in enumerate(event.ids) if i in ids]) for event in self.events]
+        kept = [event for event in parts if event.ids]
+        return Ledger(kept, {i: n for i, n in self.samples.items() if i in ids}, {i: self.names[i] for i in sorted(ids)})
 
     def add(self, event: Event) -> None:
         """Record a release."""
@@ -122,12 +202,12 @@ class Ledger:
             None where no claim is made: replacing, with batches that were sampled.
         """
         groups = self._groups()
-        exact = min((i for (history, _), i in groups.items() if any(cost.mechanism == "exact" for cost, _ in history)), default=None)
+        exact = min((i for history, i in groups.items() if _has_exact(history)), default=None)
         if exact is not None:
             return Price(math.inf, math.inf, exact, "exact release")
         owners: dict[tuple[Step, ...], int] = {}
-        for (history, n), client in groups.items():
-            steps = accounting.merged(step for cost, times in history for step in _steps(cost, times, n, relation))
+        for history, client in groups.items():
+            steps = accounting.merged(step for cost, times in history for step in _steps(cost, times, relation))
             owners[steps] = min(client, owners.get(steps, client))
         if relation == "replace" and any(q < 1 for steps in owners for _, q, _ in steps):
             return None
@@ -152,29 +232,120 @@ class Ledger:
     def summary(self) -> list[Row]:
         """What was released, in the order in which it first was."""
         out, counts = self._out(), dict[tuple[str, str, str, float | None, str], Counter[int]]()
+        person = self._persons()
         for event in self.events:
             for name in event.fields or ("",):
                 kind = (event.method, name, event.mechanism, event.noise_multiplier, event.reader)
-                counts.setdefault(kind, Counter()).update(i for i in event.ids if i in out)
+                counts.setdefault(kind, Counter()).update(person.get(i, i) for i in event.ids if i in out)
         return [Row(*kind[:4], max(at.values()), kind[4]) for kind, at in counts.items() if at]
 
     def _out(self) -> set[int]:
         """The clients of which anything left."""
         return {i for event in self.events if not event.kept for i in event.ids}
 
-    def _groups(self) -> dict[tuple[History, int | None], int]:
-        """The distinct histories of clients of which anything left, with n where it matters, and the first client of each."""
-        out, found = self._out(), dict[int, Counter[_Cost]]()
+    def _persons(self) -> dict[int, int]:
+        """Return the lowest id of the same name, by id; an id without a name is a person of its own."""
+        first: dict[str, int] = {}
+        return {i: first.setdefault(name, i) for i, name in sorted(self.names.items())}
+
+    def _groups(self) -> dict[History, int]:
+        """The distinct histories of persons of whom anything left, and the lowest id of each."""
+        out, person = self._out(), self._persons()
+        found: dict[int, Counter[_Cost]] = {}
         for event in self.events:
-            cost = _Cost(event.mechanism, event.noise_multiplier or 0.0, event.replace, event.batch, event.epochs)
-            for i in event.ids if event.mechanism != "free" else ():
+            if event.mechanism == "free":
+                continue
+            for i in event.ids:
                 if i in out:
-                    found.setdefault(i, Counter())[cost] += 1
-        groups: dict[tuple[History, int | None], int] = {}
+                    found.setdefault(person.get(i, i), Counter())[self._cost(event, i)] += 1
+        groups: dict[History, int] = {}
         for i, counts in sorted(found.items()):
-            sized = any(cost.mechanism == "dp-sgd" for cost in counts)
-            groups.setdefault((frozenset(counts.items()), _size(self.samples, i) if sized else None), i)
+            groups.setdefault(frozenset(counts.items()), i)
         return groups
+
+    def _cost(self, event: Event, client: int) -> _Cost:
+        samples = _size(self.samples, client) if event.mechanism == "dp-sgd" else None
+        multiplier = event.noise_multiplier or 0.0
+        return _Cost(event.mechanism, multiplier, event.replace, event.batch, event.epochs, samples)
+
+
+class Recall:
+    """Tells new releases from repeated ones.
+
+    A server that was killed asks again what it asked after its last checkpoint. A reply of the same bits is the release
+    that was recorded then; one of other bits is another release.
+
+    Local training of which nothing left has no bits to compare. It is one training as long as what follows from it has
+    the bits that it had; once that differs, so may the training, which then counts again.
+
+    Args:
+        events: what was recorded already and may come again.
+    """
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self._known: set[Release] = set()
+        self._answered: set[tuple[Event, int]] = set()
+        self._repeated: dict[int, list[Event]] = {}  # by client: trainings that were repeated, of which nothing left
+        self.learn(events)
+
+    def learn(self, events: Iterable[Event]) -> None:
+        """Take in what was recorded."""
+        for event in events:
+            for release in event.releases():
+                self._known.add(release)
+                self._answered.add((release.call, release.client))
+
+    def new(self, events: Sequence[Event]) -> list[Event]:
+        """Return what is to be recorded of the events of one call."""
+        if not self._known:
+            return list(events)
+        found: list[Event] = []
+        again: list[Event] = []
+        for event in events:
+            unknown = []
+            for k, release in enumerate(event.releases()):
+                if release not in self._known:
+                    unknown.append(k)
+                    if (release.call, release.client) in self._answered:
+                        again += self._repeated.pop(release.client, [])
+                elif event.kept:
+                    self._repeated.setdefault(release.client, []).append(event.select([k]))
+            if len(unknown) == len(event.ids):
+                found.append(event)
+            elif unknown:
+                found.append(event.select(unknown))
+        return again + found
+
+
+def _distinct(ledgers: Sequence[Ledger]) -> list[Ledger]:
+    """Return ledgers without those that a later or longer one begins with."""
+    found: list[Ledger] = []
+    for ledger in sorted(ledgers, key=lambda ledger: len(ledger.events), reverse=True):
+        if not any(_begins(longer, ledger) for longer in found):
+            found.append(ledger)
+    return found
+
+
+def _begins(whole: Ledger, part: Ledger) -> bool:
+    """Return whether a ledger begins with all events of another one, of the same clients.
+
+    Equal events are the same releases only where digests of the replies say so.
+    """
+    if whole is part:
+        return True
+    if whole.events[: len(part.events)] != part.events or any(_anonymous(event) for event in part.events):
+        return False
+    ids = {i for event in part.events for i in event.ids}
+    return all(whole.names.get(i) == part.names.get(i) and whole.samples.get(i) == part.samples.get(i) for i in ids)
+
+
+def _anonymous(event: Event) -> bool:
+    """Return whether a release with a finite price has no digests, so that two of them may differ."""
+    return event.mechanism in ("gaussian", "dp-sgd") and not event.kept and not event.digests
+
+
+def _has_exact(history: History) -> bool:
+    return any(cost.mechanism == "exact" for cost, _ in history)
 
 
 def _size(samples: Mapping[int, int], client: int) -> int:
@@ -183,11 +354,11 @@ def _size(samples: Mapping[int, int], client: int) -> int:
     return samples[client]
 
 
-def _steps(cost: _Cost, times: int, n: int | None, relation: Relation) -> Iterable[Step]:
+def _steps(cost: _Cost, times: int, relation: Relation) -> Iterable[Step]:
     """What an event adds to its client's history, `times` times."""
     if cost.mechanism == "gaussian":
         return [(cost.noise_multiplier / (cost.replace if relation == "replace" else 1.0), 1.0, times)]
-    q, steps = accounting.sampling(n or 0, cost.batch, cost.epochs)
+    q, steps = accounting.sampling(cost.samples or 0, cost.batch, cost.epochs)
     return [(cost.noise_multiplier / (2.0 if relation == "replace" else 1.0), q, steps * times)]
 
 

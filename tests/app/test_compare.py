@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from securecluster.protocols import CFL, FedAvg
+from securecluster.protocols import CFL, FLHC, FedAvg
 
 from securecluster.app import side_by_side
 from securecluster.app.cli import main
@@ -25,6 +26,8 @@ from securecluster.app.figure import figure
 from securecluster.app.folder import locked
 from securecluster.app.options import PROTOCOLS, Simulation
 from securecluster.errors import UpdateError
+from securecluster.privacy.accounting import gaussian_epsilon
+from securecluster.privacy.ledger import Ledger
 
 SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "5", "--dropout", "0.05", "--threads", "1"]
 NAMES = ["cfl", "fedavg", "local"]
@@ -379,3 +382,43 @@ def test_columns_without_a_number_are_left_out(capsys: pytest.CaptureFixture[str
     assert "of one" not in printed
     side_by_side.show(content | {"protocols": [row | {"epsilon": 8.0, "dp_unit": "client"}, row | {"epsilon": 9.0, "dp_unit": "example"}]})
     assert re.search(r" 8 .* 9 .*ε of one client: cfl; ε of one example: cfl", capsys.readouterr().out, re.S), "units are told apart"
+
+
+PRIVATE = ["--clip", "0.5", "--model", "linear", "--epochs", "1"]
+
+
+def test_what_private_runs_cost_together_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noised = ["--noise", "4", "--pre-rounds", "2"]
+    assert main(["compare", "fedavg", "flhc", *SMALL, *PRIVATE, *noised, "--out", str(tmp_path / "c")]) == 0
+    content = json.loads((tmp_path / "c" / "compare.json").read_text())
+    (total,) = content["together"]
+    ledgers = [FedAvg.load(tmp_path / "c" / "fedavg").ledger_, FLHC.load(tmp_path / "c" / "flhc").ledger_]
+    most = max(sum(i in event.ids for ledger in ledgers for event in ledger.events if event.noise_multiplier) for i in range(6))
+    assert total["epsilon"] == pytest.approx(gaussian_epsilon(math.sqrt(most) / 4, 1e-5), rel=1e-8)
+    assert total["epsilon"] == Ledger.union(*ledgers).price(1e-5).epsilon
+    assert total["epsilon"] > max(row["epsilon"] for row in content["protocols"])
+    assert (total["unit"], total["protocols"], total["delta"]) == ("client", ["fedavg", "flhc"], 1e-5)
+    line = f"together, ε of one client: {total['epsilon']:.4g} at δ = 1e-05 (fedavg, flhc)"
+    assert line in capsys.readouterr().out
+    assert main(["resume", str(tmp_path / "c")]) == 0
+    assert line in capsys.readouterr().out
+
+
+def test_units_of_privacy_are_not_added_up_and_runs_without_noise_are_named() -> None:
+    def row(name: str, unit: str | None, epsilon: float | None, error: str | None = None) -> dict[str, Any]:
+        return {"protocol": name, "dp_unit": unit, "epsilon": epsilon, "error": error}
+
+    rows = [row("a", "client", 1.0), row("b", "example", None), row("c", None, None), row("d", None, 0.0), row("e", None, None, "no")]
+    totals = [
+        {"unit": "client", "protocols": ["a"], "epsilon": 1.0, "delta": 1e-5},
+        {"unit": "example", "protocols": ["b"], "epsilon": None},
+    ]
+    said = side_by_side._together({"protocols": rows, "together": totals})
+    assert said == [
+        "together, ε of one client: 1 at δ = 1e-05 (a)",
+        "together, ε of one example: ∞ (b)",
+        "ε of a client and ε of an example do not add up: neither figure covers the runs of the other",
+        "without noise, so that ε with it is infinite: c",
+        "not counted, what was released before it failed: e",
+    ]
+    assert side_by_side._together({"protocols": rows}) == []  # of an older version

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from opacus.accountants import PRVAccountant
 
+from securecluster.errors import UsageError
 from securecluster.privacy import accounting
 from securecluster.privacy.accounting import gaussian_epsilon
-from securecluster.privacy.ledger import Event, Ledger
+from securecluster.privacy.ledger import Event, Ledger, Recall
 from securecluster.state import pack, unpack
 
 DELTA = 1e-5
@@ -143,3 +144,75 @@ def test_the_report_has_what_is_exact_and_every_kind_of_release() -> None:
         ("tell", "loss", "exact", None, 1, "server"),
         ("train", "delta", "gaussian", 4, 1, "lps"),
     ]
+
+
+def named(events: Sequence[Event], *names: str, samples: int = 100) -> Ledger:
+    return Ledger(list(events), dict.fromkeys(range(len(names)), samples), dict(enumerate(names)))
+
+
+def told(z: float, ids: Sequence[int], *bits: str, step: int = 1) -> Event:
+    return gaussian(z, ids, step=step, digests=bits)
+
+
+def test_several_runs_on_the_same_clients_cost_what_one_run_of_all_releases_would() -> None:
+    one = named([told(4, (0, 1), "a", "b"), told(4, (0, 1), "c", "d", step=2)], "ann", "bob")
+    two = named([told(3, (0, 1), "e", "f")], "bob", "cyd")  # other numbers, and another noise
+    both = Ledger.union(one, two)
+    found = both.price(DELTA)
+    assert found.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(2 / 16 + 1 / 9), DELTA), rel=1e-8)
+    assert found.client is not None and both.names[found.client] == "bob"
+    assert both.of(["ann"]).price(DELTA).epsilon == pytest.approx(gaussian_epsilon(math.sqrt(2 / 16), DELTA), rel=1e-8)
+    assert both.of(["cyd"]).price(DELTA).epsilon == pytest.approx(gaussian_epsilon(1 / 3, DELTA), rel=1e-8)
+    assert both.of([]).price(DELTA).accountant == "nothing released"
+    assert Ledger.union(both, named([told(2, (0,), "g")], "ann")).price(DELTA).epsilon == pytest.approx(
+        gaussian_epsilon(math.sqrt(2 / 16 + 1 / 4), DELTA), rel=1e-8
+    )
+    assert [row.count for row in both.summary()] == [2, 1]
+    exact = named([Event("train", "sum", ("delta",), 1, (0,))], "cyd")
+    assert math.isinf(Ledger.union(both, exact).epsilon) and Ledger.union(both, exact).of(["ann"]).epsilon < math.inf
+
+
+def test_training_of_each_run_is_priced_by_the_samples_that_it_had() -> None:
+    """Of a run that keeps some samples aside they are fewer."""
+    one, two = named([training((0,))], "ann", samples=100), named([training((0,))], "ann", samples=80)
+    found = Ledger.union(one, two).price(DELTA).epsilon
+    assert found == pytest.approx(prv((1.1, 0.1, 20), (1.1, 0.125, 16)), abs=1e-6)
+
+
+def test_a_run_is_counted_once_however_often_its_ledger_is_given() -> None:
+    early = named([told(4, (0, 1), "a", "b")], "ann", "bob")
+    late = named([*early.events, told(4, (2,), "z")], "ann", "bob", "new")
+    other = named([told(4, (0, 1), "x", "y")], "ann", "bob")
+    assert Ledger.union(early, late, early).price(DELTA) == late.price(DELTA)
+    assert Ledger.union(early, other).price(DELTA).epsilon == pytest.approx(gaussian_epsilon(math.sqrt(2 / 16), DELTA), rel=1e-8)
+    strangers = named(early.events, "eve", "fay")
+    assert len(Ledger.union(early, strangers).events) == 2
+    silent = named([gaussian(4, (0,))], "ann")  # without digests nothing says that these are the same bits
+    again = named([gaussian(4, (0,))], "ann")
+    assert Ledger.union(silent, again).price(DELTA).epsilon > silent.price(DELTA).epsilon
+    assert Ledger.union(silent, silent).price(DELTA) == silent.price(DELTA)
+
+
+def test_what_a_client_kept_in_one_run_does_not_count_because_it_released_in_another() -> None:
+    kept = named([training((0,), kept=True)], "ann")
+    shown = named([told(4, (0,), "a")], "ann")
+    assert Ledger.union(kept, shown).price(DELTA).epsilon == shown.price(DELTA).epsilon
+
+
+def test_ledgers_that_cannot_be_added_up_are_refused_in_a_sentence() -> None:
+    for wrong in ((), (ledger(gaussian(4, (0,))),)):
+        with pytest.raises(UsageError) as caught:
+            Ledger.union(*wrong)
+        assert "\n" not in str(caught.value)
+
+
+def test_only_other_bits_are_another_release() -> None:
+    first = told(4, (0, 1, 2), "a", "b", "c")
+    recall = Recall([first])
+    assert recall.new([first]) == []
+    assert recall.new([told(4, (0, 1, 2), "a", "x", "c")]) == [told(4, (1,), "x")]
+    assert recall.new([told(4, (0, 1), "a", "b", step=2)]) == [told(4, (0, 1), "a", "b", step=2)]
+    assert recall.new([told(4, (2, 3), "c", "d")]) == [told(4, (3,), "d")]
+    assert Recall().new([first]) == [first]
+    with pytest.raises(ValueError, match="digests"):
+        told(4, (0, 1), "a")

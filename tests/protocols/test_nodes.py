@@ -114,7 +114,7 @@ def cohort_of(made: Any, federation: Federation, number: int, config: dict[str, 
     shard, kind = federation.shards[number], objective(config["objective"])
     own = Federation((str(number),), (shard,), config["classes"], config["seed"], objective=kind)
     draws, cpu = Randomness(config["seed"]), torch.device("cpu")
-    return Cohort(own, made.flat_model(own), draws, cpu, torch.float32, [0], number, made.aside)
+    return Cohort(own, made.flat_model(own), draws, cpu, torch.float32, [0], [number], made.aside)
 
 
 def endpoint_of(made: Any, cohort: Cohort, config: dict[str, Any], simulated: bool) -> Endpoint[Any]:

@@ -119,7 +119,7 @@ def test_what_clients_and_newcomers_do_is_priced_as_it_was(name: str, unit: str,
     assert spy.trained
     check(fitted.ledger_, spy, unit)
     spy.forget()
-    fitted.predict(Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=2, samples=30, seed=9))
+    fitted.predict(Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=2, samples=40, seed=9))
     check(fitted.joined_.ledger, spy, unit)
 
 

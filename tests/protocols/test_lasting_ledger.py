@@ -1,0 +1,169 @@
+"""Nothing that was released leaves the ledger: whenever a run is killed, and however its resumption rounds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from securecluster.protocols import CFL, FLHC, FedAvg, LocalKMeans, Protocol, Settings
+
+from securecluster import Federation
+from securecluster.app.cli import main
+from securecluster.cohort import Cohort
+from securecluster.errors import SecureClusterError
+from securecluster.privacy.accounting import gaussian_epsilon
+from securecluster.privacy.ledger import Event, Recall
+from securecluster.run import Run
+
+Z = 3.0
+FULL = Settings(transcript="full", threads=1)
+CLIENT = {"rounds": 3, "epochs": 1, "model": "linear", "clip": 0.5, "noise": Z}
+EXAMPLE = {**CLIENT, "dp_unit": "example", "batch_size": 10}
+WAYS: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
+    "rows": (FedAvg, CLIENT),
+    "central sums": (FedAvg, {**CLIENT, "placement": "central"}),
+    "masked rows": (FLHC, {**CLIENT, "pre_rounds": 1, "mask": "permutation"}),
+    "examples": (FedAvg, EXAMPLE),
+    "trained alone": (LocalKMeans, {**EXAMPLE, "k": 2, "local_rounds": 2}),
+    "no noise": (CFL, {"rounds": 3, "epochs": 1, "model": "linear"}),
+}
+SAME = ("ledger.jsonl", "history.jsonl", "server.safetensors", "transcript/index.jsonl")
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.fixture
+def small() -> Federation:
+    return Federation.simulate("digits", clients=4, samples=40, seed=0)
+
+
+def killed(method: Protocol, clients: Federation, folder: Path, number: int) -> None:
+    """Run until the checkpoint `number` is about to be written."""
+
+    def die(run: Run) -> None:
+        if run._clock.number + 1 == number:
+            raise KilledError
+        written(run)
+
+    written = Run._checkpoint
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "_checkpoint", die)
+        with pytest.raises(KilledError):
+            method.fit(clients, FULL, folder=folder)
+
+
+@pytest.fixture
+def other_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A machine on which last bits of training round differently."""
+    trained = Cohort.train
+
+    def train(self: Cohort, *given: Any, **named: Any) -> torch.Tensor:
+        return trained(self, *given, **named) * (1 + 2.0**-22)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cohort, "train", train)
+        yield patch
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    del found["seconds"]
+    return found
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_killed_run_that_repeats_every_bit_ends_with_the_ledger_of_one_that_was_left_alone(
+    way: str, number: int, small: Federation, tmp_path: Path
+) -> None:
+    kind, params = WAYS[way]
+    whole = kind(**params).fit(small, FULL, folder=tmp_path / "whole")
+    killed(kind(**params), small, tmp_path / "run", number)
+    left = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    assert left  # what was released stands there, though no checkpoint came
+    again = kind(**params).fit(small, FULL, folder=tmp_path / "run")
+    for name in SAME:
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert (tmp_path / "run" / "ledger.jsonl").read_bytes().startswith(left)
+    assert result(tmp_path / "run") == result(tmp_path / "whole")
+    assert again.ledger_ == whole.ledger_
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_release_that_was_made_twice_with_other_bits_is_priced_twice(
+    number: int, small: Federation, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed(FedAvg(**CLIENT), small, tmp_path / "run", number)
+    request.getfixturevalue("other_machine")
+    found = FedAvg(**CLIENT).fit(small, FULL, folder=tmp_path / "run")
+    assert found.ledger_.price(1e-5).epsilon == pytest.approx(gaussian_epsilon(math.sqrt(4) / Z, 1e-5), rel=1e-8)
+    assert result(tmp_path / "run")["privacy"]["epsilon"] == found.ledger_.price(1e-5).epsilon
+    assert main(["replay", str(tmp_path / "run")]) == 0
+    assert "4 more releases" in capsys.readouterr().out
+
+
+def test_a_trusted_servers_sum_is_another_release_for_all_who_are_in_it(
+    small: Federation, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    method = FedAvg(**{**CLIENT, "placement": "central"})
+    killed(method, small, tmp_path / "run", 2)
+    request.getfixturevalue("other_machine")
+    found = method.fit(small, FULL, folder=tmp_path / "run")
+    assert found.ledger_.price(1e-5).epsilon == pytest.approx(gaussian_epsilon(math.sqrt(4) / Z, 1e-5), rel=1e-8)
+
+
+def test_a_repeated_training_counts_again_with_the_first_release_that_differs() -> None:
+    alone = Event("alone", "gather", (), 1, (0, 1), "dp-sgd", Z, kept=True, step=1)
+    told = Event("hand_in", "gather", ("delta",), 2, (0, 1), "free", step=2, digests=("aa", "bb"))
+    other = Event("hand_in", "gather", ("delta",), 2, (0, 1), "free", step=2, digests=("aa", "cc"))
+    recall = Recall([alone, told])
+    assert recall.new([alone]) == []
+    assert recall.new([other]) == [alone.select([1]), other.select([1])]
+    assert Recall([alone, told]).new([alone]) + Recall([alone, told]).new([told]) == []
+
+
+def test_a_torn_line_is_dropped_and_its_release_recorded_again(small: Federation, tmp_path: Path) -> None:
+    whole = FedAvg(**CLIENT).fit(small, FULL, folder=tmp_path / "whole")
+    killed(FedAvg(**CLIENT), small, tmp_path / "run", 2)
+    path = tmp_path / "run" / "ledger.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert FedAvg(**CLIENT).fit(small, FULL, folder=tmp_path / "run").ledger_ == whole.ledger_
+    assert path.read_bytes() == (tmp_path / "whole" / "ledger.jsonl").read_bytes()
+
+
+def test_a_line_after_the_checkpoint_that_does_not_parse_is_a_sentence(small: Federation, tmp_path: Path) -> None:
+    killed(FedAvg(**CLIENT), small, tmp_path, 2)
+    path = tmp_path / "ledger.jsonl"
+    first, last = path.read_text().splitlines(keepends=True)
+    for wrong in ("{}\n", "[1, 2]\n", last.replace('"step": 2', '"stop": 2'), last.replace('"ids": [0, ', '"ids": [')):
+        path.write_text(first + wrong)
+        with pytest.raises(SecureClusterError, match=r"ledger\.jsonl") as caught:
+            FedAvg(**CLIENT).fit(small, FULL, folder=tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["lacks", "changes"])
+def test_replay_refuses_a_ledger_that_lacks_or_changes_an_event(
+    change: str, small: Federation, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from securecluster.app import folder as folders
+
+    killed(FedAvg(**CLIENT), small, tmp_path, 2)
+    request.getfixturevalue("other_machine")
+    FedAvg(**CLIENT).fit(small, FULL, folder=tmp_path)
+    path = tmp_path / "ledger.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(lines) == 4  # round 2 twice
+    for k in (0, 2, 3):
+        wrong = [] if change == "lacks" else [lines[k].replace('"noise_multiplier": 3.0', '"noise_multiplier": 4.0')]
+        path.write_text("".join([*lines[:k], *wrong, *lines[k + 1 :]]))
+        folders.seal(tmp_path, (tmp_path / "result.json").read_bytes())
+        assert main(["replay", str(tmp_path)]) == 2
+        assert "ledger.jsonl differs from the replay" in capsys.readouterr().err
