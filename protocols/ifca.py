@@ -103,6 +103,12 @@ class IFCA(Protocol):
         """Each client gets all k averages, and sends an update."""
         return 1 + self.k
 
+    def sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Add the numbers of models and of starts."""
+        found = super().sizes(config)
+        k = int(self.k)
+        return {**found, "models": k, "starts": int(self.starts), "moves": k * found["averages"]}
+
     @property
     def _each(self) -> int:
         return min(self.start_rounds, self.rounds)

@@ -177,6 +177,11 @@ class NSIM(Protocol):
         self._synthesis((1, 1))
         check_dbscan(self.eps, self.min_samples)
 
+    def sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Add the numbers of the layer that is handed in."""
+        flat = self._network(config["shape"], config["classes"], config["seed"], objective(config["objective"]))
+        return {**super().sizes(config), "layer": find_layer(flat, self.layer).size}
+
     def releases(self) -> Releases:
         """Its layer, what it learned alone, and an update a round after that."""
         return Releases(updates=2 + self.rounds - self._local, trainings=self.rounds)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from securecluster import wire
+from securecluster.bounds import Limits, check, out_of_range
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messages import Answer, Call, Header, Rows, reply_header
 from securecluster.privacy.keys import Box, Boxes, Done, Hello, KeyRing, Peers, PublicKey
@@ -101,9 +102,20 @@ class Endpoint(Generic[C]):
     Args:
         client: the protocol's client object, over the clients `ids`.
         minimum: the fewest members of a sum that a method which may only leave in sums takes part in.
+        limits: what the configuration lets requests hold; without it they are held to nothing but their own types.
     """
 
-    def __init__(self, client: C, ids: Sequence[int], config: str, pipeline: Pipeline, keys: KeyRing, minimum: int = MINIMUM) -> None:
+    def __init__(
+        self,
+        client: C,
+        ids: Sequence[int],
+        config: str,
+        pipeline: Pipeline,
+        keys: KeyRing,
+        minimum: int = MINIMUM,
+        limits: Limits | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
         self.client, self.ids, self.keys, self.minimum = client, tuple(ids), keys, minimum
         self._config, self._pipeline = config, pipeline
         self._place = {i: k for k, i in enumerate(self.ids)}
@@ -122,9 +134,26 @@ class Endpoint(Generic[C]):
         strangers = [i for i in call.to if i not in self._place]
         if strangers:
             raise FrameError(f"frames for clients {strangers[:3]} reached another client: check the addresses")
+        self._check_counts(call)
+        query = message_types(type(self.client), call.method)[0]
+        if not isinstance(call.query, query):
+            raise FrameError(f"{call.method} is asked with a {query.__name__}, and a {type(call.query).__name__} came")
+        check(call.query, self.limits)
         return Answer(call.to, self._reply(call))
 
+    def _check_counts(self, call: Call) -> None:
+        """Raise FrameError for a round, step or group that the configuration does not allow."""
+        counts = {"round": [call.round], "step": [call.step], "members": call.members}
+        most = {"round": "rounds", "step": "steps", "members": "clients"}
+        for name, values in counts.items():
+            largest = self.limits.size(most[name])
+            for value in values:
+                if value < 0 or (largest is not None and value > largest):
+                    raise out_of_range(f"the {name} of a frame", value, 0, largest)
+
     def _reply(self, call: Call) -> Any:
+        if call.method in KEY_METHODS and call.verb != GATHER:
+            raise PolicyError(f"{call.method} may leave its client through {GATHER}, not {call.verb}: the request is refused")
         if call.method == "key_offer":
             return self.keys.offer(call.to)
         if call.method == "key_seal":
@@ -155,7 +184,9 @@ class Endpoint(Generic[C]):
                 )
             pipeline = pipeline.veil if release.derived else pipeline.shield if closes else pipeline
             rows = pipeline.forward(rows, call.step, release.fresh, call.to, name)
-            changes[name] = Rows(self._pipeline.seal.close(rows, call.to, call.step) if closes and self._pipeline.seal else rows)
+            changes[name] = Rows(
+                self._pipeline.seal.close(rows, call.to, call.step, call.method, name) if closes and self._pipeline.seal else rows
+            )
         return dataclasses.replace(reply, **changes)
 
     def answer_frame(self, data: bytes) -> bytes:

@@ -13,10 +13,11 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from securecluster.backend import torch
+from securecluster.bounds import Limits, check
 from securecluster.costs import Costs
 from securecluster.endpoint import GATHER, MINIMUM, PAIRS, SUM, Turn, release_of
 from securecluster.errors import FrameError, UsageError
-from securecluster.messages import RELAY, Answer, Call, Rows, Shared, frames, placed, select, stack
+from securecluster.messages import APART, RELAY, Answer, Call, Rows, Shared, frames, placed, select, stack
 from securecluster.privacy.aggregators import Aggregator, Plain
 from securecluster.privacy.keys import Box, Hello, Peers
 from securecluster.privacy.ledger import Ledger
@@ -29,9 +30,6 @@ C = TypeVar("C")
 Q = TypeVar("Q")
 A = TypeVar("A")
 B = TypeVar("B")
-
-
-APART = 1 << 32  # models are posted only where updates are masked: numbered apart, they leave the batches of later calls as they are
 
 
 @dataclass
@@ -57,6 +55,7 @@ class Network:
         costs: what the run has for its noise, beside the pipeline's.
         device: where the server computes with what went through the pipeline, wherever replies come from; main memory by default.
             All other fields of replies lie in main memory. A replay on the same device therefore rounds as the run did.
+        limits: what the configuration lets replies hold; without it replies are held to nothing but their own types.
     """
 
     def __init__(
@@ -70,8 +69,10 @@ class Network:
         agreed: Mapping[str, Any] | None = None,
         costs: Costs | None = None,
         device: torch.device | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.clients = tuple(range(clients))
+        self.limits = limits or Limits()
         self.state = NetworkState()
         self.round = 0
         self.randomness, self.agreed = randomness, dict(agreed or {})
@@ -206,7 +207,10 @@ class Network:
         answer = self._transport.exchange(call)
         if answer.reply is None:
             return answer
-        reply = placed(answer.reply, release_of(method).through, self._device)
+        release = release_of(method)
+        through = {name: name in release.sealed for name in release.through}
+        check(answer.reply, self.limits.beside(call.query), through, finite=False)
+        reply = placed(answer.reply, release.through, self._device)
         answer = dataclasses.replace(answer, reply=reply)
         check_finite(call, answer)
         return answer
@@ -241,14 +245,21 @@ class Network:
         offers = self._key("key_offer", new, Hello())
         if offers.reply is None:
             return
-        keys = dict(zip(offers.ids, offers.reply.key.values, strict=True))
-        peers = offers.ids
-        table = torch.stack([keys[i] for i in peers])
+        most = len(self.clients)  # what one frame may name, however many join
+        for first in range(0, len(offers.ids), most):
+            part = range(first, min(first + most, len(offers.ids)))
+            self._agree_with(Answer(offers.ids[first : first + most], select(offers.reply, part)))
+
+    def _agree_with(self, offers: Answer) -> None:
+        """Have the mask seed sealed to some clients by the first that can, and hand it on."""
+        peers, table = offers.ids, offers.reply.key.values
+        query = Peers(Shared(torch.as_tensor(peers)), Shared(table), Shared(offers.reply.signature.values))
         seeded = dict(zip(offers.ids, offers.reply.seeded.values.tolist(), strict=True))
         for leader in self.state.keyed or sorted(peers, key=lambda i: not seeded[i]):
-            sealed = self._key("key_seal", [leader], Peers(Shared(torch.as_tensor(peers)), Shared(table)))
+            sealed = self._key("key_seal", [leader], query)
             if sealed.reply is not None:
-                box = Box(leader, Shared(sealed.reply.key.values[0]), Rows(sealed.reply.boxes.values[0]))
+                boxes, signatures = Rows(sealed.reply.boxes.values[0]), Rows(sealed.reply.signatures.values[0])
+                box = Box(leader, Shared(sealed.reply.key.values[0]), boxes, signatures)
                 opened = self._key("key_open", peers, box)
                 self.state.keyed = sorted({*self.state.keyed, *opened.ids})
                 return
@@ -256,4 +267,7 @@ class Network:
     def _key(self, name: str, to: Sequence[int], query: Any) -> Answer:
         self.state.key_step += 1
         call = Call(self._config, name, GATHER, self.round, self.state.key_step, tuple(to), query, (1,) * len(to))
-        return self._transport.exchange(call)
+        answer = self._transport.exchange(call)
+        if answer.reply is not None:
+            check(answer.reply, self.limits.beside(query))
+        return answer

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from securecluster.averaging import Contributor
 from securecluster.backend import torch
 from securecluster.banks import Choice
+from securecluster.bounds import Between, Exactly, Real, Upto, Whole
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.displacements import NEVER, Means, Update
 from securecluster.distances import to_others
@@ -26,40 +28,50 @@ from securecluster.privacy.stages import Pipeline
 from securecluster.tree import WORST
 
 Array = NDArray[np.float64]
+LARGEST = 10 * WORST  # magnitude of a loss that a client tells, noise included
+
+
+OWNERS = Upto("owners", "clients")
+JUDGED = Upto("judged", "clients")
 
 
 @dataclass(frozen=True, eq=False)
 class Relay:
     """Server to client: the others' one-shot models, for it to judge."""
 
-    models: Picks  # (n − 1, d) displacements since θ_0, masked where updates are; or (n − 1, ·) uint8, sealed; n with its own
-    owner: Picks  # (n − 1,) int64, whose
-    order: Shared  # (n,) int64, the clients in the order of the reply
-    clients: int  # of the run
-    step: int  # the call whose mask the rows carry
+    # (n − 1, d) displacements since θ_0, masked where updates are; or (n − 1, ·) uint8, sealed; n with its own
+    models: Annotated[Picks, Real((OWNERS, "dimension"), sent="delta", sealed=True)]
+    owner: Annotated[Picks, Whole((OWNERS,), below="clients")]  # (n − 1,) int64, whose
+    # (n,) int64, the clients in the order of the reply
+    order: Annotated[Shared, Whole((Upto("judged", "clients", least=1),), below="clients")]
+    clients: Annotated[int, Exactly("clients")]  # of the run
+    step: Annotated[int, Between(most="steps")]  # the call whose mask the rows carry
 
 
 @dataclass(frozen=True, eq=False)
 class Losses:
     """Client to server."""
 
-    loss: Rows  # (b, n) float64, nats: mean training losses f_i of n models, with noise where the run adds some
+    # (b, n) float64, nats: mean training losses f_i of n models, with noise where the run adds some
+    loss: Annotated[Rows, Real((JUDGED,), low=-LARGEST, most=LARGEST)]
 
 
 @dataclass(frozen=True, eq=False)
 class Choose:
     """Server to client: the clusters' models, of which it is to name the nearest to its own one-shot model."""
 
-    models: Picks  # (K, d) displacements since θ_0; none for a client that has judged them already
-    step: int  # the call whose mask they carry
-    others: Rows  # (b, K) float64, mean over the cluster's members of the loss of the client's model; NaN: not known; inf: no choice
+    # (K, d) displacements since θ_0; none for a client that has judged them already
+    models: Annotated[Picks, Real((Upto("brought", "clients"), "dimension"), sent="delta")]
+    step: Annotated[int, Between(most="steps")]  # the call whose mask they carry
+    # (b, K) float64, mean over the cluster's members of the loss of the client's model; NaN: not known; inf: no choice
+    others: Annotated[Rows, Real((Upto("models", "clients", least=1),), finite=False)]
 
 
 @dataclass(frozen=True, eq=False)
 class Near:
     """Newcomer to server."""
 
-    near: Rows  # (b,) int64, the cluster whose model is nearest to its own
+    near: Annotated[Rows, Whole(below="models")]  # (b,) int64, the cluster whose model is nearest to its own
 
 
 @dataclass(frozen=True)
@@ -130,7 +142,7 @@ class Refiner(Contributor):
             return self.model_at(query.models.table[row], query.step)
         d = self.cohort.model.dimension
         like, owner = self._start.new_empty(self._pipeline.room(d)), int(query.owner.table[row])
-        return self._start + self._pipeline.seal.open(query.models.table[row][None], [owner], query.step, like)[0, :d]
+        return self._start + self._pipeline.seal.open(query.models.table[row][None], [owner], query.step, "hand_in", "delta", like)[0, :d]
 
     @answers(SUM, derived=True)
     def heard(self, turn: Turn, query: Hello) -> Losses:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from securecluster import noisy_gram
 from securecluster.averaging import Contributor
 from securecluster.backend import torch
+from securecluster.bounds import Between, Real, Upto, Whole
 from securecluster.checks import check_choice, check_number, check_whole
 from securecluster.clustering import check_number as check_count
 from securecluster.cohort import Cohort, LocalTraining
@@ -46,31 +47,37 @@ SEEN = {
 class Vectors:
     """Client to server."""
 
-    vectors: Rows  # (b, p, D) unit eigenvectors v_k of G_i, or (b, n) uint8, sealed; zero beyond the rank
+    # (b, p, D) unit eigenvectors v_k of G_i, or (b, n) uint8, sealed; zero beyond the rank
+    vectors: Annotated[Rows, Real(("vectors", "features"))]
+
+
+OTHERS = Upto("others", "clients", least=1)
 
 
 @dataclass(frozen=True, eq=False)
 class Others:
     """Server to client: other clients' eigenvectors, as they came; never the client's own."""
 
-    vectors: Picks  # (r, p, D), or (r, n) uint8
-    ids: Picks  # (r,) int64, whose they are, ascending
-    labels: Picks | None  # (r,) int64, their clusters: for newcomers
-    step: int  # the call in which they came
+    # (r, p, D), or (r, n) uint8
+    vectors: Annotated[Picks, Real((OTHERS, "vectors", "features"), sent="vectors", sealed=True)]
+    ids: Annotated[Picks, Whole((OTHERS,), below="clients")]  # (r,) int64, whose they are, ascending
+    labels: Annotated[Picks | None, Whole((OTHERS,), below="clients")]  # (r,) int64, their clusters: for newcomers
+    step: Annotated[int, Between(most="steps")]  # the call in which they came
 
 
 @dataclass(frozen=True, eq=False)
 class Relevance:
     """Client to server."""
 
-    row: Rows  # (b, m) r(i, j) for all clients j in ascending order, 1 for itself
+    # (b, m) r(i, j) for all clients j in ascending order, 1 for itself
+    row: Annotated[Rows, Real((Upto("compared", "clients"),), low=-0.01, most=1.01)]
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
     """Client to server."""
 
-    cluster: Rows  # (b,) int64
+    cluster: Annotated[Rows, Whole(below="clients")]  # (b,) int64
 
 
 class Relative(Contributor):
@@ -145,7 +152,7 @@ class Relative(Contributor):
         start, table = self.cohort.start, query.vectors.table
         if self._pipeline.seal:
             like = start.new_empty(self._count, self._phi.dimension)
-            return self._pipeline.seal.open(table, query.ids.table.tolist(), query.step, like)
+            return self._pipeline.seal.open(table, query.ids.table.tolist(), query.step, "eigen", "vectors", like)
         return self._pipeline.of("vectors").inverse(table.to(start), query.step)
 
     def _told(self, k: int) -> torch.Tensor:
