@@ -289,7 +289,7 @@ class Protocol(Private, Method):
     def limits(self, config: Mapping[str, Any], pipeline: Pipeline) -> Limits:
         """Return the limits that the configuration sets to frames, as both sides hold each other to them."""
         itemsize = 8 if config["dtype"] == "float64" else 4
-        return Limits(self.sizes(config), layout(pipeline, itemsize))
+        return Limits(self.frame_sizes(config), layout(pipeline, itemsize))
 
     def message_types(self, method: str) -> tuple[type, type]:
         """(query class, reply class) of a call, or of what a local parameter server sends and is answered."""

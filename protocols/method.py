@@ -64,7 +64,7 @@ class Method(ABC):
         """What client and server must agree on besides the hyper-parameters."""
         return {}
 
-    def sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Return the sizes that bound what frames of a run may hold, by the names that messages declare.
 
         Every client and the server derive them from the configuration. A method whose messages name further

@@ -132,9 +132,9 @@ class SRFCA(Protocol):
         check_newcomers(to, got.ids)
         return [state.models.kept[c] for c in (got.rows.near if self.distance == "l2" else got.rows.model).values.tolist()]
 
-    def sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Add how often models start from w_0 anew: before and after each refinement."""
-        return {**super().sizes(config), "restarts": 2 * int(self.refine) + 2}
+        return {**super().frame_sizes(config), "restarts": 2 * int(self.refine) + 2}
 
     @property
     def total(self) -> int:

@@ -91,6 +91,8 @@ class Chooser(Trainee):
     def join(self, turn: Turn, query: Moves) -> Choice:
         """A newcomer's choice, among the models that the query moves (ours)."""
         offered = sorted(set(query.models.table.tolist()))
+        if not offered:
+            raise PolicyError("join brings models to choose from: without one there is no choice")
         losses = np.full((len(turn.at), query.k), math.inf)
         losses[:, offered] = self._told("join", turn, self._losses(turn, query)[:, offered])
         return self._take(turn, query.start, losses)

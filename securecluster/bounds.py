@@ -11,16 +11,17 @@ sizes an allocation or a loop unless the configuration allows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from securecluster.backend import torch
 from securecluster.errors import FrameError
 from securecluster.messages import Picks, Rows, Shared
 
 REAL, WHOLE, OCTETS = "floating-point numbers", "int64 numbers", "bytes"
+LONGEST = (1e17, 1e150)  # rows of float32 and of float64: sums of squares of thousands of these are finite
 Size = int | str  # a number, or the name of one in `Limits.sizes`
 
 
@@ -53,6 +54,7 @@ class Real:
         low: the least number, or None.
         most: the largest number, or None.
         finite: whether NaN and infinity are refused.
+        squared: whether the recipient squares the numbers, whose sum must then be finite.
     """
 
     axes: tuple[Axis, ...] = ()
@@ -61,6 +63,7 @@ class Real:
     low: float | None = None
     most: float | None = None
     finite: bool = True
+    squared: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class Limits:
 
 
 @cache
-def declared(message: type) -> dict[str, Bound]:
+def declared(message: Any) -> dict[str, Bound]:
     """Return the bounds of a message class, by field."""
     found: dict[str, Bound] = {}
     for name, hint in get_type_hints(message, include_extras=True).items():
@@ -156,7 +159,7 @@ def declared(message: type) -> dict[str, Bound]:
 
 def undeclared(message: type) -> list[str]:
     """Return the fields of a message class that need a bound and declare none: all but texts, shares and flags."""
-    bounds = declared(message)
+    bounds = declared(cast(Hashable, message))
     return [name for name, hint in get_type_hints(message).items() if name not in bounds and not _free(hint)]
 
 
@@ -173,7 +176,7 @@ Tensorial = Real | Whole | Octets
 def axes_of(message: Any) -> Bindings:
     """Return the lengths of the free axes of a message that is known to be well formed."""
     found: Bindings = {}
-    for name, bound in declared(type(message)).items():
+    for name, bound in declared(cast(Hashable, type(message))).items():
         value = getattr(message, name)
         if isinstance(value, Tensors) and isinstance(bound, Tensorial):
             for axis, length in _lengths(bound, value):
@@ -197,7 +200,7 @@ def check(
         finite: whether finiteness is checked, too.
     """
     bindings: Bindings = {}
-    for name, bound in declared(type(message)).items():
+    for name, bound in declared(cast(Hashable, type(message))).items():
         value = getattr(message, name)
         where = f"{type(message).__name__}.{name}"
         if value is None:
@@ -328,11 +331,19 @@ def _check_values(where: str, bound: Tensorial, value: Tensors, limits: Limits, 
 def _check_reals(where: str, bound: Real, table: torch.Tensor, finite: bool) -> None:
     if finite and bound.finite and not _finite(table):
         raise FrameError(f"{where} holds a number that is not finite: the frame is refused")
+    if bound.squared and _too_long(table):
+        raise FrameError(f"{where} is so long that its square overflows: lower the learning rate (--lr), or leave its sender out")
     if bound.low is None or bound.most is None:
         return
     outside = (table < bound.low) | (table > bound.most)
     if bool(outside.any()):
         raise FrameError(f"{where} holds a number outside of [{bound.low:g}, {bound.most:g}]: the frame is refused")
+
+
+def _too_long(table: torch.Tensor) -> bool:
+    """Return whether a finite row is longer than `LONGEST` allows."""
+    norms = torch.linalg.vector_norm(table.flatten(1), dim=1, dtype=torch.float64)
+    return bool((norms.isfinite() & (norms > LONGEST[table.dtype == torch.float64])).any())
 
 
 def _finite(table: torch.Tensor) -> bool:

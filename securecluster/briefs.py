@@ -33,7 +33,7 @@ TRIES = 5
 class Brief:
     """Client to server."""
 
-    brief: Annotated[Rows, Real(("dimension",))]  # (b, q) the sketch of SGD_n(θ_i, D_i) − θ_i, or (b, n) its bytes
+    brief: Annotated[Rows, Real(("dimension",), squared=True)]  # (b, q) the sketch of SGD_n(θ_i, D_i) − θ_i, or (b, n) its bytes
 
 
 class Outliner(Discloser):

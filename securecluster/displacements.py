@@ -18,7 +18,7 @@ from securecluster.backend import torch
 from securecluster.bounds import Between, Real, Upto, Whole
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.endpoint import GATHER, SUM, Turn, answers
-from securecluster.errors import PolicyError, UpdateError
+from securecluster.errors import FrameError, PolicyError, UpdateError
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
 from securecluster.privacy.keys import Done, Hello, Secrets
@@ -47,7 +47,7 @@ class Means:
 class Update:
     """Client to server."""
 
-    delta: Annotated[Rows, Real(("dimension",))]  # (b, d) SGD_n(θ_i, D_i) − θ_i
+    delta: Annotated[Rows, Real(("dimension",), squared=True)]  # (b, d) SGD_n(θ_i, D_i) − θ_i
     size: Annotated[Rows | None, Real(low=0, most=MOST_SAMPLES)]  # (b,) |D_i|, only where the average is weighted
 
 
@@ -379,6 +379,19 @@ def check_newcomers(to: Sequence[int], ids: Sequence[int]) -> None:
     silent = [i for i in to if i not in ids]
     if silent:
         raise UpdateError(f"newcomer(s) {', '.join(map(str, silent[:5]))} do not reply: ask them again later")
+
+
+def check_offered(ids: Sequence[int], choices: Sequence[int], offered: Sequence[int]) -> dict[int, int]:
+    """Return what each client chose, by its number.
+
+    Raises:
+        FrameError: a client chose what it was not offered.
+    """
+    found = dict(zip(ids, choices, strict=True))
+    wrong = [i for i, choice in found.items() if choice not in offered]
+    if wrong:
+        raise FrameError(f"client {wrong[0]} chose {found[wrong[0]]}, which it was not offered: its reply is refused")
+    return found
 
 
 def invite(net: Network, members: Sequence[int], share: float, *path: int, least: int = 1) -> list[int]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from securecluster import wire
 from securecluster.bounds import Limits, check, out_of_range
-from securecluster.errors import FrameError, PolicyError
+from securecluster.errors import FrameError, PolicyError, SecureClusterError, UnforeseenError
 from securecluster.messages import Answer, Call, Header, Rows, reply_header
 from securecluster.privacy.keys import Box, Boxes, Done, Hello, KeyRing, Peers, PublicKey
 from securecluster.privacy.stages import Pipeline
@@ -24,6 +25,7 @@ C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 
 GATHER, SUM, PAIRS = "gather", "sum", "pairs"
+_SENDER = re.compile(r"server|lps/\d{1,9}")
 MINIMUM = 2  # the fewest members of a sum of answers that may leave in sums only
 KEY_METHODS = {"key_offer": (Hello, PublicKey), "key_seal": (Peers, Boxes), "key_open": (Box, Done)}
 
@@ -184,19 +186,26 @@ class Endpoint(Generic[C]):
                 )
             pipeline = pipeline.veil if release.derived else pipeline.shield if closes else pipeline
             rows = pipeline.forward(rows, call.step, release.fresh, call.to, name)
-            changes[name] = Rows(
-                self._pipeline.seal.close(rows, call.to, call.step, call.method, name) if closes and self._pipeline.seal else rows
-            )
+            if closes and self._pipeline.seal:
+                rows = self._pipeline.seal.close(rows, call.to, call.step, call.method, name)
+            changes[name] = Rows(rows)
         return dataclasses.replace(reply, **changes)
 
     def answer_frame(self, data: bytes) -> bytes:
         """Answer one real frame, as a node with one client does."""
         header = wire.peek(data)
-        if header.sender.partition("/")[0] not in ("server", "lps") or header.recipient not in {f"client/{i}" for i in self.ids}:
-            raise FrameError(f"a frame from {header.sender} to {header.recipient} reached another client: check the addresses")
+        if not _SENDER.fullmatch(header.sender) or header.recipient not in {f"client/{i}" for i in self.ids}:
+            raise FrameError(f"a frame from {header.sender[:40]} to {header.recipient[:40]} reached another client: check the addresses")
         query: Any
         _, query = wire.decode(data, message_types(type(self.client), header.method)[0])
-        answer = self.answer(_call_of(header, query))
+        try:
+            answer = self.answer(_call_of(header, query))
+        except SecureClusterError:
+            raise
+        except Exception as error:  # nothing that a server sends may bring a node down
+            raise UnforeseenError(
+                f"a {header.method} frame could not be answered ({type(error).__name__}): it is refused, and this is worth reporting"
+            ) from error
         return wire.encode(reply_header(header), answer.reply)
 
 

@@ -118,7 +118,7 @@ class Shown:
     """Client to server."""
 
     # (b, q) weights and bias of one layer, as they are, or moved from the first ones by what was clipped and noised
-    layer: Annotated[Rows, Real(("layer",))]
+    layer: Annotated[Rows, Real(("layer",), squared=True)]
 
 
 class LayerDiscloser(Loner):

@@ -15,7 +15,7 @@ from securecluster.checks import check_choice, check_number, check_whole
 from securecluster.clustering import check_number as check_count
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.endpoint import GATHER, PAIRS, Turn, answers
-from securecluster.errors import UsageError
+from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.features import Features
 from securecluster.hierarchical import Layered
 from securecluster.hierarchy import between, cut, into, merges, tasks_of
@@ -48,7 +48,7 @@ class Vectors:
     """Client to server."""
 
     # (b, p, D) unit eigenvectors v_k of G_i, or (b, n) uint8, sealed; zero beyond the rank
-    vectors: Annotated[Rows, Real(("vectors", "features"))]
+    vectors: Annotated[Rows, Real(("vectors", "features"), squared=True)]
 
 
 OTHERS = Upto("others", "clients", least=1)
@@ -122,15 +122,24 @@ class Relative(Contributor):
     @answers(GATHER)
     def choose(self, turn: Turn, query: Others) -> Task:
         """The cluster whose members' data are, on average, most relevant to a newcomer's own; it tells no more than that (ours)."""
-        assert query.labels is not None
+        if query.labels is None:
+            raise PolicyError("choose brings the clusters of the others: without them there is nothing to choose from")
         chosen = []
         for picks, (_, found) in zip(query.labels.picks, self._compared(turn, query), strict=True):
             labels = query.labels.table[list(picks)].to(found.device)
             chosen.append(int(torch.stack([found[labels == c].mean() for c in sorted(set(labels.tolist()))]).argmax()))
         return Task(Rows(torch.as_tensor(chosen)))
 
+    def _check_others(self, turn: Turn, query: Others) -> None:
+        """Raise FrameError unless each client is sent vectors of others, each once, by ascending number."""
+        for i, picks in zip(turn.ids, query.ids.picks, strict=True):
+            ids = query.ids.table[list(picks)].tolist()
+            if ids != sorted(set(ids)) or i in ids:
+                raise FrameError(f"Others.ids for client {i} are not others' numbers in ascending order: the frame is refused")
+
     def _compared(self, turn: Turn, query: Others) -> list[tuple[list[int], torch.Tensor]]:
         """For each client that is asked: whose vectors it was sent, and r(i, j) of each, (r,)."""
+        self._check_others(turn, query)
         vectors = self._opened(query)
         return [
             (query.ids.table[list(picks)].tolist(), self._relevant(k, vectors[list(picks)]))

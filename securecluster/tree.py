@@ -20,7 +20,7 @@ from securecluster.briefs import Outliner, updates_of
 from securecluster.cohort import LocalTraining
 from securecluster.displacements import MOST_SAMPLES, Discloser, Means, Outbox, Posted, Trainee, Update, nothing
 from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
-from securecluster.errors import UpdateError
+from securecluster.errors import FrameError, UpdateError
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
 from securecluster.noisy_losses import loss_clip, noised
@@ -228,6 +228,10 @@ def fall_back(net: Network, tree: Tree, outbox: Outbox, labels: Sequence[int]) -
         return handed
     letter = tree.letter([above[labels[i]] for i in to], outbox.number)
     total = net.sum(Branching.judge, letter, to=to, by=[labels[i] for i in to], groups=len(leaves))
+    depth = max(len(path) for path in above)
+    width = total.rows.loss.table.shape[1] if total.ids else 1 + depth
+    if width < 1 + depth:
+        raise FrameError(f"Losses.loss has {width} numbers where {1 + depth} were expected: the replies are refused")
     sizes = [] if not total.ids else total.counts if total.rows.size is None else total.rows.size.table.tolist()
     for c in (c for c, size in enumerate(sizes) if size):
         nodes = [leaves[c], *above[c]]
