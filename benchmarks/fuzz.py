@@ -45,7 +45,7 @@ CLIENTS, NEWCOMERS, FEATURES, CLASSES = 4, 2, 12, 4
 EVERYONE = list(range(CLIENTS + NEWCOMERS))
 PATIENCE = 20.0  # seconds after which a frame counts as one that does not end
 STRUCTURED, RAW = 0.6, 0.3  # shares of frames; the rest is sent as it was, out of order
-VARIANTS = 4  # forged replies per call of a server's loop
+VARIANTS = 12  # forged replies per call of a server's loop
 NUMBERS = (-1, 0, 1, 2, 3, 7, 1000, 1 << 20, 10**9, 1 << 31, 1 << 62, -(1 << 40), True, 1.5, "x", None, [1], {"a": 1})
 TEXTS = (
     "", "x", "server", "server/1", "lps/0", "lps/x", "lps/-1", "client/0", "client/1", "client/4", "gather", "sum", "pairs", "relay",
@@ -391,7 +391,7 @@ def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:
     for _ in range(frames):
         sent = draw.choice(own)
         node = nodes[sent.client]
-        if draw.random() < 0.3:
+        if draw.random() < 0.1:
             state = unpack(sent.before, TraineeState)
             node.client.restore(state)
             node.keys.restore(state.secrets)

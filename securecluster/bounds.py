@@ -331,8 +331,8 @@ def _check_values(where: str, bound: Tensorial, value: Tensors, limits: Limits, 
 def _check_reals(where: str, bound: Real, table: torch.Tensor, finite: bool) -> None:
     if finite and bound.finite and not _finite(table):
         raise FrameError(f"{where} holds a number that is not finite: the frame is refused")
-    if bound.squared and _too_long(table):
-        raise FrameError(f"{where} is so long that its square overflows: lower the learning rate (--lr), or leave its sender out")
+    if bound.squared:
+        check_length(where, table)
     if bound.low is None or bound.most is None:
         return
     outside = (table < bound.low) | (table > bound.most)
@@ -340,10 +340,11 @@ def _check_reals(where: str, bound: Real, table: torch.Tensor, finite: bool) -> 
         raise FrameError(f"{where} holds a number outside of [{bound.low:g}, {bound.most:g}]: the frame is refused")
 
 
-def _too_long(table: torch.Tensor) -> bool:
-    """Return whether a finite row is longer than `LONGEST` allows."""
+def check_length(where: str, table: torch.Tensor) -> None:
+    """Raise FrameError for a finite row (of a table of rows) that is longer than `LONGEST` allows."""
     norms = torch.linalg.vector_norm(table.flatten(1), dim=1, dtype=torch.float64)
-    return bool((norms.isfinite() & (norms > LONGEST[table.dtype == torch.float64])).any())
+    if bool((norms.isfinite() & (norms > LONGEST[table.dtype == torch.float64])).any()):
+        raise FrameError(f"{where} is so long that its square overflows: lower the learning rate (--lr), or leave its sender out")
 
 
 def _finite(table: torch.Tensor) -> bool:

@@ -20,7 +20,6 @@ from securecluster.privacy.stages import Kind
 from securecluster.privacy.stream import blocks
 
 COMPRESSIONS = ("none", "8bit", "4bit", "1bit", "topk:SHARE")
-LARGEST = 1e14  # number that a row may stand for: with thousands of these its square is finite
 SCALE = 4  # bytes of a row's scale, a float32
 _FORGED = "a compressed row does not parse ({}): it was damaged or forged, ask for it again"
 
@@ -196,7 +195,7 @@ class TopK(Coded):
         values = _numbers(rows[:, : 4 * self.k], torch.float32)
         places = _numbers(rows[:, 4 * self.k :], self._place).long()
         fine = bool(((places >= 0) & (places < self.dimension)).all()) and bool((places.diff(dim=1) > 0).all())
-        if not (fine and bool((values.abs() <= LARGEST).all())):
+        if not (fine and bool(values.isfinite().all())):
             raise FrameError(_FORGED.format("places out of order, or a number that is not finite"))
         return values.new_zeros(len(rows), self.dimension).scatter_(1, places, values)
 
@@ -253,7 +252,7 @@ def _numbers(rows: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
 def _scale(rows: torch.Tensor) -> torch.Tensor:
     """The scales of byte rows, (b, 1)."""
     scale = _numbers(rows[:, :SCALE], torch.float32)
-    if not bool(((scale >= 0) & (scale <= LARGEST)).all()):
+    if not bool((scale.isfinite() & (scale >= 0)).all()):
         raise FrameError(_FORGED.format("a scale that is none"))
     return scale
 
