@@ -19,7 +19,7 @@ from securecluster.protocols.method import Method
 from securecluster.protocols.private import Private, Releases
 from securecluster.protocols.saving import Kept, load, read_kept, save
 
-from securecluster import manifest
+from securecluster import manifest, wire
 from securecluster.backend import torch
 from securecluster.bounds import Limits
 from securecluster.checks import check_number, check_whole
@@ -262,7 +262,7 @@ class Protocol(Private, Method):
         """What client and server must agree on; its hash is in every frame."""
         dimension = self.flat_model(federation).dimension
         own = {**self.shown_params(), **self.resolved(federation), **known(federation), **self.facts(federation)}
-        found = {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **own}
+        found = {"schema": 1, "wire": wire.VERSION, "protocol": self.name, "dtype": dtype, "dimension": dimension, **own}
         found = numbers(found)
         self.pipeline(found)  # a mask that cannot work on this model is refused before anything is written
         return found
