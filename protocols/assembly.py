@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from securecluster.protocols.saving import SCHEMA, Kept, Learned
 
 from securecluster import files
 from securecluster.backend import torch
+from securecluster.bounds import Limits
 from securecluster.cohort import Cohort
 from securecluster.data import Federation
 from securecluster.devices import choose_device, cpu_threads, reproducible
@@ -23,6 +25,7 @@ from securecluster.metrics import agreement, share_at
 from securecluster.network import NetworkState
 from securecluster.objectives import objective
 from securecluster.privacy.draws import Draws
+from securecluster.privacy.identities import Identity, Roster, check_roster
 from securecluster.privacy.keys import KeyRing, Secrets
 from securecluster.privacy.ledger import Event, Ledger, Recall
 from securecluster.privacy.stages import Pipeline
@@ -63,12 +66,16 @@ def build_client(
     simulated: bool = True,
     joins: Mapping[str, Any] | None = None,
     numbers: Sequence[int] | None = None,
+    identity: Identity | None = None,
+    roster: Roster | None = None,
 ) -> Endpoint[Trainee]:
     """The endpoint of some clients of a federation.
 
     Args:
         joins: the configuration of a run that these clients join as newcomers.
         numbers: of the federation's clients; None counts from 0.
+        identity: what these clients sign with, where they are not simulated.
+        roster: whose signatures they accept, where they are not simulated.
     """
     config = protocol.config(federation, settings.dtype) if joins is None else joins
     if joins is not None:
@@ -76,12 +83,28 @@ def build_client(
     randomness, flat = Randomness(federation.seed), protocol.flat_model(federation) if joins is None else protocol._flat
     pipeline = protocol.pipeline(config)
     dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
-    keys = KeyRing(config_hash(config), randomness if simulated else None, pipeline.unlock)
+    keys = _keys(config, pipeline, simulated, identity, roster)
     draws = Draws(keys.noise, config_hash(config))
     pipeline.arm(draws)
     pipeline.guard = protocol.guard(config, draws)
     cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, numbers, protocol.aside, draws)
-    return Endpoint(protocol.make_client(cohort, pipeline, config), cohort.ids, config_hash(config), pipeline, keys)
+    client, limits = protocol.make_client(cohort, pipeline, config), protocol.limits(config, pipeline)
+    if roster is not None and identity is not None:
+        check_roster(roster, identity, cohort.ids, int(config["clients"]))
+    return Endpoint(client, cohort.ids, config_hash(config), pipeline, keys, limits=limits)
+
+
+def _keys(config: Mapping[str, Any], pipeline: Pipeline, simulated: bool, identity: Identity | None, roster: Roster | None) -> KeyRing:
+    """Return the keys of an endpoint: derived from the run's seed, or a deployed node's own."""
+    run = config_hash(config)
+    if not simulated:
+        if roster is not None and identity is None:
+            raise UsageError("who has a roster signs as well: give the identity, too, whose public key the others' rosters have")
+        return KeyRing(run, None, pipeline.unlock, lambda client: identity, roster)
+    if identity is not None or roster is not None:
+        raise UsageError("simulated clients derive identities and roster from the seed: give your own with simulated=False")
+    randomness = Randomness(config["seed"])
+    return KeyRing(run, randomness, pipeline.unlock, partial(Identity.derived, randomness), Roster.derived(randomness))
 
 
 def carry_out(
@@ -209,7 +232,7 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
     numbers = [number_of(ledger, first, name, n) for name, n in zip(newcomers.names, sizes, strict=True)]
     settings = learned.settings
     guests = build_client(protocol, newcomers, settings, joins=config, numbers=numbers)
-    hosts = _hosts(config, protocol.kept_.clients.secrets)
+    hosts = _hosts(config, protocol.kept_.clients.secrets, guests.limits)
 
     def answer(call: Call) -> Answer:
         if call.to[0] < first:
@@ -269,11 +292,12 @@ def _samples(client: Trainee) -> dict[int, int]:
     return dict(zip(client.cohort.ids, client.cohort.sizes, strict=True))
 
 
-def _hosts(config: Mapping[str, Any], secrets: Secrets) -> Endpoint[Any]:
+def _hosts(config: Mapping[str, Any], secrets: Secrets, limits: Limits) -> Endpoint[Any]:
     """The run's own clients, as far as newcomers need them: one of them seals the mask seed."""
-    keys = KeyRing(config_hash(config), None, lambda seed: None)
+    draws = Randomness(config["seed"])
+    keys = KeyRing(config_hash(config), None, lambda seed: None, partial(Identity.derived, draws), Roster.derived(draws))
     keys.restore(secrets)
-    return Endpoint(None, range(config["clients"]), config_hash(config), Pipeline(), keys)
+    return Endpoint(None, range(config["clients"]), config_hash(config), Pipeline(), keys, limits=limits)
 
 
 def opened(protocol: Protocol, posted: Posted) -> torch.Tensor:

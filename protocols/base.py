@@ -20,8 +20,9 @@ from securecluster.protocols.newcomers import Record, warn_if_dear
 from securecluster.protocols.private import Private, Releases
 from securecluster.protocols.saving import Kept, load, read_kept, save
 
-from securecluster import manifest
+from securecluster import manifest, wire
 from securecluster.backend import torch
+from securecluster.bounds import Limits
 from securecluster.checks import check_number, check_whole
 from securecluster.cohort import Cohort, check_training
 from securecluster.data import Federation
@@ -33,6 +34,8 @@ from securecluster.messages import Rows
 from securecluster.network import Network, NetworkState
 from securecluster.objectives import Objective, objective
 from securecluster.privacy.draws import Draws
+from securecluster.privacy.identities import Identity, Roster
+from securecluster.privacy.layout import layout
 from securecluster.privacy.masks import MaskInfo, build, describe
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
@@ -294,9 +297,10 @@ class Protocol(Private, Method):
         """What client and server must agree on; its hash is in every frame."""
         dimension = self.flat_model(federation).dimension
         own = {**self.shown_params(), **self.resolved(federation), **known(federation), **self.facts(federation)}
-        found = {"schema": 1, "protocol": self.name, "dtype": dtype, "dimension": dimension, **own}
+        found = {"schema": 1, "wire": wire.VERSION, "protocol": self.name, "dtype": dtype, "dimension": dimension, **own}
+        found = numbers(found)
         self.pipeline(found)  # a mask that cannot work on this model is refused before anything is written
-        return numbers(found)
+        return found
 
     def shown_params(self) -> dict[str, Any]:
         """The hyper-parameters as JSON has them: of a module of your own, its text and the hash of its weights."""
@@ -317,6 +321,11 @@ class Protocol(Private, Method):
         """The stages between a client's update and the wire, as the configuration that both sides share has them."""
         return Pipeline([*self.stages(config), *build(self.mask, config["dimension"])])
 
+    def limits(self, config: Mapping[str, Any], pipeline: Pipeline) -> Limits:
+        """Return the limits that the configuration sets to frames, as both sides hold each other to them."""
+        itemsize = 8 if config["dtype"] == "float64" else 4
+        return Limits(self.frame_sizes(config), layout(pipeline, itemsize))
+
     def message_types(self, method: str) -> tuple[type, type]:
         """(query class, reply class) of a call, or of what a local parameter server sends and is answered."""
         return message_types(self.gps if hasattr(self.gps, method) else self.client, method)
@@ -331,14 +340,27 @@ class Protocol(Private, Method):
         return build_model(self.model, tuple(shape), classes, Randomness(seed), kind)
 
     def build_client(
-        self, federation: Federation, settings: Settings, clients: Sequence[int] | None = None, simulated: bool = True
+        self,
+        federation: Federation,
+        settings: Settings,
+        clients: Sequence[int] | None = None,
+        simulated: bool = True,
+        identity: Identity | None = None,
+        roster: Roster | None = None,
     ) -> Endpoint[Trainee]:
         """The endpoint of some clients (all by default): their data, models, keys and release policy.
 
         Args:
             simulated: derive keys from the federation's seed; a deployed node says False and takes them from the operating system.
+            identity: what a deployed node signs its part of the key agreement with.
+            roster: the identities that a deployed node accepts signatures of, its own among them; it comes from whoever enrols
+                clients, and not from the server. Without one it verifies nothing, and a server that names itself a peer reads
+                the mask seed.
+
+        Raises:
+            UsageError: a roster without an identity, or one that lacks clients of the run or has another key for these.
         """
-        return build_client(self, federation, settings, clients, simulated)
+        return build_client(self, federation, settings, clients, simulated, identity=identity, roster=roster)
 
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
         """The client's side of this method, over a cohort."""
@@ -360,8 +382,17 @@ class Protocol(Private, Method):
         pipeline, draws = self.pipeline(config), Randomness(config["seed"])
         run = config_hash(config)
         secret = Draws.derived(draws, run) if key is None else Draws(lambda _: key, run)
-        costs = self.costs(pipeline, config, secret)
-        return Network(config["clients"], transport, run, pipeline, draws, agreed=config, costs=costs, device=device)
+        return Network(
+            config["clients"],
+            transport,
+            run,
+            pipeline,
+            draws,
+            agreed=config,
+            costs=self.costs(pipeline, config, secret),
+            device=device,
+            limits=self.limits(config, pipeline),
+        )
 
     def replay(self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto") -> bytes:
         """Run the server alone against a recorded transcript; its final state, packed, must equal the recorded one.

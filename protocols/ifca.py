@@ -23,7 +23,7 @@ from securecluster.banks import Choice, Chooser, Offers, Start, offers, seen
 from securecluster.checks import check_whole
 from securecluster.clustering import check_number
 from securecluster.data import Federation
-from securecluster.displacements import Trainee, check_newcomers, invite
+from securecluster.displacements import Trainee, check_newcomers, check_offered, invite
 from securecluster.endpoint import MINIMUM
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
@@ -90,7 +90,7 @@ class IFCA(Protocol):
             raise UsageError("no client could show its model at the end of the run, so newcomers have none to choose: run it anew")
         got = net.gather(Chooser.join, state.offers.letter(state.running, len(to)), to=to)
         check_newcomers(to, got.ids)
-        found = dict(zip(got.ids, got.rows.model.values.tolist(), strict=True))
+        found = check_offered(got.ids, got.rows.model.values.tolist(), state.offers.models)
         return [state.used.index(found[i]) for i in to]
 
     @property
@@ -102,6 +102,12 @@ class IFCA(Protocol):
     def rows_a_round(self) -> int:
         """Each client gets all k averages, and sends an update."""
         return 1 + self.k
+
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Add the numbers of models and of starts."""
+        found = super().frame_sizes(config)
+        k = int(self.k)
+        return {**found, "models": k, "starts": int(self.starts), "moves": k * found["averages"]}
 
     @property
     def _each(self) -> int:

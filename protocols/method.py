@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from securecluster.data import Federation
 from securecluster.displacements import Trainee
-from securecluster.messages import Rows
+from securecluster.messages import APART, Rows
 from securecluster.metrics import agreement, mean
 from securecluster.network import Network
 from securecluster.run import Line, Run
@@ -63,6 +63,27 @@ class Method(ABC):
     def facts(self, federation: Federation) -> dict[str, Any]:
         """What client and server must agree on besides the hyper-parameters."""
         return {}
+
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Return the sizes that bound what frames of a run may hold, by the names that messages declare.
+
+        Every client and the server derive them from the configuration. A method whose messages name further
+        sizes adds them.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        clients, total = int(config["clients"]), int(self.total)
+        calls = (4 * clients + 64) * (total + 2)  # more than any method makes, repetitions included
+        averages = 2 * (total + clients) + 4
+        return {
+            "clients": clients,
+            "dimension": int(config["dimension"]),
+            "rounds": total + 1,  # what follows the loop belongs to one more
+            "steps": APART + calls,
+            "averages": averages,
+            "restarts": 0,
+        }
 
     @property
     def weighted(self) -> bool:

@@ -162,9 +162,10 @@ class NSIM(Protocol):
         return LayerDiscloser(cohort, self.training(config), pipeline, self.weighted, layer, self.init)
 
     def facts(self, federation: Federation) -> dict[str, Any]:
-        """The declared format."""
+        """The declared format, and the numbers of the layer that is handed in."""
         check_walks(self.walks, federation.objective)
-        return {"format": self._synthesis(federation.shape).form.as_json()}
+        size = find_layer(self.flat_model(federation), self.layer).size
+        return {"format": self._synthesis(federation.shape).form.as_json(), "layer_size": size}
 
     def shown_params(self) -> dict[str, Any]:
         """Of a generator of your own, that it is."""
@@ -176,6 +177,10 @@ class NSIM(Protocol):
         check_layer_mask(self.layer_mask)
         self._synthesis((1, 1))
         check_dbscan(self.eps, self.min_samples)
+
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Add the numbers of the layer that is handed in."""
+        return {**super().frame_sizes(config), "layer": int(config["layer_size"])}
 
     def releases(self) -> Releases:
         """Its layer, what it learned alone, and an update a round after that."""

@@ -25,7 +25,8 @@ from securecluster.clustering import largest
 from securecluster.clustering import members as clusters_of
 from securecluster.cohort import Cohort
 from securecluster.data import Federation
-from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver
+from securecluster.displacements import Outbox, Trainee, check_newcomers, check_offered, deliver
+from securecluster.endpoint import config_hash
 from securecluster.errors import UsageError
 from securecluster.hierarchical import GPS, average_in_layers, common_layers
 from securecluster.network import Network
@@ -116,7 +117,8 @@ class OneShot(Protocol):
         letters = others(ids, found.vectors, found.step, to, [found.labels[i] for i in ids])
         got = net.gather(Relative.choose, letters, to=to, tries=TRIES)
         check_newcomers(to, got.ids)
-        return [int(c) for c in got.rows.cluster.values.tolist()]
+        chosen = check_offered(got.ids, got.rows.cluster.values.tolist(), found.labels)
+        return [chosen[i] for i in to]
 
     @property
     def weighted(self) -> bool:
@@ -146,8 +148,13 @@ class OneShot(Protocol):
         apart = self.mask != "none" and 0 < shared < d
         masks = (Blocks(self.mask, shared, d - shared),) if apart else build(self.mask, d)
         fields = {"vectors": Pipeline(() if self.sealed else build(self.mask, config["width"]))}
-        seal = Seal() if self.sealed else None
+        seal = Seal(config_hash(config)) if self.sealed else None
         return Pipeline([*self.stages(config), *masks], seal, fields, width(self.mask, shared) if shared else 0)
+
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Add the eigenvectors that a client shares, and their numbers."""
+        width = int(config["width"])
+        return {**super().frame_sizes(config), "vectors": min(int(self.vectors), width), "features": width}
 
     def releases(self) -> Releases:
         """Adds the Gram matrix; what the GPS averages has been released to the LPSs."""

@@ -24,6 +24,7 @@ from securecluster.checks import check_choice, check_number, check_whole
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.components import OUTSIDE, check_clustering, groups
 from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver, nothing
+from securecluster.endpoint import config_hash
 from securecluster.errors import UsageError
 from securecluster.messages import Rows
 from securecluster.nearness import TRIES, Clusters
@@ -131,6 +132,10 @@ class SRFCA(Protocol):
         check_newcomers(to, got.ids)
         return [state.models.kept[c] for c in (got.rows.near if self.distance == "l2" else got.rows.model).values.tolist()]
 
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Add how often models start from w_0 anew: before and after each refinement."""
+        return {**super().frame_sizes(config), "restarts": 2 * int(self.refine) + 2}
+
     @property
     def total(self) -> int:
         """Local rounds, refinements, and what comes after."""
@@ -148,7 +153,7 @@ class SRFCA(Protocol):
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """The mask, and what seals the models that are relayed."""
-        return Pipeline([*self.stages(config), *build(self.mask, config["dimension"])], Seal() if self.sealed else None)
+        return Pipeline([*self.stages(config), *build(self.mask, config["dimension"])], Seal(config_hash(config)) if self.sealed else None)
 
     def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
         """A `Refiner`, told what it averages."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.backend import torch
+from securecluster.bounds import Between, Exactly, Real, Upto, Whole
 from securecluster.cohort import Cohort, LocalTraining
-from securecluster.displacements import Discloser, Means, Outbox, Trainee, TraineeState, Update, late_request
+from securecluster.displacements import MOST_SAMPLES, Discloser, Means, Outbox, Trainee, TraineeState, Update, late_request
 from securecluster.endpoint import GATHER, SUM, Turn, answers
 from securecluster.errors import PolicyError
 from securecluster.messages import Picks, Rows
@@ -25,42 +27,45 @@ from securecluster.privacy.keys import Hello, Secrets
 from securecluster.privacy.stages import Pipeline
 from securecluster.replies import Replies, Sums
 
+MOVES = Upto("moved", "moves")  # averages of all models in one frame
+
 
 @dataclass(frozen=True, eq=False)
 class Moves:
     """Server to client: the averages of each of the k models that it lacks, oldest first."""
 
-    means: Picks  # (r, d) as in `Means`
-    steps: Picks  # (r,) int64, as in `Means`
-    models: Picks  # (r,) int64, the model that each average moves
-    k: int
-    start: int  # whose models; the first ones follow from the public configuration
-    best: int  # another start whose models are still of use, or the same
+    means: Annotated[Picks, Real((MOVES, "dimension"), sent="delta")]  # (r, d) as in `Means`
+    steps: Annotated[Picks, Whole((MOVES,), most="steps")]  # (r,) int64, as in `Means`
+    models: Annotated[Picks, Whole((MOVES,), below="models")]  # (r,) int64, the model that each average moves
+    k: Annotated[int, Exactly("models")]
+    start: Annotated[int, Between(below="starts")]  # whose models; the first ones follow from the public configuration
+    best: Annotated[int, Between(below="starts")]  # another start whose models are still of use, or the same
     absolute: bool  # one row a model at most, its whole displacement
-    count: Rows  # (b, k) int64, as in `Means`, of each model
+    count: Annotated[Rows, Whole(("models",), most="averages")]  # (b, k) int64, as in `Means`, of each model
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
     """Client to server."""
 
-    model: Rows  # (b,) int64, the one with the lowest training loss, or noisy loss
+    model: Annotated[Rows, Whole(below="models")]  # (b,) int64, the one with the lowest training loss, or noisy loss
 
 
 @dataclass(frozen=True, eq=False)
 class Which:
     """Server to client: the model it is to show."""
 
-    model: Rows  # (b,) int64
-    start: int
+    model: Annotated[Rows, Whole(below="models")]  # (b,) int64
+    start: Annotated[int, Between(below="starts")]
 
 
 @dataclass(frozen=True, eq=False)
 class Least:
     """Client to server: how well the best of the models fits."""
 
-    loss: Rows  # (b,) |D_i| times the least mean loss, float64, nats; without sizes the least mean loss
-    size: Rows | None  # (b,) |D_i|, only where means are over samples
+    # (b,) |D_i| times the least mean loss, float64, nats; without sizes the least mean loss
+    loss: Annotated[Rows, Real()]
+    size: Annotated[Rows | None, Real(low=0, most=MOST_SAMPLES)]  # (b,) |D_i|, only where means are over samples
 
 
 Bank = list[Discloser]  # k models, each as all clients of a cohort have it
@@ -86,6 +91,8 @@ class Chooser(Trainee):
     def join(self, turn: Turn, query: Moves) -> Choice:
         """A newcomer's choice, among the models that the query moves (ours)."""
         offered = sorted(set(query.models.table.tolist()))
+        if not offered:
+            raise PolicyError("join brings models to choose from: without one there is no choice")
         losses = np.full((len(turn.at), query.k), math.inf)
         losses[:, offered] = self._told("join", turn, self._losses(turn, query)[:, offered])
         return self._take(turn, query.start, losses)

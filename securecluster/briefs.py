@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from securecluster.backend import torch
+from securecluster.bounds import Real
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.displacements import Discloser, Means, Outbox, Update
 from securecluster.endpoint import GATHER, SUM, Turn, answers
@@ -32,7 +33,7 @@ TRIES = 5
 class Brief:
     """Client to server."""
 
-    brief: Rows  # (b, q) the sketch of SGD_n(θ_i, D_i) − θ_i, or (b, n) its bytes
+    brief: Annotated[Rows, Real(("dimension",), squared=True)]  # (b, q) the sketch of SGD_n(θ_i, D_i) − θ_i, or (b, n) its bytes
 
 
 class Outliner(Discloser):

@@ -12,12 +12,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from securecluster.backend import torch
+from securecluster.bounds import Between, Real, Upto, Whole
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.endpoint import GATHER, SUM, Turn, answers
-from securecluster.errors import PolicyError, UpdateError
+from securecluster.errors import FrameError, PolicyError, UpdateError
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
 from securecluster.privacy.keys import Done, Hello, Secrets
@@ -25,25 +26,29 @@ from securecluster.privacy.stages import Pipeline
 from securecluster.run import Run
 
 NEVER = 1 << 62  # no post has this number
+POSTS = Upto("posts", "averages")  # averages in one frame
+MOST_SAMPLES = 2.0**53  # that a client can say it holds
 
 
 @dataclass(frozen=True, eq=False)
 class Means:
     """Server to client: the averages it lacks, oldest first."""
 
-    means: Picks  # (r, d) as they were summed, hence masked where updates are
-    steps: Picks  # (r,) int64, the call whose updates each one averages: it names the mask
+    means: Annotated[Picks, Real((POSTS, "dimension"), sent="delta")]  # (r, d) as they were summed, hence masked where updates are
+    steps: Annotated[Picks, Whole((POSTS,), most="steps")]  # (r,) int64, the call whose updates each one averages: it names the mask
     absolute: bool  # one row, the whole displacement since θ_0, instead of one per missed round
-    count: Rows  # (b,) int64, the averages that a client has had in all, once it has these; the last row is number count - 1
-    restart: int | None = None  # the rows count from θ_0 for who has not heard of this restart; None where nobody ever restarts
+    # (b,) int64, the averages that a client has had in all, once it has these; the last row is number count - 1
+    count: Annotated[Rows, Whole(most="averages")]
+    # the rows count from θ_0 for who has not heard of this restart; None where nobody ever restarts
+    restart: Annotated[int | None, Between(most="restarts")] = None
 
 
 @dataclass(frozen=True, eq=False)
 class Update:
     """Client to server."""
 
-    delta: Rows  # (b, d) SGD_n(θ_i, D_i) − θ_i
-    size: Rows | None  # (b,) |D_i|, only where the average is weighted
+    delta: Annotated[Rows, Real(("dimension",), squared=True)]  # (b, d) SGD_n(θ_i, D_i) − θ_i
+    size: Annotated[Rows | None, Real(low=0, most=MOST_SAMPLES)]  # (b,) |D_i|, only where the average is weighted
 
 
 def nothing() -> torch.Tensor:
@@ -379,6 +384,19 @@ def check_newcomers(to: Sequence[int], ids: Sequence[int]) -> None:
     silent = [i for i in to if i not in ids]
     if silent:
         raise UpdateError(f"newcomer(s) {', '.join(map(str, silent[:5]))} do not reply: ask them again later")
+
+
+def check_offered(ids: Sequence[int], choices: Sequence[int], offered: Sequence[int]) -> dict[int, int]:
+    """Return what each client chose, by its number.
+
+    Raises:
+        FrameError: a client chose what it was not offered.
+    """
+    found = dict(zip(ids, choices, strict=True))
+    wrong = [i for i, choice in found.items() if choice not in offered]
+    if wrong:
+        raise FrameError(f"client {wrong[0]} chose {found[wrong[0]]}, which it was not offered: its reply is refused")
+    return found
 
 
 def invite(net: Network, members: Sequence[int], share: float, *path: int, least: int = 1) -> list[int]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from securecluster import wire
-from securecluster.errors import FrameError, PolicyError
+from securecluster.bounds import Limits, check, out_of_range
+from securecluster.errors import FrameError, PolicyError, SecureClusterError, UnforeseenError
 from securecluster.messages import Answer, Call, Header, Rows, reply_header
 from securecluster.privacy.keys import Box, Boxes, Done, Hello, KeyRing, Peers, PublicKey
 from securecluster.privacy.stages import Pipeline
@@ -23,6 +25,7 @@ C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 
 GATHER, SUM, PAIRS = "gather", "sum", "pairs"
+_SENDER = re.compile(r"server|lps/\d{1,9}")
 MINIMUM = 2  # the fewest members of a sum of answers that may leave in sums only
 KEY_METHODS = {"key_offer": (Hello, PublicKey), "key_seal": (Peers, Boxes), "key_open": (Box, Done)}
 
@@ -101,9 +104,20 @@ class Endpoint(Generic[C]):
     Args:
         client: the protocol's client object, over the clients `ids`.
         minimum: the fewest members of a sum that a method which may only leave in sums takes part in.
+        limits: what the configuration lets requests hold; without it they are held to nothing but their own types.
     """
 
-    def __init__(self, client: C, ids: Sequence[int], config: str, pipeline: Pipeline, keys: KeyRing, minimum: int = MINIMUM) -> None:
+    def __init__(
+        self,
+        client: C,
+        ids: Sequence[int],
+        config: str,
+        pipeline: Pipeline,
+        keys: KeyRing,
+        minimum: int = MINIMUM,
+        limits: Limits | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
         self.client, self.ids, self.keys, self.minimum = client, tuple(ids), keys, minimum
         self._config, self._pipeline = config, pipeline
         self._place = {i: k for k, i in enumerate(self.ids)}
@@ -122,9 +136,26 @@ class Endpoint(Generic[C]):
         strangers = [i for i in call.to if i not in self._place]
         if strangers:
             raise FrameError(f"frames for clients {strangers[:3]} reached another client: check the addresses")
+        self._check_counts(call)
+        query = message_types(type(self.client), call.method)[0]
+        if not isinstance(call.query, query):
+            raise FrameError(f"{call.method} is asked with a {query.__name__}, and a {type(call.query).__name__} came")
+        check(call.query, self.limits)
         return Answer(call.to, self._reply(call))
 
+    def _check_counts(self, call: Call) -> None:
+        """Raise FrameError for a round, step or group that the configuration does not allow."""
+        counts = {"round": [call.round], "step": [call.step], "members": call.members}
+        most = {"round": "rounds", "step": "steps", "members": "clients"}
+        for name, values in counts.items():
+            largest = self.limits.size(most[name])
+            for value in values:
+                if value < 0 or (largest is not None and value > largest):
+                    raise out_of_range(f"the {name} of a frame", value, 0, largest)
+
     def _reply(self, call: Call) -> Any:
+        if call.method in KEY_METHODS and call.verb != GATHER:
+            raise PolicyError(f"{call.method} may leave its client through {GATHER}, not {call.verb}: the request is refused")
         if call.method == "key_offer":
             return self.keys.offer(call.to)
         if call.method == "key_seal":
@@ -155,17 +186,26 @@ class Endpoint(Generic[C]):
                 )
             pipeline = pipeline.veil if release.derived else pipeline.shield if closes else pipeline
             rows = pipeline.forward(rows, call.step, release.fresh, call.to, name)
-            changes[name] = Rows(self._pipeline.seal.close(rows, call.to, call.step) if closes and self._pipeline.seal else rows)
+            if closes and self._pipeline.seal:
+                rows = self._pipeline.seal.close(rows, call.to, call.step, call.method, name)
+            changes[name] = Rows(rows)
         return dataclasses.replace(reply, **changes)
 
     def answer_frame(self, data: bytes) -> bytes:
         """Answer one real frame, as a node with one client does."""
         header = wire.peek(data)
-        if header.sender.partition("/")[0] not in ("server", "lps") or header.recipient not in {f"client/{i}" for i in self.ids}:
-            raise FrameError(f"a frame from {header.sender} to {header.recipient} reached another client: check the addresses")
+        if not _SENDER.fullmatch(header.sender) or header.recipient not in {f"client/{i}" for i in self.ids}:
+            raise FrameError(f"a frame from {header.sender[:40]} to {header.recipient[:40]} reached another client: check the addresses")
         query: Any
         _, query = wire.decode(data, message_types(type(self.client), header.method)[0])
-        answer = self.answer(_call_of(header, query))
+        try:
+            answer = self.answer(_call_of(header, query))
+        except SecureClusterError:
+            raise
+        except Exception as error:  # nothing that a server sends may bring a node down
+            raise UnforeseenError(
+                f"a {header.method} frame could not be answered ({type(error).__name__}): it is refused, and this is worth reporting"
+            ) from error
         return wire.encode(reply_header(header), answer.reply)
 
 

@@ -22,6 +22,10 @@ class FrameError(SecureClusterError):
     """A frame that does not parse, is not meant for this party, or was built from another configuration."""
 
 
+class UnforeseenError(FrameError):
+    """A frame that made its recipient fail in a way that nobody has foreseen."""
+
+
 class PolicyError(SecureClusterError):
     """A release that the client's own policy forbids."""
 

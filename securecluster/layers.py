@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.averaging import Averaged, Loner, weighted_means
 from securecluster.backend import torch
+from securecluster.bounds import Real
 from securecluster.clustering import members, numbered
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.displacements import Update
@@ -39,9 +40,14 @@ class Layer:
     inputs: int
     bias: bool
 
+    @property
+    def size(self) -> int:
+        """q, the numbers of its weights and bias."""
+        return self.outputs * (self.inputs + self.bias)
+
     def rows(self, models: torch.Tensor) -> torch.Tensor:
         """Of models (m, d): the layer of each, (m, q)."""
-        return models[:, self.first : self.first + self.outputs * (self.inputs + self.bias)]
+        return models[:, self.first : self.first + self.size]
 
     def weights(self, rows: torch.Tensor) -> NDArray[np.float64]:
         """Of layers (m, q): the weights alone as (m, inputs, outputs), what a kernel compares (inputs are its examples: ours)."""
@@ -111,7 +117,8 @@ def seen(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
 class Shown:
     """Client to server."""
 
-    layer: Rows  # (b, q) weights and bias of one layer, as they are, or moved from the first ones by what was clipped and noised
+    # (b, q) weights and bias of one layer, as they are, or moved from the first ones by what was clipped and noised
+    layer: Annotated[Rows, Real(("layer",), squared=True)]
 
 
 class LayerDiscloser(Loner):

@@ -17,6 +17,7 @@ from securecluster.backend import torch
 from securecluster.errors import FrameError
 
 M = TypeVar("M")
+APART = 1 << 32  # calls for models, made only under a mask, are numbered from here: later calls draw the same batches without a mask
 RELAY = "relay"  # the verb of frames between servers: a local parameter server sends, the server replies
 
 

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.backend import torch
-from securecluster.displacements import nothing
+from securecluster.displacements import check_offered, nothing
 from securecluster.distances import euclidean, to_others
 from securecluster.endpoint import MINIMUM
+from securecluster.errors import FrameError
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
 from securecluster.privacy.keys import Hello
@@ -119,7 +120,7 @@ class ByLoss:
             if to:  # both under one number, so that later calls draw the same batches
                 got = self._net.gather(method, self._query(to, among), to=to, step=step, tries=TRIES)
                 step = got.step
-                found |= dict(zip(got.ids, got.rows.model.values.tolist(), strict=True)) if got.ids else {}
+                found |= check_offered(got.ids, got.rows.model.values.tolist(), among) if got.ids else {}
         self._judged |= set(found)
         return found
 
@@ -150,5 +151,8 @@ def _sums(net: Network, method: Any, own: dict[int, int], groups_: int, width: i
         if open_:
             got = net.sum(method, Hello(), to=list(open_), by=list(open_.values()), groups=groups_)
             for g in (g for g, count in enumerate(got.counts) if count >= MINIMUM):
-                total[g], counts[g] = got.rows.loss.table[g].numpy(), got.counts[g]
+                row = got.rows.loss.table[g].numpy()
+                if row.shape != (width,):
+                    raise FrameError(f"Losses.loss has {len(row)} numbers where {width} were expected: the replies are refused")
+                total[g], counts[g] = row, got.counts[g]
     return total, tuple(counts)

@@ -13,11 +13,12 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from securecluster.backend import torch
+from securecluster.bounds import Limits, check, check_length
 from securecluster.costs import Costs
 from securecluster.digests import reply_digests
 from securecluster.endpoint import GATHER, MINIMUM, PAIRS, SUM, Release, Turn, release_of
 from securecluster.errors import FrameError, UsageError
-from securecluster.messages import RELAY, Answer, Call, Rows, Shared, frames, placed, select, stack
+from securecluster.messages import APART, RELAY, Answer, Call, Rows, Shared, frames, placed, select, stack
 from securecluster.privacy.aggregators import Aggregator, Plain
 from securecluster.privacy.keys import Box, Hello, Peers
 from securecluster.privacy.ledger import Event, Ledger
@@ -30,9 +31,6 @@ C = TypeVar("C")
 Q = TypeVar("Q")
 A = TypeVar("A")
 B = TypeVar("B")
-
-
-APART = 1 << 32  # models are posted only where updates are masked: numbered apart, they leave the batches of later calls as they are
 
 
 @dataclass
@@ -58,6 +56,7 @@ class Network:
         costs: what the run has for its noise, beside the pipeline's.
         device: where the server computes with what went through the pipeline, wherever replies come from; main memory by default.
             All other fields of replies lie in main memory. A replay on the same device therefore rounds as the run did.
+        limits: what the configuration lets replies hold; without it replies are held to nothing but their own types.
     """
 
     def __init__(
@@ -71,8 +70,10 @@ class Network:
         agreed: Mapping[str, Any] | None = None,
         costs: Costs | None = None,
         device: torch.device | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.clients = tuple(range(clients))
+        self.limits = limits or Limits()
         self.state = NetworkState()
         self.round = 0
         self.randomness, self.agreed = randomness, dict(agreed or {})
@@ -102,6 +103,7 @@ class Network:
         ready, step = self._open(method, query, to, step, tries)
         answer = self._insist(method, self._call(method, GATHER, query, to, ready, step, [1] * len(ready)), tries)
         reply = self._costs.read(release_of(method), answer.reply, step)
+        _check_decoded(answer.reply, reply, release_of(method).through)
         own = not release_of(method).private  # who trains for itself may have done so though no reply came
         self._heard(method, GATHER, ready if own else answer.ids, reply, step)
         return Replies(answer.ids, cast(A, reply), self._missing(to, answer.ids), step)
@@ -229,7 +231,10 @@ class Network:
         answer = self._transport.exchange(call)
         if answer.reply is None:
             return answer
-        reply = placed(answer.reply, release_of(method).through, self._device)
+        release = release_of(method)
+        through = {name: name in release.sealed for name in release.through}
+        check(answer.reply, self.limits.beside(call.query), through, finite=False)
+        reply = placed(answer.reply, release.through, self._device)
         answer = dataclasses.replace(answer, reply=reply)
         check_finite(call, answer)
         return answer
@@ -303,14 +308,21 @@ class Network:
         offers = self._key("key_offer", new, Hello())
         if offers.reply is None:
             return
-        keys = dict(zip(offers.ids, offers.reply.key.values, strict=True))
-        peers = offers.ids
-        table = torch.stack([keys[i] for i in peers])
+        most = len(self.clients)  # what one frame may name, however many join
+        for first in range(0, len(offers.ids), most):
+            part = range(first, min(first + most, len(offers.ids)))
+            self._agree_with(Answer(offers.ids[first : first + most], select(offers.reply, part)))
+
+    def _agree_with(self, offers: Answer) -> None:
+        """Have the mask seed sealed to some clients by the first that can, and hand it on."""
+        peers, table = offers.ids, offers.reply.key.values
+        query = Peers(Shared(torch.as_tensor(peers)), Shared(table), Shared(offers.reply.signature.values))
         seeded = dict(zip(offers.ids, offers.reply.seeded.values.tolist(), strict=True))
         for leader in self.state.keyed or sorted(peers, key=lambda i: not seeded[i]):
-            sealed = self._key("key_seal", [leader], Peers(Shared(torch.as_tensor(peers)), Shared(table)))
+            sealed = self._key("key_seal", [leader], query)
             if sealed.reply is not None:
-                box = Box(leader, Shared(sealed.reply.key.values[0]), Rows(sealed.reply.boxes.values[0]))
+                boxes, signatures = Rows(sealed.reply.boxes.values[0]), Rows(sealed.reply.signatures.values[0])
+                box = Box(leader, Shared(sealed.reply.key.values[0]), boxes, signatures)
                 opened = self._key("key_open", peers, box)
                 self.state.keyed = sorted({*self.state.keyed, *opened.ids})
                 return
@@ -318,4 +330,15 @@ class Network:
     def _key(self, name: str, to: Sequence[int], query: Any) -> Answer:
         self.state.key_step += 1
         call = Call(self._config, name, GATHER, self.round, self.state.key_step, tuple(to), query, (1,) * len(to))
-        return self._transport.exchange(call)
+        answer = self._transport.exchange(call)
+        if answer.reply is not None:
+            check(answer.reply, self.limits.beside(query))
+        return answer
+
+
+def _check_decoded(came: Any, read: Any, through: Sequence[str]) -> None:
+    """Raise FrameError where codes stand for numbers that are too large to be computed with."""
+    for name in through if came is not None else ():
+        coded, rows = getattr(came, name).table, getattr(read, name).table
+        if rows is not coded and rows.is_floating_point():
+            check_length(f"{type(read).__name__}.{name}", rows)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,12 @@ from numpy.typing import NDArray
 from securecluster.averaging import Contributor
 from securecluster.backend import torch
 from securecluster.banks import Choice
+from securecluster.bounds import Between, Exactly, Real, Upto, Whole
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.displacements import NEVER, Means, Update
 from securecluster.distances import to_others
 from securecluster.endpoint import GATHER, PAIRS, SUM, Turn, answers
-from securecluster.errors import PolicyError
+from securecluster.errors import FrameError, PolicyError
 from securecluster.messages import Picks, Rows, Shared
 from securecluster.noisy_losses import loss_clip, noised, noised_rows
 from securecluster.privacy.keys import Done, Hello
@@ -26,40 +28,50 @@ from securecluster.privacy.stages import Pipeline
 from securecluster.tree import WORST
 
 Array = NDArray[np.float64]
+LARGEST = 10 * WORST  # magnitude of a loss that a client tells, noise included
+
+
+OWNERS = Upto("owners", "clients")
+JUDGED = Upto("judged", "clients")
 
 
 @dataclass(frozen=True, eq=False)
 class Relay:
     """Server to client: the others' one-shot models, for it to judge."""
 
-    models: Picks  # (n − 1, d) displacements since θ_0, masked where updates are; or (n − 1, ·) uint8, sealed; n with its own
-    owner: Picks  # (n − 1,) int64, whose
-    order: Shared  # (n,) int64, the clients in the order of the reply
-    clients: int  # of the run
-    step: int  # the call whose mask the rows carry
+    # (n − 1, d) displacements since θ_0, masked where updates are; or (n − 1, ·) uint8, sealed; n with its own
+    models: Annotated[Picks, Real((OWNERS, "dimension"), sent="delta", sealed=True)]
+    owner: Annotated[Picks, Whole((OWNERS,), below="clients")]  # (n − 1,) int64, whose
+    # (n,) int64, the clients in the order of the reply
+    order: Annotated[Shared, Whole((Upto("judged", "clients", least=1),), below="clients")]
+    clients: Annotated[int, Exactly("clients")]  # of the run
+    step: Annotated[int, Between(most="steps")]  # the call whose mask the rows carry
 
 
 @dataclass(frozen=True, eq=False)
 class Losses:
     """Client to server."""
 
-    loss: Rows  # (b, n) float64, nats: mean training losses f_i of n models, with noise where the run adds some
+    # (b, n) float64, nats: mean training losses f_i of n models, with noise where the run adds some
+    loss: Annotated[Rows, Real((JUDGED,), low=-LARGEST, most=LARGEST)]
 
 
 @dataclass(frozen=True, eq=False)
 class Choose:
     """Server to client: the clusters' models, of which it is to name the nearest to its own one-shot model."""
 
-    models: Picks  # (K, d) displacements since θ_0; none for a client that has judged them already
-    step: int  # the call whose mask they carry
-    others: Rows  # (b, K) float64, mean over the cluster's members of the loss of the client's model; NaN: not known; inf: no choice
+    # (K, d) displacements since θ_0; none for a client that has judged them already
+    models: Annotated[Picks, Real((Upto("brought", "clients"), "dimension"), sent="delta")]
+    step: Annotated[int, Between(most="steps")]  # the call whose mask they carry
+    # (b, K) float64, mean over the cluster's members of the loss of the client's model; NaN: not known; inf: no choice
+    others: Annotated[Rows, Real((Upto("models", "clients", least=1),), finite=False)]
 
 
 @dataclass(frozen=True, eq=False)
 class Near:
     """Newcomer to server."""
 
-    near: Rows  # (b,) int64, the cluster whose model is nearest to its own
+    near: Annotated[Rows, Whole(below="models")]  # (b,) int64, the cluster whose model is nearest to its own
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,7 @@ class Refiner(Contributor):
         The client keeps them as they left, so that no model is relayed twice and whatever else it makes of them tells nothing new.
         """
         self._check_one_shot(turn, "losses")
+        self._check_relay(turn, query)
         order = query.order.value.tolist()
         place = {i: n for n, i in enumerate(order)}
         found = np.zeros((len(turn.at), len(order)))
@@ -124,13 +137,24 @@ class Refiner(Contributor):
         self._known[torch.as_tensor(turn.at)[:, None], torch.as_tensor(order)] = rows
         return Losses(Rows(rows))
 
+    def _check_relay(self, turn: Turn, query: Relay) -> None:
+        """Raise FrameError unless the order has every client once, those that are asked and those whose models come among them."""
+        order = query.order.value.tolist()
+        known = set(order)
+        if len(known) < len(order) or not known.issuperset(turn.ids):
+            raise FrameError("Relay.order has a client twice, or lacks the one that is asked: the frame is refused")
+        for picks in query.owner.picks:
+            owners = query.owner.table[list(picks)].tolist()
+            if len(set(owners)) < len(owners) or not known.issuperset(owners):
+                raise FrameError("Relay.owner has a client twice, or one that is not in the order: the frame is refused")
+
     def _relayed(self, query: Relay, row: int) -> torch.Tensor:
         """Another client's one-shot model, (d,)."""
         if self._pipeline.seal is None:
             return self.model_at(query.models.table[row], query.step)
         d = self.cohort.model.dimension
         like, owner = self._start.new_empty(self._pipeline.room(d)), int(query.owner.table[row])
-        return self._start + self._pipeline.seal.open(query.models.table[row][None], [owner], query.step, like)[0, :d]
+        return self._start + self._pipeline.seal.open(query.models.table[row][None], [owner], query.step, "hand_in", "delta", like)[0, :d]
 
     @answers(SUM, derived=True)
     def heard(self, turn: Turn, query: Hello) -> Losses:
@@ -145,6 +169,7 @@ class Refiner(Contributor):
         """
         if not all(query.models.picks):
             raise PolicyError("choose brings models to judge: by those it has judged a client answers in choose_again")
+        self._check_all_brought(query)
         return self._nearest(self._judge(turn, query), query)
 
     @answers(GATHER, derived=True)
@@ -154,13 +179,22 @@ class Refiner(Contributor):
             raise PolicyError("choose_again brings no models: a client judges new ones in choose")
         return self._nearest(self._judged(turn), query)
 
+    def _check_all_brought(self, query: Choose) -> None:
+        """Raise FrameError unless a client is brought as many models as there are clusters to choose from."""
+        clusters = query.others.table.shape[1]
+        if any(len(picks) != clusters for picks in query.models.picks):
+            raise FrameError(f"Choose.models does not bring {clusters} models, as many as Choose.others has: the frame is refused")
+
     def _nearest(self, own: Array, query: Choose) -> Choice:
         others = query.others.values.numpy()
+        if others.shape != own.shape:
+            raise FrameError(f"Choose.others is about {others.shape[1]} clusters, and {own.shape[1]} were judged: the frame is refused")
         return Choice(Rows(torch.as_tensor(np.where(np.isnan(others), own, (own + others) / 2).argmin(1))))
 
     @answers(GATHER)
     def join(self, turn: Turn, query: Choose) -> Near:
         """argmin_c ‖w_i − ω_c‖, of a newcomer's own one-shot model (ours): where models leave with noise, of that with such noise."""
+        self._check_all_brought(query)
         models = torch.stack([self.model_at(row, query.step) for row in query.models.table])
         own, guard = self._rows(turn.at).values, self._pipeline.guard
         if guard is not None and guard.unit == "client":
@@ -236,6 +270,8 @@ class Refiner(Contributor):
         """What it found of the models that were judged last, (b, K)."""
         if not all(k in self._fits for k in turn.at):
             raise PolicyError("choose comes first: a client tells of the clusters' models only what it has judged")
+        if len({len(self._fits[k]) for k in turn.at}) > 1:
+            raise PolicyError("these clients have judged different models: ask those apart that have judged the same")
         return np.stack([self._fits[k] for k in turn.at])
 
     def _told(self, purpose: str, turn: Turn, losses: Array) -> Array:

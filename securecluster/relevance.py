@@ -5,16 +5,17 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from securecluster import noisy_gram
 from securecluster.averaging import Contributor
 from securecluster.backend import torch
+from securecluster.bounds import Between, Real, Upto, Whole
 from securecluster.checks import check_choice, check_number, check_whole
 from securecluster.clustering import check_number as check_count
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.endpoint import GATHER, PAIRS, Turn, answers
-from securecluster.errors import UsageError
+from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.features import Features
 from securecluster.hierarchical import Layered
 from securecluster.hierarchy import between, cut, into, merges, tasks_of
@@ -46,31 +47,37 @@ SEEN = {
 class Vectors:
     """Client to server."""
 
-    vectors: Rows  # (b, p, D) unit eigenvectors v_k of G_i, or (b, n) uint8, sealed; zero beyond the rank
+    # (b, p, D) unit eigenvectors v_k of G_i, or (b, n) uint8, sealed; zero beyond the rank
+    vectors: Annotated[Rows, Real(("vectors", "features"), squared=True)]
+
+
+OTHERS = Upto("others", "clients", least=1)
 
 
 @dataclass(frozen=True, eq=False)
 class Others:
     """Server to client: other clients' eigenvectors, as they came; never the client's own."""
 
-    vectors: Picks  # (r, p, D), or (r, n) uint8
-    ids: Picks  # (r,) int64, whose they are, ascending
-    labels: Picks | None  # (r,) int64, their clusters: for newcomers
-    step: int  # the call in which they came
+    # (r, p, D), or (r, n) uint8
+    vectors: Annotated[Picks, Real((OTHERS, "vectors", "features"), sent="vectors", sealed=True)]
+    ids: Annotated[Picks, Whole((OTHERS,), below="clients")]  # (r,) int64, whose they are, ascending
+    labels: Annotated[Picks | None, Whole((OTHERS,), below="clients")]  # (r,) int64, their clusters: for newcomers
+    step: Annotated[int, Between(most="steps")]  # the call in which they came
 
 
 @dataclass(frozen=True, eq=False)
 class Relevance:
     """Client to server."""
 
-    row: Rows  # (b, m) r(i, j) for all clients j in ascending order, 1 for itself
+    # (b, m) r(i, j) for all clients j in ascending order, 1 for itself
+    row: Annotated[Rows, Real((Upto("compared", "clients"),), low=-0.01, most=1.01)]
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
     """Client to server."""
 
-    cluster: Rows  # (b,) int64
+    cluster: Annotated[Rows, Whole(below="clients")]  # (b,) int64
 
 
 class Relative(Contributor):
@@ -115,15 +122,24 @@ class Relative(Contributor):
     @answers(GATHER)
     def choose(self, turn: Turn, query: Others) -> Task:
         """The cluster whose members' data are, on average, most relevant to a newcomer's own; it tells no more than that (ours)."""
-        assert query.labels is not None
+        if query.labels is None:
+            raise PolicyError("choose brings the clusters of the others: without them there is nothing to choose from")
         chosen = []
         for picks, (_, found) in zip(query.labels.picks, self._compared(turn, query), strict=True):
             labels = query.labels.table[list(picks)].to(found.device)
             chosen.append(int(torch.stack([found[labels == c].mean() for c in sorted(set(labels.tolist()))]).argmax()))
         return Task(Rows(torch.as_tensor(chosen)))
 
+    def _check_others(self, turn: Turn, query: Others) -> None:
+        """Raise FrameError unless each client is sent vectors of others, each once, by ascending number."""
+        for i, picks in zip(turn.ids, query.ids.picks, strict=True):
+            ids = query.ids.table[list(picks)].tolist()
+            if ids != sorted(set(ids)) or i in ids:
+                raise FrameError(f"Others.ids for client {i} are not others' numbers in ascending order: the frame is refused")
+
     def _compared(self, turn: Turn, query: Others) -> list[tuple[list[int], torch.Tensor]]:
         """For each client that is asked: whose vectors it was sent, and r(i, j) of each, (r,)."""
+        self._check_others(turn, query)
         vectors = self._opened(query)
         return [
             (query.ids.table[list(picks)].tolist(), self._relevant(k, vectors[list(picks)]))
@@ -145,7 +161,7 @@ class Relative(Contributor):
         start, table = self.cohort.start, query.vectors.table
         if self._pipeline.seal:
             like = start.new_empty(self._count, self._phi.dimension)
-            return self._pipeline.seal.open(table, query.ids.table.tolist(), query.step, like)
+            return self._pipeline.seal.open(table, query.ids.table.tolist(), query.step, "eigen", "vectors", like)
         return self._pipeline.of("vectors").inverse(table.to(start), query.step)
 
     def _features(self, k: int) -> torch.Tensor:

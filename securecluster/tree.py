@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from securecluster.backend import torch
+from securecluster.bounds import Real, Upto
 from securecluster.briefs import Outliner, updates_of
 from securecluster.cohort import LocalTraining
-from securecluster.displacements import Discloser, Means, Outbox, Posted, Trainee, Update, nothing
+from securecluster.displacements import MOST_SAMPLES, Discloser, Means, Outbox, Posted, Trainee, Update, nothing
 from securecluster.endpoint import GATHER, MINIMUM, SUM, Turn, answers
-from securecluster.errors import UpdateError
+from securecluster.errors import FrameError, UpdateError
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
 from securecluster.noisy_losses import loss_clip, noised
@@ -35,8 +36,9 @@ WORST = 1e30  # stands for a loss that is not finite, as that of weights that ov
 class Losses:
     """Client to server: how several models do on samples that it keeps aside."""
 
-    loss: Rows  # (b, 1 + depth), summed over those samples: its own model's first, then the path's from the root; 0 after its end
-    size: Rows | None  # (b,) how many samples; without it losses are means
+    # (b, 1 + depth), summed over those samples: its own model's first, then the path's from the root; 0 after its end
+    loss: Annotated[Rows, Real((Upto("depths", "clients", least=1),))]
+    size: Annotated[Rows | None, Real(low=0, most=MOST_SAMPLES)]  # (b,) how many samples; without it losses are means
 
 
 class Branching(Outliner):
@@ -226,6 +228,10 @@ def fall_back(net: Network, tree: Tree, outbox: Outbox, labels: Sequence[int]) -
         return handed
     letter = tree.letter([above[labels[i]] for i in to], outbox.number)
     total = net.sum(Branching.judge, letter, to=to, by=[labels[i] for i in to], groups=len(leaves))
+    depth = max(len(path) for path in above)
+    width = total.rows.loss.table.shape[1] if total.ids else 1 + depth
+    if width < 1 + depth:
+        raise FrameError(f"Losses.loss has {width} numbers where {1 + depth} were expected: the replies are refused")
     sizes = [] if not total.ids else total.counts if total.rows.size is None else total.rows.size.table.tolist()
     for c in (c for c, size in enumerate(sizes) if size):
         nodes = [leaves[c], *above[c]]

@@ -17,6 +17,7 @@ from securecluster.errors import FrameError
 from securecluster.messages import Header, Picks, Rows, Shared, kinds, optional
 
 A = TypeVar("A")
+VERSION = 2  # of messages and of what is signed and sealed; the configuration names it, so sides of two versions do not talk
 MAX_FRAME = 1 << 32  # bytes; a longer frame is refused before it is parsed
 
 

@@ -225,11 +225,12 @@ def sealed(device: torch.device) -> float:
     """Return how many numbers differ after rows of the device were sealed and opened there, and bytes from the CPU's seal."""
     from securecluster.privacy.seals import Seal
 
-    rows, seal = rows_of(NARROW), Seal()
+    rows, seal = rows_of(NARROW), Seal("run")
     seal.unlock(bytes(32))
-    boxes = seal.close(rows.to(device), [0, 1, 2], 1)
-    opened = seal.open(boxes.to(device), [0, 1, 2], 1, rows[0].to(device))
-    return differing(opened, rows) + differing(boxes, seal.close(rows, [0, 1, 2], 1))
+    ids, step, about = [0, 1, 2], 1, ("eigen", "vectors")
+    boxes = seal.close(rows.to(device), ids, step, *about)
+    opened = seal.open(boxes.to(device), ids, step, *about, rows[0].to(device))
+    return differing(opened, rows) + differing(boxes, seal.close(rows, ids, step, *about))
 
 
 def distance(metric: str, rows: torch.Tensor) -> torch.Tensor:

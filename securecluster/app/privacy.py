@@ -12,7 +12,8 @@ from securecluster.protocols.base import Protocol
 from securecluster.protocols.saving import CLIENTS
 
 ALWAYS = [
-    "public keys are not signed: a server that swaps them during the key agreement reads the mask seed",
+    "keys of the key agreement are signed only where nodes have a roster: without one, or with identities that follow from a seed that the"
+    " server knows, as in a simulation, it can name itself a peer and read the mask seed, or play leader and set it",
     "timing, message sizes, who takes part and who drops out are visible to the network",
 ]
 OBSERVED = "the observer's metrics and agreement lie outside the protocol and outside epsilon"

@@ -85,6 +85,9 @@ def _add(total: Any, reply: Any, place: list[int], groups: int, wide: bool) -> A
     if total is None:
         empty = {n: Rows(torch.zeros(groups, *v.shape[1:], dtype=v.dtype, device=v.device)) for n, v in fields.items()}
         total = dataclasses.replace(reply, **empty)
+    for name, value in vars(reply).items():
+        if (value is None) != (getattr(total, name) is None):
+            raise FrameError(f"{name}: present in some replies and absent in others")
     for name, value in fields.items():
         held = getattr(total, name).table
         if (held.shape[1:], held.dtype) != (value.shape[1:], value.dtype):

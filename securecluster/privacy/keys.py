@@ -1,27 +1,37 @@
 """How clients come to share a mask seed that the server relays and cannot read.
 
 The first client that replies is the leader, or, where replies were lost or a server was restarted, the first that has a seed already: it
-draws the seed and seals it to every other client's X25519 key. Public keys are not signed here: a server that swaps them reads the seed,
-so this protects against an honest-but-curious server only.
+draws the seed and seals it to every other client's X25519 key.
+
+Keys and sealed seeds are signed with the clients' identities. A client that has a roster of these takes part with nobody else, so a
+server can neither name itself a peer, to read the seed, nor play leader, to set it. Without a roster no signature is verified: then the
+agreement protects against an honest-but-curious server only.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
 from securecluster.backend import torch
+from securecluster.bounds import Between, Octets, Upto, Whole
 from securecluster.errors import FrameError
 from securecluster.messages import Rows, Shared
+from securecluster.privacy.identities import SIGNATURE, UNSIGNED, Identity, Roster
 from securecluster.randomness import Randomness
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305 as _Aead
+
+
+KEY, BOX = 32, 48  # bytes of a public key, and of a sealed seed
+MOST_CLIENTS = 1 << 31  # numbers of clients, of those that join later too, are below
+PEERS = Upto("peers", "clients", least=1)  # who gets the seed from one frame; a server with more sends several
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,33 +43,38 @@ class Hello:
 class PublicKey:
     """Client to server."""
 
-    key: Rows  # (b, 32) uint8, X25519
-    seeded: Rows  # (b,) uint8, 1 where the client has a seed already: one of these leads, since a seed that was used stays
+    key: Annotated[Rows, Octets((KEY,))]  # (b, 32) uint8, X25519
+    # (b,) uint8, 1 where the client has a seed already: one of these leads, since a seed that was used stays
+    seeded: Annotated[Rows, Octets(most=1)]
+    signature: Annotated[Rows, Octets((SIGNATURE,))]  # (b, 64) uint8, Ed25519, of the key; zeros where the client has no identity
 
 
 @dataclass(frozen=True, eq=False)
 class Peers:
     """Server to leader: who is to get the seed."""
 
-    ids: Shared  # (k,) int64
-    keys: Shared  # (k, 32) uint8
+    ids: Annotated[Shared, Whole((PEERS,), below=MOST_CLIENTS)]  # (k,) int64
+    keys: Annotated[Shared, Octets((PEERS, KEY))]  # (k, 32) uint8
+    signatures: Annotated[Shared, Octets((PEERS, SIGNATURE))]  # (k, 64) uint8, of the keys
 
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
     """Leader to server: the seed, sealed to each peer."""
 
-    key: Rows  # (1, 32) uint8, the leader's public key
-    boxes: Rows  # (1, k, 48) uint8, ChaCha20-Poly1305
+    key: Annotated[Rows, Octets((KEY,))]  # (1, 32) uint8, the leader's public key
+    boxes: Annotated[Rows, Octets((PEERS, BOX))]  # (1, k, 48) uint8, ChaCha20-Poly1305
+    signatures: Annotated[Rows, Octets((PEERS, SIGNATURE))]  # (1, k, 64) uint8, of each box
 
 
 @dataclass(frozen=True, eq=False)
 class Box:
     """Server to client."""
 
-    leader: int
-    key: Shared  # (32,) uint8
-    box: Rows  # (b, 48) uint8
+    leader: Annotated[int, Between(below=MOST_CLIENTS)]
+    key: Annotated[Shared, Octets((KEY,))]  # (32,) uint8
+    box: Annotated[Rows, Octets((BOX,))]  # (b, 48) uint8
+    signature: Annotated[Rows, Octets((SIGNATURE,))]  # (b, 64) uint8, of the box
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +101,20 @@ class KeyRing:
         config: the hash of the run's configuration, bound into every seal.
         randomness: derives all keys from the run seed, for reproducible simulations; None takes them from the operating system.
         unlock: called with the shared seed.
+        identity: client number -> what it signs with; None for a client without an identity.
+        roster: whose signatures count; None takes part with whomever the server names.
     """
 
-    def __init__(self, config: str, randomness: Randomness | None, unlock: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        config: str,
+        randomness: Randomness | None,
+        unlock: Callable[[bytes], None],
+        identity: Callable[[int], Identity | None] = lambda client: None,
+        roster: Roster | None = None,
+    ) -> None:
         self._config, self._randomness, self._unlock = config.encode(), randomness, unlock
+        self._identity, self._roster = identity, roster
         self.secrets = Secrets()
 
     def restore(self, secrets: Secrets) -> None:
@@ -135,41 +160,70 @@ class KeyRing:
 
     def offer(self, clients: tuple[int, ...]) -> PublicKey:
         """Public keys of some clients."""
-        keys = torch.stack([_tensor(_public(self._private(i))) for i in clients])
+        keys = [_public(self._private(i)) for i in clients]
         seeded = torch.tensor([i in self.secrets.seed for i in clients], dtype=torch.uint8)
-        return PublicKey(Rows(keys), Rows(seeded))
+        signatures = [self._sign(i, self._offered(i, key)) for i, key in zip(clients, keys, strict=True)]
+        return PublicKey(Rows(_table(keys)), Rows(seeded), Rows(_table(signatures)))
 
     def seal(self, leader: int, peers: Peers) -> Boxes:
         """The leader's seed, sealed to each peer; it takes a seed it drew itself only out of its own box, like everyone else."""
-        ids, keys = peers.ids.value, peers.keys.value
-        if ids.ndim != 1 or keys.shape != (len(ids), 32) or keys.dtype != torch.uint8:
-            raise FrameError("the peers of a key agreement need one 32-byte key each: ask for the frame again")
+        ids = peers.ids.value.tolist()
+        if len(set(ids)) < len(ids):
+            raise FrameError("the peers of a key agreement include a client twice: ask for the frame again")
+        keys = [_bytes(key) for key in peers.keys.value]
+        for i, key, signature in zip(ids, keys, peers.signatures.value, strict=True):
+            self._verify(i, self._offered(i, key), _bytes(signature))
         seed = self.secrets.seed.get(leader) or self.secrets.drawn.setdefault(leader, self._bytes(leader, "mask"))
         mine, own = self._private(leader), _public(self._private(leader))
-        boxes = [
-            _aead(mine, _bytes(key), self._context(leader, int(i), own, _bytes(key))).encrypt(bytes(12), seed, None)
-            for i, key in zip(peers.ids.value, peers.keys.value, strict=True)
-        ]
-        return Boxes(Rows(_tensor(own)[None]), Rows(torch.stack([_tensor(b) for b in boxes])[None]))
+        contexts = [self._context(leader, i, own, key) for i, key in zip(ids, keys, strict=True)]
+        boxes = []
+        signatures = []
+        for key, context in zip(keys, contexts, strict=True):
+            box = _aead(mine, key, context).encrypt(bytes(12), seed, None)
+            boxes.append(box)
+            signatures.append(self._sign(leader, _sealed(context, box)))
+        return Boxes(Rows(_tensor(own)[None]), Rows(_table(boxes)[None]), Rows(_table(signatures)[None]))
 
     def open(self, clients: tuple[int, ...], box: Box, step: int) -> Done:
         """Take the seed out of each client's box, in key call `step`."""
         from cryptography.exceptions import InvalidTag
 
         leader = _bytes(box.key.value)
-        for i, sealed in zip(clients, box.box.values, strict=True):
-            mine = self._private(i)
+        for i, row, signature in zip(clients, box.box.values, box.signature.values, strict=True):
+            mine, sealed = self._private(i), _bytes(row)
+            context = self._context(box.leader, i, leader, _public(mine))
+            self._verify(box.leader, _sealed(context, sealed), _bytes(signature))
             try:
-                seed = _aead(mine, leader, self._context(box.leader, i, leader, _public(mine))).decrypt(bytes(12), _bytes(sealed), None)
+                seed = _aead(mine, leader, context).decrypt(bytes(12), sealed, None)
             except InvalidTag:
                 raise FrameError(f"client {i} cannot open its box: the key agreement was tampered with, start a new run") from None
             self._take(i, seed, step)
         return Done()
 
+    def _sign(self, client: int, statement: bytes) -> bytes:
+        identity = self._identity(client)
+        return UNSIGNED if identity is None else identity.sign(statement)
+
+    def _verify(self, client: int, statement: bytes, signature: bytes) -> None:
+        if self._roster is not None:
+            self._roster.check(client, statement, signature)
+
+    def _offered(self, client: int, key: bytes) -> bytes:
+        """Return what a client signs when it offers its public key."""
+        return b"|".join([b"securecluster key offer v1", self._config, b"%d" % client, key.hex().encode()])
+
     def _context(self, leader: int, peer: int, leader_key: bytes, peer_key: bytes) -> bytes:
-        return b"|".join(
-            [b"securecluster mask seed v1", self._config, b"%d %d" % (leader, peer), leader_key.hex().encode(), peer_key.hex().encode()]
-        )
+        ends = b"%d %d" % (leader, peer)
+        return b"|".join([b"securecluster mask seed v2", self._config, ends, leader_key.hex().encode(), peer_key.hex().encode()])
+
+
+def _sealed(context: bytes, box: bytes) -> bytes:
+    """Return what a leader signs of a seed that it sealed to a peer."""
+    return b"|".join([b"securecluster sealed seed v1", context, box.hex().encode()])
+
+
+def _table(rows: Sequence[bytes]) -> torch.Tensor:
+    return torch.stack([_tensor(row) for row in rows])
 
 
 def _tensor(data: bytes) -> torch.Tensor:

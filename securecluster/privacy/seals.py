@@ -22,9 +22,14 @@ OVERHEAD = 16  # bytes that a sealed row is longer
 
 
 class Seal:
-    """AES-256-SIV under a key from the shared seed; who sent a row, and in which call, is bound into it."""
+    """AES-256-SIV under a key from the shared seed. Bound into a row: the run, the method and field, who sent it, and in which call.
 
-    def __init__(self) -> None:
+    Args:
+        run: the hash of the run's configuration.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._run = run.encode()
         self._siv: AESSIV | None = None
 
     def __repr__(self) -> str:
@@ -36,29 +41,36 @@ class Seal:
         from cryptography.hazmat.primitives.hashes import SHA512
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-        self._siv = AESSIV(HKDF(SHA512(), 64, salt=None, info=b"securecluster seal v1").derive(seed))
+        self._siv = AESSIV(HKDF(SHA512(), 64, salt=None, info=b"securecluster seal v2").derive(seed))
 
-    def close(self, rows: torch.Tensor, ids: Sequence[int], step: int) -> torch.Tensor:
-        """Rows (b, …) of the clients `ids`, each sealed: (b, n) uint8, where n is a row's bytes and OVERHEAD."""
-        boxes = [self._ready().encrypt(row.cpu().numpy().tobytes(), _context(i, step)) for row, i in zip(rows, ids, strict=True)]
-        return torch.stack([torch.from_numpy(np.frombuffer(box, np.uint8).copy()) for box in boxes])
+    def close(self, rows: torch.Tensor, ids: Sequence[int], step: int, method: str, field: str) -> torch.Tensor:
+        """Rows (b, …) of the clients `ids`, each sealed: (b, n) uint8, where n is a row's bytes and OVERHEAD.
 
-    def open(self, boxes: torch.Tensor, ids: Sequence[int], step: int, like: torch.Tensor) -> torch.Tensor:
-        """The rows (b, …) in boxes (b, n) that the clients `ids` sealed in call `step`.
+        Args:
+            step: of the call. method: that it asks for. field: of the reply.
+        """
+        boxes = []
+        for row, i in zip(rows, ids, strict=True):
+            box = self._ready().encrypt(row.cpu().numpy().tobytes(), self._context(i, step, method, field))
+            boxes.append(torch.from_numpy(np.frombuffer(box, np.uint8).copy()))
+        return torch.stack(boxes)
+
+    def open(self, boxes: torch.Tensor, ids: Sequence[int], step: int, method: str, field: str, like: torch.Tensor) -> torch.Tensor:
+        """The rows (b, …) in boxes (b, n) that the clients `ids` sealed as a field of their replies to a method in call `step`.
 
         Args:
             like: a tensor of a row's shape and type, where the rows are to lie.
 
         Raises:
-            FrameError: a box that was altered, or is another client's or another call's, or holds a row of another size.
+            FrameError: a box that was altered, or is another client's, call's, field's or run's, or holds a row of another size.
         """
-        return torch.stack([self._row(box, i, step, like) for box, i in zip(boxes, ids, strict=True)])
+        return torch.stack([self._row(box, i, self._context(i, step, method, field), like) for box, i in zip(boxes, ids, strict=True)])
 
-    def _row(self, box: torch.Tensor, client: int, step: int, like: torch.Tensor) -> torch.Tensor:
+    def _row(self, box: torch.Tensor, client: int, context: list[bytes], like: torch.Tensor) -> torch.Tensor:
         from cryptography.exceptions import InvalidTag
 
         try:
-            data = bytearray(self._ready().decrypt(box.cpu().numpy().tobytes(), _context(client, step)))
+            data = bytearray(self._ready().decrypt(box.cpu().numpy().tobytes(), context))
         except InvalidTag:
             raise FrameError(f"what client {client} sealed cannot be opened: it was altered on its way, start a new run") from None
         if len(data) != like.numel() * like.element_size():
@@ -70,6 +82,5 @@ class Seal:
             raise UsageError("this client has no seed to seal with yet: it must take part in the key agreement first")
         return self._siv
 
-
-def _context(client: int, step: int) -> list[bytes]:
-    return [b"%d %d" % (client, step)]
+    def _context(self, client: int, step: int, method: str, field: str) -> list[bytes]:
+        return [self._run, method.encode(), field.encode(), b"%d" % client, b"%d" % step]

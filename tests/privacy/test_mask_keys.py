@@ -15,7 +15,7 @@ from securecluster.protocols import CFL, Settings
 from securecluster import Federation, wire
 from securecluster.errors import FrameError, UsageError
 from securecluster.messages import Rows, Shared, reply_header
-from securecluster.privacy.keys import Box, KeyRing, Peers, _public
+from securecluster.privacy.keys import Box, KeyRing, Peers, PublicKey, _public
 from securecluster.privacy.masks import Permutation, build
 from securecluster.privacy.stages import Kind, Pipeline
 from securecluster.privacy.stream import words
@@ -86,20 +86,32 @@ def ring(client: int, seed: int, got: list[bytes]) -> KeyRing:
     return KeyRing("config", Randomness(seed), got.append)
 
 
+def peers_of(ids: list[int], offers: list[PublicKey]) -> Peers:
+    """What a server makes of the offers of some clients."""
+    keys = torch.cat([offer.key.values for offer in offers])
+    signatures = torch.cat([offer.signature.values for offer in offers])
+    return Peers(Shared(torch.tensor(ids)), Shared(keys), Shared(signatures))
+
+
+def box_of(boxes: Any, leader: int, place: int) -> Box:
+    """What a server makes of a leader's boxes for one peer."""
+    box, signature = (rows.values[0][place : place + 1] for rows in (boxes.boxes, boxes.signatures))
+    return Box(leader, Shared(boxes.key.values[0]), Rows(box), Rows(signature))
+
+
 def agreement() -> tuple[list[bytes], list[bytes], KeyRing, KeyRing, Any]:
     leader_got: list[bytes] = []
     peer_got: list[bytes] = []
     leader, peer = ring(0, 1, leader_got), ring(1, 1, peer_got)
-    keys = torch.cat([leader.offer((0,)).key.values, peer.offer((1,)).key.values])
-    boxes = leader.seal(0, Peers(Shared(torch.tensor([0, 1])), Shared(keys)))
+    boxes = leader.seal(0, peers_of([0, 1], [leader.offer((0,)), peer.offer((1,))]))
     return leader_got, peer_got, leader, peer, boxes
 
 
 def test_both_ends_get_the_same_seed() -> None:
     leader_got, peer_got, leader, peer, boxes = agreement()
     assert not leader_got
-    peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][1:])), 3)
-    leader.open((0,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][:1])), 3)
+    peer.open((1,), box_of(boxes, 0, 1), 3)
+    leader.open((0,), box_of(boxes, 0, 0), 3)
     assert leader_got == peer_got
     assert len(peer_got[0]) == 32
 
@@ -115,6 +127,7 @@ def test_deployed_nodes_take_their_keys_from_the_operating_system(small: Federat
 def test_a_tampered_agreement_is_refused(what: str) -> None:
     _, got, _, peer, boxes = agreement()
     key, sealed = boxes.key.values[0].clone(), boxes.boxes.values[0][1:].clone()
+    signature = Rows(boxes.signatures.values[0][1:])
     if what == "box":
         sealed[0, 5] ^= 1
     if what == "key":
@@ -122,7 +135,7 @@ def test_a_tampered_agreement_is_refused(what: str) -> None:
     if what == "low order":
         key[:] = 0
     with pytest.raises(FrameError):
-        peer.open((1,), Box(7 if what == "leader" else 0, Shared(key), Rows(sealed)), 3)
+        peer.open((1,), Box(7 if what == "leader" else 0, Shared(key), Rows(sealed), signature), 3)
     assert not got
 
 
@@ -130,7 +143,7 @@ def test_another_seed_for_one_client_is_refused() -> None:
     _, _, _, peer, boxes = agreement()
     peer.secrets.seed[5] = bytes(32)
     with pytest.raises(FrameError, match="another mask seed"):
-        peer.open((1,), Box(0, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][1:])), 3)
+        peer.open((1,), box_of(boxes, 0, 1), 3)
 
 
 def test_no_frame_of_a_masked_run_carries_a_secret(small: Federation) -> None:
@@ -138,7 +151,7 @@ def test_no_frame_of_a_masked_run_carries_a_secret(small: Federation) -> None:
     fitted = method.fit(small, Settings(transcript="full"))
     secrets = method.build_client(small, Settings()).keys
     secrets.offer(tuple(range(6)))
-    secrets.seal(0, Peers(Shared(torch.tensor([1])), Shared(secrets.offer((1,)).key.values)))
+    secrets.seal(0, peers_of([1], [secrets.offer((1,))]))
     hidden = [*secrets.secrets.private.values(), *secrets.secrets.drawn.values()]
     assert len(hidden) == 7
     for position in range(len(fitted.transcript_.entries)):
@@ -189,12 +202,11 @@ class Party:
         self.rings = [ring(i, 1, own) for i, own in enumerate(self.got)]
 
     def led(self, leader: int, peers: list[int]) -> Any:
-        keys = torch.cat([self.rings[i].offer((i,)).key.values for i in peers])
-        return self.rings[leader].seal(leader, Peers(Shared(torch.tensor(peers)), Shared(keys)))
+        offers = [self.rings[i].offer((i,)) for i in peers]
+        return self.rings[leader].seal(leader, peers_of(peers, offers))
 
     def opened(self, boxes: Any, leader: int, client: int, place: int, step: int) -> None:
-        box = Box(leader, Shared(boxes.key.values[0]), Rows(boxes.boxes.values[0][place : place + 1]))
-        self.rings[client].open((client,), box, step)
+        self.rings[client].open((client,), box_of(boxes, leader, place), step)
 
 
 def test_a_seed_that_nothing_left_under_gives_way_to_a_later_agreement() -> None:

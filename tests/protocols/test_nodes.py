@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from securecluster.objectives import objective
 from securecluster.pair_network import Plan
 from securecluster.privacy import keys
 from securecluster.privacy.draws import Draws
+from securecluster.privacy.identities import Identity, Roster
 from securecluster.privacy.keys import Hello, KeyRing
 from securecluster.randomness import Randomness
 from securecluster.run import Kept, Run
@@ -120,12 +122,14 @@ def cohort_of(made: Any, federation: Federation, number: int, config: dict[str, 
 def endpoint_of(made: Any, cohort: Cohort, config: dict[str, Any], simulated: bool) -> Endpoint[Any]:
     """The endpoint of a node that has its own data and the configuration alone."""
     randomness, pipeline = Randomness(config["seed"]), made.pipeline(config)
-    own = KeyRing(config_hash(config), randomness if simulated else None, pipeline.unlock)
+    identity = partial(Identity.derived, randomness)  # of an enrolled client, whose keys are its own all the same
+    own = KeyRing(config_hash(config), randomness if simulated else None, pipeline.unlock, identity, Roster.derived(randomness))
     draws = Draws(own.noise, config_hash(config))
     pipeline.arm(draws)
     pipeline.guard = made.guard(config, draws)
     cohort.secret = draws
-    return Endpoint(made.make_client(cohort, pipeline, config), cohort.ids, config_hash(config), pipeline, own)
+    client, limits = made.make_client(cohort, pipeline, config), made.limits(config, pipeline)
+    return Endpoint(client, cohort.ids, config_hash(config), pipeline, own, limits=limits)
 
 
 @dataclass

@@ -1,0 +1,546 @@
+"""Forge and damage frames of every protocol, at clients and at the server, and count what comes of them.
+
+python -m securecluster.benchmarks.fuzz [--frames 100000] [--side both] [--seed 0]
+
+A short run of each protocol over real frames is recorded. Then its frames are changed in one to three places (a
+field of the header, a scalar, a tensor's type, shape or numbers), damaged as bytes, or sent out of order: requests
+to a client's endpoint, and replies to the server's loop. Every one must be answered or refused by an error that
+says why; whatever else is raised counts as unnamed. A row per protocol and side goes to results/fuzz.csv: frames,
+what became of them, the slowest one in milliseconds, and the largest memory of the process in MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from securecluster.benchmarks.table import write
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, RandomClusters, Settings
+from securecluster.protocols.assembly import build_client
+
+from securecluster import Federation, synthetic, wire
+from securecluster.backend import torch
+from securecluster.displacements import TraineeState
+from securecluster.endpoint import KEY_METHODS, Endpoint
+from securecluster.errors import SecureClusterError, UnforeseenError
+from securecluster.estimator import fit
+from securecluster.messages import Header
+from securecluster.pair_network import Plan
+from securecluster.run import Run
+from securecluster.state import pack, unpack
+from securecluster.transport import Framed
+
+CLIENTS, NEWCOMERS, FEATURES, CLASSES = 4, 2, 12, 4
+EVERYONE = list(range(CLIENTS + NEWCOMERS))
+PATIENCE = 20.0  # seconds after which a frame counts as one that does not end
+STRUCTURED, RAW = 0.6, 0.3  # shares of frames; the rest is sent as it was, out of order
+VARIANTS = 12  # forged replies per call of a server's loop
+NUMBERS = (-1, 0, 1, 2, 3, 7, 1000, 1 << 20, 10**9, 1 << 31, 1 << 62, -(1 << 40), True, 1.5, "x", None, [1], {"a": 1})
+TEXTS = (
+    "", "x", "server", "server/1", "lps/0", "lps/x", "lps/-1", "client/0", "client/1", "client/4", "gather", "sum", "pairs", "relay",
+)  # fmt: skip
+SPECIAL = (float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 1e300, 0.0, -1.0, 1e-45)
+OUTCOMES = ("FrameError", "PolicyError", "UpdateError", "UsageError")
+
+
+def walks(form: Any, users: int, draw: np.random.Generator) -> list[Any]:
+    """Return synthetic users of NSIM for the data of `federation`."""
+    return [(draw.random((20, FEATURES)).astype(np.float32), draw.integers(k % 2, CLASSES, 20)) for k in range(users)]
+
+
+SPLITS: dict[str, Any] = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "min_size": 2}
+PRIVATE: dict[str, Any] = {"clip": 1.0, "noise": 0.5, "dp_unit": "client"}
+CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "cfl": (CFL, {**SPLITS, "fallback": 0.3}),
+    "cfl, gradients": (CFL, {**SPLITS, "similarity": "gradient", "mask": "rotation", "average": "weighted"}),
+    "cfl, sketches": (CFL, {**SPLITS, "sketch": 8, "compress": "8bit"}),
+    "flhc": (FLHC, {"pre_rounds": 1, "mask": "none"}),
+    "flhc, top k": (FLHC, {"pre_rounds": 1, "compress": "topk:0.5", "threshold": 0.0}),
+    "oneshot": (OneShot, {"tasks": 2, "model": "mlp-32"}),
+    "oneshot, unsealed": (OneShot, {"tasks": 2, "sealed": False, "gram_noise": 1.0}),
+    "srfca": (SRFCA, {"local_rounds": 1, "refine": 1, "sealed": True}),
+    "srfca, l2": (SRFCA, {"local_rounds": 1, "refine": 2, "distance": "l2", "trim": 0.1, "retrain": 1}),
+    "srfca, private": (SRFCA, {"local_rounds": 1, "refine": 1, **PRIVATE}),
+    "nsim": (NSIM, {"local_rounds": 1, "synthetic": 8, "walks": walks, "layer": "last", "mask": "rotation", "eps": 1.0}),
+    "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1}),
+    "ifca, private": (IFCA, {"k": 2, "starts": 1, "mask": "none", **PRIVATE}),
+    "fedavg": (FedAvg, {"mask": "permutation"}),
+    "local-kmeans": (LocalKMeans, {"k": 2, "local_rounds": 1}),
+    "random": (RandomClusters, {"k": 3, "mask": "signed-permutation"}),
+    "local": (Local, {}),
+}
+
+
+def federation(clients: int, seed: int) -> Federation:
+    """Return clients in two clusters, of 16 samples each."""
+    weights = np.random.default_rng(0).normal(size=(2, FEATURES, CLASSES))
+    draw = np.random.default_rng(seed)
+    train: dict[str, Any] = {}
+    test: dict[str, Any] = {}
+    for i in range(clients):
+        x = draw.normal(size=(24, FEATURES)).astype(np.float32)
+        y = (x @ weights[i % 2]).argmax(1)
+        y[:CLASSES] = np.arange(CLASSES)
+        train[f"c{i}"], test[f"c{i}"] = (x[:16], y[:16]), (x[16:], y[16:])
+    return Federation.from_arrays(train, test=test, classes=CLASSES, seed=0)
+
+
+def method_of(case: str) -> Any:
+    """Return the protocol of a case."""
+    kind, params = CASES[case]
+    rounds = 3 if kind is CFL else 2
+    return kind(**{"rounds": rounds, "epochs": 1, "model": "linear", **params})
+
+
+@dataclass
+class Count:
+    """What became of the frames of one case on one side."""
+
+    frames: int = 0
+    answered: int = 0
+    errors: Counter[str] = field(default_factory=Counter)  # named ones, by class
+    unnamed: Counter[str] = field(default_factory=Counter)  # everything else, by what it says
+    slowest: float = 0.0  # seconds
+    memory: int = 0  # bytes, the largest resident set since the case began
+
+    def refuse(self, error: BaseException, about: str) -> None:
+        """Count an error."""
+        if isinstance(error, SecureClusterError) and not isinstance(error, UnforeseenError):
+            self.errors[type(error).__name__] += 1
+        else:
+            cause = error.__cause__ or error
+            self.unnamed[f"{about}: {type(cause).__name__}: {str(cause)[:100]}"] += 1
+
+    def row(self, case: str, side: str) -> dict[str, Any]:
+        """Return a line of the table."""
+        named = {name: self.errors[name] for name in OUTCOMES}
+        others = sum(self.errors.values()) - sum(named.values())
+        return {
+            "case": case,
+            "side": side,
+            "frames": self.frames,
+            "answered": self.answered,
+            **named,
+            "other named": others,
+            "unnamed": sum(self.unnamed.values()),
+            "slowest_ms": round(1e3 * self.slowest, 1),
+            "largest_mb": round(self.memory / 2**20),
+        }
+
+
+class EndlessError(Exception):
+    """A frame took longer than anybody waits."""
+
+
+def _ring(*_: Any) -> None:
+    raise EndlessError(f"still busy after {PATIENCE:g} s")
+
+
+@contextmanager
+def timed(count: Count, patience: float = PATIENCE) -> Iterator[None]:
+    """Note how long a frame took, and stop one that does not end."""
+    before = signal.signal(signal.SIGALRM, _ring)
+    signal.setitimer(signal.ITIMER_REAL, patience)
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        count.slowest = max(count.slowest, time.perf_counter() - began)
+
+
+def forget_peak() -> None:
+    """Have Linux count the largest resident set anew; elsewhere it stays that of the whole process."""
+    path = Path("/proc/self/clear_refs")
+    if path.exists():
+        path.write_text("5")
+
+
+def peak() -> int:
+    """Return the largest resident set in bytes."""
+    path = Path("/proc/self/status")
+    lines = path.read_text().splitlines() if path.exists() else []
+    for line in lines:
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+@dataclass
+class Sent:
+    """A request of a recorded run, what its client remembered before, and the reply."""
+
+    client: int
+    before: bytes
+    request: bytes
+    reply: bytes
+    method: str
+    step: int
+
+
+@dataclass
+class Recorded:
+    """A run of a case over real frames."""
+
+    method: Any
+    data: Federation
+    config: dict[str, Any]
+    sent: list[Sent]
+    phases: dict[str, Any]
+
+    def node(self, client: int) -> Endpoint[Any]:
+        """Return the endpoint of one client, or newcomer, as it is before a run."""
+        if client < CLIENTS:
+            return build_client(self.method, self.data, Settings(), [client])
+        joining = federation(NEWCOMERS, seed=1)
+        return build_client(self.method, joining, Settings(), [client - CLIENTS], joins=self.config)
+
+    def serve(self, doors: dict[int, Callable[[bytes], bytes]], change: Callable[[Any], None] = lambda net: None) -> None:
+        """Run the server's loop over some clients' doors, and place newcomers; phases that ask nobody are not done again."""
+        framed = Framed(doors, lambda name: self.method.message_types(name)[1])
+        net = self.method.build_network(framed, self.config)
+        change(net)
+        run = Run(begin=lambda number: setattr(net, "round", number))
+        run._parts.update(self.phases)
+        state = self.method.serve(net, run)
+        self.phases.update({name: part for name, part in run._parts.items() if name == "phase-estimator"})
+        net.divide([])  # newcomers are asked by the server itself
+        self.method.place(net, state, EVERYONE[CLIENTS:])
+
+
+def record(case: str) -> Recorded:
+    """Carry out a case over real frames, and keep them."""
+    method, data = method_of(case), federation(CLIENTS, seed=0)
+    method._flat = method.flat_model(data)  # which newcomers train, too
+    found = Recorded(method, data, method.config(data, "float32"), [], {})
+    found.serve({i: _recording(found, i) for i in EVERYONE})
+    return found
+
+
+def _recording(found: Recorded, i: int) -> Callable[[bytes], bytes]:
+    node = found.node(i)
+
+    def answer(data: bytes) -> bytes:
+        before = pack(node.client.state(node.keys.secrets))
+        header = wire.peek(data)
+        reply = node.answer_frame(data)
+        found.sent.append(Sent(i, before, data, reply, header.method, header.step))
+        return reply
+
+    return answer
+
+
+class Forger:
+    """Changes frames at random.
+
+    Args:
+        draw: what it draws from.
+        frames: valid ones, whose parts it exchanges.
+        methods: names that a header may have.
+    """
+
+    def __init__(self, draw: random.Random, frames: Sequence[bytes], methods: Sequence[str]) -> None:
+        self._draw, self._frames, self._methods = draw, frames, methods
+
+    def forge(self, data: bytes) -> bytes:
+        """Return another frame than a valid one, but for a few that are sent as they are."""
+        kind = self._draw.random()
+        if kind < STRUCTURED:
+            return self._rewritten(data)
+        return self._damaged(data) if kind < STRUCTURED + RAW else data
+
+    def _rewritten(self, data: bytes) -> bytes:
+        text, tensors = wire._read(data)
+        header, scalars = json.loads(text)
+        for _ in range(self._draw.choice([1, 1, 1, 2, 3])):
+            if self._draw.random() < 0.15:
+                self._change_header(header)
+            elif tensors and self._draw.random() < 0.7:
+                self._change_tensors(tensors)
+            else:
+                self._change_scalars(scalars)
+        return saved(header, scalars, tensors)
+
+    def _change_header(self, header: list[Any]) -> None:
+        place = self._draw.randrange(len(header))
+        if place == 1:
+            header[place] = self._draw.choice(self._methods)
+        elif isinstance(header[place], str):
+            header[place] = self._draw.choice(TEXTS)
+        else:
+            header[place] = self._draw.choice(NUMBERS)
+
+    def _change_scalars(self, scalars: dict[str, Any]) -> None:
+        name = self._draw.choice([*scalars, "restart", "more"])
+        if self._draw.random() < 0.1:
+            scalars.pop(name, None)
+        else:
+            scalars[name] = self._draw.choice(NUMBERS)
+
+    def _change_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        name = self._draw.choice(list(tensors))
+        what = self._draw.random()
+        if what < 0.05:
+            del tensors[name]
+        elif what < 0.15:
+            _, others = wire._read(self._draw.choice(self._frames))
+            if others:
+                tensors[name] = self._draw.choice(list(others.values()))
+        elif what < 0.3:
+            tensors[name] = self._of_another_type(tensors[name])
+        elif what < 0.6:
+            tensors[name] = self._of_another_shape(tensors[name])
+        else:
+            tensors[name] = self._with_other_numbers(tensors[name])
+
+    def _of_another_type(self, tensor: torch.Tensor) -> torch.Tensor:
+        kinds = [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool, torch.float16]
+        return tensor.nan_to_num().to(self._draw.choice(kinds))
+
+    def _of_another_shape(self, tensor: torch.Tensor) -> torch.Tensor:
+        kind = self._draw.randrange(6)
+        if kind == 0:
+            return tensor[None]
+        if kind == 1:
+            return tensor.flatten()
+        if kind == 2 and tensor.ndim:
+            return torch.cat([tensor, tensor])
+        if kind == 3 and tensor.ndim:
+            return tensor[: self._draw.randint(0, len(tensor))]
+        if kind == 4:
+            return tensor.new_zeros(self._draw.choice([(), (0,), (1,), (3,), (0, 0), (2, 3), (1, 2, 3), (1 << 16,)]))
+        return tensor[..., :-1] if tensor.ndim else tensor
+
+    def _with_other_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.clone()
+        flat = tensor.view(-1)
+        if not len(flat):
+            return tensor
+        place = self._draw.randrange(len(flat))
+        if tensor.is_floating_point():
+            if self._draw.random() < 0.3:
+                return tensor * self._draw.choice([0.0, -1.0, 1e10, 1e30])
+            value = self._draw.choice(SPECIAL)
+            flat[place] = torch.tensor(value, dtype=torch.float64).to(tensor.dtype)
+        elif tensor.dtype == torch.int64:
+            flat[place] = self._draw.choice([-1, 0, 1, 2, 3, 4, 7, 1 << 20, 1 << 33, 1 << 62, -(1 << 62)])
+        else:
+            flat[place] = self._draw.choice([0, 1])
+        return tensor
+
+    def _damaged(self, data: bytes) -> bytes:
+        kind = self._draw.random()
+        if kind < 0.6:
+            found = bytearray(data)
+            reach = len(found) if self._draw.random() < 0.3 else min(len(found), 400)
+            for _ in range(self._draw.randint(1, 8)):
+                found[self._draw.randrange(reach)] = self._draw.randrange(256)
+            return bytes(found)
+        if kind < 0.8:
+            return data[: self._draw.randrange(len(data))]
+        if kind < 0.9:
+            return self._draw.choice([1 << 63, 1 << 40, 2 * len(data), 0, 7]).to_bytes(8, "little") + data[8:]
+        if kind < 0.95:
+            return data + bytes(self._draw.randrange(1, 9))
+        deep = "[" * 10_000 + "]" * 10_000
+        giant = {"dtype": "F32", "shape": [1 << 31, 1 << 31], "data_offsets": [0, 4]}
+        bombs = [{"__metadata__": {"frame": deep}}, {"__metadata__": {"frame": "[]"}, "means": giant}]
+        text = json.dumps(self._draw.choice(bombs)).encode()
+        return len(text).to_bytes(8, "little") + text + bytes(4)
+
+
+def saved(header: list[Any], scalars: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:
+    """Return a frame of any content."""
+    from safetensors.torch import save
+
+    whole = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    return bytes(save(whole, {"frame": json.dumps([header, scalars])}))
+
+
+def reheaded(data: bytes, header: Header) -> bytes:
+    """Return a frame with another header."""
+    text, tensors = wire._read(data)
+    return saved(list(vars(header).values()), json.loads(text)[1], tensors)
+
+
+def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:
+    """Send forged requests to the endpoints of a client and of a newcomer.
+
+    Args:
+        run: whose requests are forged.
+        frames: how many.
+        draw: what the forger draws from.
+    """
+    nodes, count = {i: run.node(i) for i in (0, CLIENTS)}, Count()
+    own = [sent for sent in run.sent if sent.client in nodes]
+    names = sorted({sent.method for sent in run.sent} | set(remote_methods(run.method.client)))
+    forger = Forger(draw, [sent.request for sent in run.sent], names)
+    forget_peak()
+    for _ in range(frames):
+        sent = draw.choice(own)
+        node = nodes[sent.client]
+        if draw.random() < 0.1:
+            state = unpack(sent.before, TraineeState)
+            node.client.restore(state)
+            node.keys.restore(state.secrets)
+        data = forger.forge(sent.request)
+        count.frames += 1
+        try:
+            with timed(count):
+                node.answer_frame(data)
+            count.answered += 1
+        except (Exception, EndlessError) as error:
+            count.refuse(error, sent.method)
+    count.memory = peak()
+    return count
+
+
+def remote_methods(client: type) -> list[str]:
+    """Return the names of what a client's endpoint answers."""
+    own = [name for name in dir(client) if hasattr(getattr(client, name), "__release__")]
+    return [*own, *KEY_METHODS]
+
+
+def server_side(run: Recorded, frames: int, draw: random.Random) -> Count:
+    """Run the server's loop again and again, over clients whose replies are forged.
+
+    Each call is tried with several forged replies. What the network refuses is counted; with some of those that it
+    takes the loop goes on.
+
+    Args:
+        run: whose replies are forged.
+        frames: how many forged replies, at least.
+        draw: what the forger draws from.
+    """
+    count = Count()
+    names = sorted({sent.method for sent in run.sent})
+    forger = Forger(draw, [sent.reply for sent in run.sent], names)
+    forget_peak()
+    while count.frames < frames:
+        liar = _Liar(run, forger, draw, count)
+        try:
+            with timed(Count()):
+                run.serve({i: liar.door(i) for i in EVERYONE}, liar.intercept)
+        except (Exception, EndlessError) as error:
+            count.answered -= 1
+            count.refuse(error, f"serve, after {', '.join(liar.taken)}")
+    count.memory = peak()
+    return count
+
+
+class _Liar:
+    """Clients that answer with recorded replies, or with forged ones when they are told to."""
+
+    def __init__(self, run: Recorded, forger: Forger, draw: random.Random, count: Count) -> None:
+        self._forger, self._draw, self._count = forger, draw, count
+        self._replies: dict[tuple[int, str], list[Sent]] = {}
+        for sent in run.sent:
+            self._replies.setdefault((sent.client, sent.method), []).append(sent)
+        self._lies: int | None = None  # the client whose next reply is forged
+        self.taken: list[str] = []  # methods of forged replies that the loop has used
+
+    def door(self, i: int) -> Callable[[bytes], bytes]:
+        """Return client i's function from request to reply."""
+
+        def answer(data: bytes) -> bytes:
+            header = wire.peek(data)
+            known = self._replies.get((i, header.method))
+            if known is None:
+                raise ConnectionError
+            same = [sent for sent in known if sent.step == header.step]
+            sent = (same or known)[0]
+            back = Header(*{**vars(header), "sender": header.recipient, "recipient": header.sender}.values())
+            reply = reheaded(sent.reply, back)
+            return self._forger.forge(reply) if self._lies == i else reply
+
+        return answer
+
+    def intercept(self, net: Any) -> None:
+        """Have a network try forged replies before it takes honest ones."""
+        exchange, key = net._exchange, net._key
+        net._exchange = lambda method, call: self._tried(lambda: exchange(method, call), call.to, method.__name__)
+        net._key = lambda name, to, query: self._tried(lambda: key(name, to, query), to, name)
+
+    def _tried(self, ask: Callable[[], Any], to: Sequence[int], name: str) -> Any:
+        for _ in range(VARIANTS):
+            self._lies = self._draw.choice(list(to))
+            self._count.frames += 1
+            try:
+                with timed(self._count):
+                    answer = ask()
+            except (Exception, EndlessError) as error:
+                self._count.refuse(error, name)
+                continue
+            finally:
+                self._lies = None
+            self._count.answered += 1
+            if self._draw.random() < 0.3:
+                self.taken.append(name)
+                return answer
+        return ask()
+
+
+@contextmanager
+def brief_estimator() -> Iterator[None]:
+    """Have NSIM's pair network hardly train: what it tells matters nowhere here."""
+
+    def brief(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
+        return fit(rows, true, draws, grid=(Plan(steps=3),), networks=1)
+
+    module = vars(synthetic)
+    before = module["fit"]
+    module["fit"] = brief
+    try:
+        yield
+    finally:
+        module["fit"] = before
+
+
+SIDES: dict[str, Callable[[Recorded, int, random.Random], Count]] = {"client": client_side, "server": server_side}
+
+
+def fuzz(case: str, side: str, frames: int, seed: int) -> Count:
+    """Return what became of some forged frames of a case on one side, "client" or "server"."""
+    with brief_estimator():
+        return SIDES[side](record(case), frames, random.Random(f"{case} {side} {seed}"))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print and write a row per case and side."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--frames", type=int, default=100_000, help="in all")
+    parser.add_argument("--side", choices=[*SIDES, "both"], default="both")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    sides = list(SIDES) if options.side == "both" else [options.side]
+    each = -(-options.frames // (len(sides) * len(options.cases)))
+    rows: list[dict[str, Any]] = []
+    unnamed: Counter[str] = Counter()
+    for case in options.cases:
+        for side in sides:
+            count = fuzz(case, side, each, options.seed)
+            rows.append(count.row(case, side))
+            print(rows[-1], flush=True)
+            for about, times in count.unnamed.most_common():
+                print(f"    unnamed, {times} times: {about}", flush=True)
+            unnamed.update(count.unnamed)
+    print(f"{sum(row['frames'] for row in rows)} frames, {unnamed.total()} unnamed, largest {max(row['largest_mb'] for row in rows)} MB")
+    print(write("fuzz", rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""A short fuzz of frames: nothing goes unnamed, nothing is slow or large; and the fuzz finds what is not bounded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import pytest
+import torch
+from securecluster.benchmarks import fuzz
+
+from securecluster import endpoint, network
+from securecluster.errors import UnforeseenError
+
+FRAMES = 25  # of each case and side: 425 a side
+SECONDS = 5.0  # for the slowest of them, on a machine with other things to do
+ROOM = 256 << 20  # bytes that the process may grow by
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@cache
+def recorded(case: str) -> fuzz.Recorded:
+    with fuzz.brief_estimator():
+        return fuzz.record(case)
+
+
+@pytest.mark.parametrize("side", list(fuzz.SIDES))
+@pytest.mark.parametrize("case", list(fuzz.CASES))
+def test_forged_frames_are_answered_or_refused_by_name(case: str, side: str) -> None:
+    with fuzz.brief_estimator():
+        run = recorded(case)
+        fuzz.forget_peak()
+        before = fuzz.peak()
+        count = fuzz.SIDES[side](run, FRAMES, random.Random(f"{case} {side}"))
+    assert count.frames >= FRAMES
+    assert count.frames == count.answered + sum(count.errors.values())
+    assert not count.unnamed
+    assert count.errors["FrameError"]
+    assert count.slowest < SECONDS
+    assert count.memory - before < ROOM
+
+
+def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the bounds away, as if no message declared any."""
+    nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
+    monkeypatch.setattr(endpoint, "check", nothing)
+    monkeypatch.setattr(network, "check", nothing)
+
+
+@pytest.mark.parametrize("side", list(fuzz.SIDES))
+def test_the_fuzz_finds_what_bounds_prevent(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    unbounded(monkeypatch)
+    assert fuzz.fuzz("srfca", side, 400, seed=0).unnamed
+
+
+def test_what_nobody_foresaw_is_named_at_the_door_and_counted_as_unnamed() -> None:
+    run = recorded("local")
+    node = run.node(0)
+    request = next(sent.request for sent in run.sent if sent.client == 0)
+    node.client._train_alone = lambda *_: {}["nothing"]
+    with pytest.raises(UnforeseenError, match="KeyError") as caught:
+        node.answer_frame(request)
+    count = fuzz.Count()
+    count.refuse(caught.value, "alone")
+    assert sum(count.unnamed.values()) == 1
+    assert not count.errors
