@@ -177,7 +177,7 @@ def carry_out(
     net.record = record
     if not run.resumed:
         transcript.rewind(Recording())  # what a run left that was killed before its first checkpoint
-    state = protocol.serve(net, run)
+    state = protocol.final_state(net, run)
     labels, models = [int(c) for c in state.labels], protocol.final(client, state)
     local = sorted(client.cohort.ids[k] for k in client.unshared)
     scores = client.cohort.scores(models)

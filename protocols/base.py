@@ -417,7 +417,7 @@ class Protocol(Private, Method):
         transport, place = Replay(transcript), choose_device(device)
         net = self.build_network(transport, config, device=place)
         with torch.inference_mode(False), cpu_threads(threads), reproducible(place):
-            state = self.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+            state = self.final_state(net, Run(begin=lambda number: setattr(net, "round", number)))
         transport.finish()
         return state, net.state
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from securecluster.data import Federation
 from securecluster.displacements import Trainee
+from securecluster.errors import UsageError
 from securecluster.messages import APART, Rows
 from securecluster.metrics import agreement, mean
 from securecluster.network import Network
@@ -27,6 +28,17 @@ class Method(ABC):
     gps: ClassVar[type] = object
     """The global parameter server: what it answers local parameter servers with, where the method has some."""
     rounds: int
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        """Check that a server's loop says what it returns.
+
+        Raises:
+            UsageError: `serve` has no return annotation.
+        """
+        super().__init_subclass__(**rest)
+        serve = vars(cls).get("serve")
+        if serve is not None and getattr(serve, "__annotations__", {}).get("return") in (None, "None"):
+            raise UsageError(f"{cls.__name__}.serve does not say what it returns: annotate it with its state's class, -> State")
 
     @abstractmethod
     def serve(self, net: Network, run: Run) -> Any:
@@ -57,8 +69,34 @@ class Method(ABC):
         return []
 
     def state_class(self) -> type:
-        """The class of what `serve` returns."""
-        return get_type_hints(type(self).serve)["return"]  # type: ignore[no-any-return]
+        """The class of what `serve` returns.
+
+        Raises:
+            UsageError: the annotation names no dataclass with labels.
+        """
+        name = f"{type(self).__name__}.serve"
+        try:
+            kind = get_type_hints(type(self).serve)["return"]
+        except NameError as error:
+            raise UsageError(f"{name} is annotated with a class that is not there: {error}") from None
+        fields = getattr(kind, "__dataclass_fields__", None)
+        if fields is None or not ("labels" in fields or hasattr(kind, "labels")):
+            told = getattr(kind, "__name__", kind)
+            raise UsageError(f"{name} returns {told}: it must be a dataclass with labels, each client's cluster, and an outbox")
+        return kind  # type: ignore[no-any-return]
+
+    def final_state(self, net: Network, run: Run) -> Any:
+        """Run the server's loop, and return its final state.
+
+        Raises:
+            UsageError: `serve` returned something else than it declares.
+        """
+        kind, state = self.state_class(), self.serve(net, run)
+        if isinstance(state, kind):
+            return state
+        told = "nothing" if state is None else f"a {type(state).__name__}"
+        name = type(self).__name__
+        raise UsageError(f"{name}.serve returned {told}, and declares a {kind.__name__}: end it with `return state`")
 
     def facts(self, federation: Federation) -> dict[str, Any]:
         """What client and server must agree on besides the hyper-parameters."""

@@ -35,7 +35,7 @@ class Contributor(Trainee):
         self._trained = [0] * len(cohort.ids)  # the last call in which each client trained alone
         self._unshared: set[int] = set()  # positions of clients whose model holds what they learned alone
 
-    @answers(SUM, through=("delta",), fresh=True, trains="usual")
+    @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, turn: Turn, query: Means) -> Update:
         """θ_i ← θ_i + P⁻¹Δ_c(i); reply n_i·P(SGD_n(θ_i, D_i) − θ_i) and n_i (McMahan et al. 2017, Algorithm 1).
 

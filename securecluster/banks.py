@@ -97,7 +97,7 @@ class Chooser(Trainee):
         losses[:, offered] = self._told("join", turn, self._losses(turn, query)[:, offered])
         return self._take(turn, query.start, losses)
 
-    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual")
+    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, turn: Turn, query: Hello) -> Update:
         """n_i·Δ_i and n_i, from the model just chosen; a cluster of one is allowed, as printed. Clipped, updates count the same."""
         self._check_chosen(turn)
@@ -108,7 +108,7 @@ class Chooser(Trainee):
         delta = self.cohort.train(start, turn.at, self.training, turn.step, room, sizes)
         return Update(Rows(delta), None if sizes is None else self._sizes(turn))
 
-    @answers(SUM)
+    @answers(SUM, unmasked=("loss", "size"))
     def least(self, turn: Turn, query: Moves) -> Least:
         """n_i times the lowest loss, and n_i: what a start is judged by. Where updates are clipped, losses count the same, too.
 

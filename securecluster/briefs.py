@@ -61,7 +61,7 @@ class Outliner(Discloser):
             self._kept = ({k: n for n, k in enumerate(turn.at)}, delta)
         return Brief(Rows(delta))
 
-    @answers(SUM, through=("delta",), fresh=True)
+    @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
     def hand_over(self, turn: Turn, query: Hello) -> Update:
         """The update that was last told in brief; in sums only, times |D_i| where the average is weighted.
 

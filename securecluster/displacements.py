@@ -237,7 +237,7 @@ class Trainee:
 class Discloser(Trainee):
     """Clients whose updates may be read one by one (Sattler et al. 2019, Algorithm 5, "Client i does"), and that post their model."""
 
-    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual")
+    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def train(self, turn: Turn, query: Means) -> Update:
         """θ_i ← θ_i + P⁻¹Δ_c(i); reply P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the way out."""
         return self.trained(turn, query)

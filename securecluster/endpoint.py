@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,8 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from securecluster import wire
 from securecluster.bounds import Limits, check, out_of_range
-from securecluster.errors import FrameError, PolicyError, SecureClusterError, UnforeseenError
-from securecluster.messages import Answer, Call, Header, Rows, reply_header
+from securecluster.errors import FrameError, PolicyError, SecureClusterError, UnforeseenError, UsageError
+from securecluster.messages import RELAY, Answer, Batched, Call, Header, Picks, Rows, Shared, kinds, optional, reply_header
 from securecluster.privacy.keys import Box, Boxes, Done, Hello, KeyRing, Peers, PublicKey
 from securecluster.privacy.stages import Pipeline
 
@@ -43,6 +44,7 @@ class Release:
         derived: whether the answer depends on data only through what was released before, such as the averages a client was sent: it is
             masked like any other, and neither clipped nor noised again.
         trains: whether the client trains to answer: "usual" as it always does, "full" by one step over all its samples.
+        unmasked: the fields of numbers that no mask covers, such as losses; every other one is in `through`.
     """
 
     via: tuple[str, ...]
@@ -52,16 +54,46 @@ class Release:
     sealed: tuple[str, ...] = ()
     derived: bool = False
     trains: str = ""
+    unmasked: tuple[str, ...] = ()
 
 
 def answers(*via: str, **declared: Any) -> Callable[[F], F]:
-    """Declare a client method callable by the server, and how its answer may leave: the fields of `Release`."""
+    """Declare a client method callable by the server, and how its answer may leave: the fields of `Release`.
+
+    Raises:
+        UsageError: the method cannot be called by the server as it is written, or the declaration contradicts itself.
+    """
 
     def mark(method: F) -> F:
-        method.__release__ = Release(via, **declared)  # type: ignore[attr-defined]
+        method.__release__ = _declared(method, via, declared)  # type: ignore[attr-defined]
         return method
 
     return mark
+
+
+def _declared(method: Callable[..., Any], via: tuple[str, ...], declared: Mapping[str, Any]) -> Release:
+    """Return what a method declares, after a check of its signature."""
+    name = method.__qualname__
+    verbs = (GATHER, SUM, PAIRS, RELAY)
+    if not via or any(verb not in verbs for verb in via):
+        raise UsageError(f"@answers on {name} names the verbs of its answer: one or more of {', '.join(verbs)}")
+    known = [field.name for field in dataclasses.fields(Release)][1:]
+    strange = sorted(set(declared) - set(known))
+    if strange:
+        raise UsageError(f"@answers on {name} knows no {strange[0]!r}: it takes {', '.join(known)}")
+    parameters = list(inspect.signature(method).parameters)
+    expected = ["query"] if via == (RELAY,) else ["turn", "query"]
+    if parameters[1:] != expected:
+        written, wanted = ", ".join(parameters), ", ".join(["self", *expected])
+        raise UsageError(f"the server cannot call {name}({written}): a method with @answers takes ({wanted})")
+    for part, what in (("query", "the message class that it is asked with"), ("return", "the message class that it replies with")):
+        if method.__annotations__.get(part) in (None, "None"):
+            raise UsageError(f"{name} does not say what its {part} is: annotate it with {what}")
+    release = Release(via, **declared)
+    open_ = set(release.sealed) - set(release.through)
+    if open_:
+        raise UsageError(f"@answers on {name} seals {', '.join(sorted(open_))}: name it in through as well, or it leaves as it is")
+    return release
 
 
 def release_of(method: Callable[..., Any]) -> Release:
@@ -79,8 +111,64 @@ def message_types(client: type, method: str) -> tuple[type, type]:
     target = getattr(client, method, None)
     if target is None or not hasattr(target, "__release__"):
         raise FrameError(f"{method!r} is not a method this client answers: both sides must run the same protocol")
-    hints = get_type_hints(target)
+    try:
+        hints = get_type_hints(target)
+    except NameError as error:
+        raise UsageError(f"{target.__qualname__} is annotated with a class that is not there: {error}") from None
+    for part in ("query", "return"):
+        _check_message(target, part, hints[part])
     return hints["query"], hints["return"]
+
+
+def _check_message(method: Callable[..., Any], part: str, kind: Any) -> None:
+    """Raise UsageError where what a method is asked with, or replies with, is no message."""
+    name = f"{method.__qualname__}'s {part}"
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise UsageError(f"{name} is {getattr(kind, '__name__', kind)}, no message: make it a frozen dataclass of Rows, Shared and scalars")
+    try:
+        kinds(kind)
+    except TypeError as error:
+        raise UsageError(f"{name} cannot be sent: {error}") from None
+
+
+def check_reply(method: Callable[..., Any], release: Release, reply: Any, expected: type, clients: int) -> None:
+    """Check that a reply is what its method declares, before any of it is masked.
+
+    Args:
+        expected: the message class that the method replies with.
+        clients: how many were asked: a field of rows has as many.
+
+    Raises:
+        UsageError: the reply is of another class, or one of its fields is, or has another number of rows.
+        PolicyError: numbers of the client's would leave without a mask, and the method does not say that they do.
+    """
+    name = method.__qualname__
+    if not isinstance(reply, expected):
+        raise UsageError(f"{name} replied with a {type(reply).__name__}: it declares a {expected.__name__}, so it must return one")
+    declared = kinds(expected)
+    absent = sorted({*release.through, *release.unmasked} - set(declared))
+    if absent:
+        raise UsageError(f"@answers on {name} names {absent[0]!r}: a {expected.__name__} has {', '.join(declared) or 'no fields'}")
+    for field, kind in declared.items():
+        value = getattr(reply, field)
+        if value is None and optional(expected, field):
+            continue
+        if kind in (Rows, Picks, Shared) and not isinstance(value, kind):
+            found = type(value).__name__
+            raise UsageError(f"{name} replied with a {found} as {field}: put it into {kind.__name__}(…), as {expected.__name__} declares")
+        if isinstance(value, Batched) and len(value) != clients:
+            raise UsageError(f"{name} replied with {len(value)} row(s) of {field} for {clients} client(s): each has one row of its own")
+        if release.private and field not in (*release.through, *release.unmasked) and _is_numbers(value):
+            raise PolicyError(
+                f"{name} would send {field} without a mask: name it in through=, or in unmasked= where no mask is to cover it"
+            )
+
+
+def _is_numbers(value: Any) -> bool:
+    """Return whether a field of a reply holds floating-point numbers."""
+    if isinstance(value, Shared):
+        return value.value.is_floating_point()
+    return isinstance(value, Batched) and value.table.is_floating_point()
 
 
 @dataclass(frozen=True)
@@ -162,7 +250,7 @@ class Endpoint(Generic[C]):
             return self.keys.seal(call.to[0], call.query)
         if call.method == "key_open":
             return self.keys.open(call.to, call.query, call.step)
-        message_types(type(self.client), call.method)
+        _, expected = message_types(type(self.client), call.method)
         method = getattr(self.client, call.method)
         release = release_of(method)
         if call.verb not in release.via:
@@ -176,6 +264,7 @@ class Endpoint(Generic[C]):
         self.keys.use(call.to)
         turn = Turn(call.to, tuple(self._place[i] for i in call.to), call.round, call.step)
         reply = method(turn, call.query)
+        check_reply(method, release, reply, expected, len(call.to))
         changes: dict[str, Rows] = {}
         for name in release.through:
             rows, pipeline = getattr(reply, name).values, self._pipeline.of(name)

@@ -137,7 +137,7 @@ class LayerDiscloser(Loner):
         if start != "common":
             self.models = Rows(starts(cohort, start), tuple(range(len(cohort.ids))))
 
-    @answers(GATHER)
+    @answers(GATHER, unmasked=("layer",))
     def hand_in(self, turn: Turn, query: Hello) -> Shown:
         """The layer of θ_i; no mask can hide it, since a trained network is to read it. Asked again, the answer is the same.
 
@@ -151,7 +151,7 @@ class LayerDiscloser(Loner):
         began = self._layer.rows(starts(self.cohort, self._began, turn.ids))
         return Shown(Rows(began + noised_rows(guard, "layer", turn, rows - began)))
 
-    @answers(SUM, through=("delta",), fresh=True)
+    @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
     def pool(self, turn: Turn, query: Hello) -> Update:
         """n_i·P(θ_i − θ_0) and n_i: what a client learned alone, for its cluster's first average. Clipped, they count the same."""
         self.check_alone(turn, "pool")

@@ -110,7 +110,7 @@ class Refiner(Contributor):
         if any(self._restart[k] for k in turn.at):
             raise PolicyError(f"{name} comes before the first average: after it a client trains with its cluster")
 
-    @answers(PAIRS)
+    @answers(PAIRS, unmasked=("loss",))
     def losses(self, turn: Turn, query: Relay) -> Losses:
         """f_i of everyone's one-shot model, its own too, with noise where the run adds some: a row of m values, of which each costs.
 
@@ -156,7 +156,7 @@ class Refiner(Contributor):
         like, owner = self._start.new_empty(self._pipeline.room(d)), int(query.owner.table[row])
         return self._start + self._pipeline.seal.open(query.models.table[row][None], [owner], query.step, "hand_in", "delta", like)[0, :d]
 
-    @answers(SUM, derived=True)
+    @answers(SUM, derived=True, unmasked=("loss",))
     def heard(self, turn: Turn, query: Hello) -> Losses:
         """f_i(w_j) of every client j, as `losses` told them; 0 where it has not judged w_j."""
         return Losses(Rows(self._known[torch.as_tensor(turn.at)]))
@@ -201,7 +201,7 @@ class Refiner(Contributor):
             own = self._start + noised_rows(guard, "join", turn, own - self._start)
         return Near(Rows(to_others(own, models).argmin(1)))
 
-    @answers(SUM, derived=True)
+    @answers(SUM, derived=True, unmasked=("loss",))
     def fits(self, turn: Turn, query: Hello) -> Losses:
         """f_i of the clusters' models, as judged last: what MERGE needs."""
         return Losses(Rows(torch.as_tensor(self._judged(turn))))

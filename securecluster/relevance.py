@@ -110,7 +110,7 @@ class Relative(Contributor):
         """The first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2–5), or of what noise makes of it; the eigenvalues stay here."""
         return Vectors(Rows(torch.stack([self._told(k) for k in turn.at]).to(self.cohort.start)))
 
-    @answers(PAIRS)
+    @answers(PAIRS, unmasked=("row",))
     def relevance(self, turn: Turn, query: Others) -> Relevance:
         """r(i, ·) (lines 6–13)."""
         rows = []

@@ -58,7 +58,7 @@ class Branching(Outliner):
             None,
         )
 
-    @answers(SUM)
+    @answers(SUM, unmasked=("loss", "size"))
     def judge(self, turn: Turn, query: Means) -> Losses:
         """The losses of θ_i and of the models on its path, which the query brings, on the samples kept aside; with noise where the run
         adds some.

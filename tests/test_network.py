@@ -54,23 +54,23 @@ class Toy:
     def __init__(self, rows: torch.Tensor) -> None:
         self.rows = rows
 
-    @answers(GATHER, SUM)
+    @answers(GATHER, SUM, unmasked=("rows",))
     def row(self, turn: Turn, query: Hello) -> Own:
         return Own(Rows(self.rows[list(turn.at)]))
 
-    @answers(GATHER, SUM)
+    @answers(GATHER, SUM, unmasked=("rows",))
     def unsized(self, turn: Turn, query: Hello) -> Sized:
         return Sized(Rows(self.rows[list(turn.at)]), None)
 
-    @answers(GATHER)
+    @answers(GATHER, unmasked=("rows",))
     def shifted(self, turn: Turn, query: Own) -> Own:
         return Own(Rows(self.rows[list(turn.at)] + query.rows.values))
 
-    @answers(SUM)
+    @answers(SUM, unmasked=("rows",))
     def only_summed(self, turn: Turn, query: Hello) -> Own:
         return Own(Rows(self.rows[list(turn.at)]))
 
-    @answers(PAIRS)
+    @answers(PAIRS, unmasked=("rows",))
     def relevance(self, turn: Turn, query: Hello) -> Own:
         return Own(Rows(self.rows[list(turn.at)]))
 

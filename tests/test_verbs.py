@@ -46,15 +46,15 @@ class Toy:
     def __init__(self, rows: torch.Tensor) -> None:
         self.rows = rows
 
-    @answers(GATHER, SUM)
+    @answers(GATHER, SUM, unmasked=("values",))
     def row(self, turn: Turn, query: Hello) -> Values:
         return Values(Rows(self.rows[list(turn.at)]))
 
-    @answers(SUM)
+    @answers(SUM, unmasked=("values",))
     def summed(self, turn: Turn, query: Hello) -> Values:
         return self.row(turn, query)
 
-    @answers(PAIRS)
+    @answers(PAIRS, unmasked=("values",))
     def relevance(self, turn: Turn, query: Hello) -> Values:
         return self.row(turn, query)
 

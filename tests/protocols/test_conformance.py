@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import conformance
 import numpy as np
 import pytest
 import torch
 from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
 
-from securecluster import Federation, Iid, LabelSwap, synthetic, wire
-from securecluster.app import plots
+from securecluster import Federation, Iid, LabelSwap, Tasks
 from securecluster.cohort import Cohort
 from securecluster.displacements import Outbox
-from securecluster.endpoint import config_hash, message_types
+from securecluster.endpoint import config_hash
 from securecluster.errors import FrameError, PolicyError, RunFolderError, UpdateError, UsageError
-from securecluster.estimator import fit
-from securecluster.messages import Call, reply_header
-from securecluster.pair_network import Plan
+from securecluster.messages import Call
 from securecluster.privacy.keys import Hello
 from securecluster.run import Run
 from securecluster.transcript import Transcript, load_entries
-from securecluster.transport import Framed, InProcess, Recorded
-from securecluster.walks import Format
+from securecluster.transport import InProcess, Recorded
 
 MASKS = ("permutation", "signed-permutation", "rotation", "haar")
 AVERAGING = (CFL, FLHC, FedAvg, IFCA, LocalKMeans, NSIM, OneShot, RandomClusters, SRFCA)
@@ -32,15 +30,10 @@ ONE_MODEL = [(p, mask) for p, mask in MASKED if p not in (IFCA, SRFCA)]  # sever
 EVERY = [*MASKED, (Local, "none")]
 
 
-def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
-    """Synthetic users of NSIM, for images of digits."""
-    return [(draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
-
-
 OWN: dict[type[Protocol], dict[str, Any]] = {
     IFCA: {"k": 2, "starts": 2, "start_rounds": 1},
     LocalKMeans: {"k": 2, "local_rounds": 1},
-    NSIM: {"synthetic": 8, "walks": digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0},
+    NSIM: {"synthetic": 8, "walks": conformance.digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0},
     OneShot: {"tasks": 2},
     RandomClusters: {"k": 2},
     SRFCA: {"local_rounds": 1, "refine": 1},
@@ -50,9 +43,8 @@ FULL = Settings(transcript="full")
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pair network for NSIM that hardly trains: what it tells matters nowhere here."""
-    monkeypatch.setattr(synthetic, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
-    monkeypatch.setattr(plots, "draw", lambda *_: [])  # nor do pictures
+    """A pair network for NSIM that hardly trains, and no pictures."""
+    conformance.make_brief(monkeypatch)
 
 
 def method(protocol: type[Protocol], mask: str, **params: Any) -> Any:
@@ -63,49 +55,24 @@ def method(protocol: type[Protocol], mask: str, **params: Any) -> Any:
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
 def test_bytes_equal_the_encoded_length_of_every_frame(protocol: type[Protocol], mask: str, small: Federation) -> None:
-    fitted = method(protocol, mask, rounds=3).fit(small, FULL)
-    total = {"up": 0, "down": 0}
-    for position, entry in enumerate(fitted.transcript_.entries):
-        call, answer = fitted.transcript_.content(position)
-        for k in range(len(call.to)):
-            down, up = wire.encode(call.header(k), call.query, k), wire.encode(reply_header(call.header(k)), answer.reply, k)
-            assert (len(down), len(up)) == (entry.down[k], entry.up[k])
-            query, reply = message_types(protocol.client, call.method)
-            assert wire.decode(down, query)[0] == call.header(k)
-            assert wire.decode(up, reply)[0] == reply_header(call.header(k))
-            total["up"] += len(up)
-            total["down"] += len(down)
-    assert total == {k: fitted.bytes_[k] for k in total}
-    assert total["up"] > 0
+    conformance.check_frames(partial(method, protocol), small, mask=mask)
 
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
 def test_the_server_replays_bit_for_bit(protocol: type[Protocol], mask: str, small: Federation) -> None:
-    made = method(protocol, mask, rounds=4)
-    fitted = made.fit(small, Settings(transcript="full", dropout=0.2))
-    assert made.replay(fitted.transcript_, made.config(small, "float32")) == fitted.server_state_
+    conformance.check_replay(partial(method, protocol), small, mask=mask)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("protocol", AVERAGING)
 def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], mask: str, small: Federation) -> None:
-    made = method(protocol, mask, rounds=1)
-    masked, plain = made.fit(small).client_models_.values, made.set_params(mask="none").fit(small).client_models_.values
-    start = made.build_client(small, Settings()).client.cohort.start
-    assert torch.linalg.norm(masked - plain) <= 1e-6 * torch.linalg.norm(plain - start)
+    conformance.check_masked_round(partial(method, protocol), small, mask)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("protocol", [CFL, FLHC, LocalKMeans, NSIM, OneShot, SRFCA])
 def test_nodes_with_one_client_each_mask_alike_behind_real_frames(protocol: type[Protocol], mask: str, small: Federation) -> None:
-    made, settings = method(protocol, mask, rounds=3), Settings(dtype="float64")
-    nodes = [made.build_client(small, settings, [i]) for i in range(6)]
-    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
-    net = made.build_network(Framed(doors, lambda name: message_types(made.client, name)[1]), made.config(small, "float64"))
-    made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
-    together = made.fit(small, settings).client_models_.values
-    apart = torch.cat([node.client.models.values for node in nodes])
-    torch.testing.assert_close(apart, together, rtol=0, atol=1e-9)
+    conformance.check_nodes(partial(method, protocol), small, mask=mask)
 
 
 @pytest.mark.parametrize(("model", "rounds", "masks"), [("mlp", 25, MASKS[:3]), ("linear", 30, MASKS[3:])])
@@ -152,36 +119,34 @@ def test_clients_of_methods_that_need_sums_alone_refuse_to_answer_one_by_one(pro
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
 def test_the_same_seed_gives_the_same_result(protocol: type[Protocol], mask: str, small: Federation) -> None:
-    one, two = (method(protocol, mask, rounds=3).fit(small) for _ in range(2))
-    assert torch.equal(one.client_models_.values, two.client_models_.values)
-    assert one.history_ == two.history_
+    conformance.check_repeats(partial(method, protocol), small, mask=mask)
 
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
 def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
     protocol: type[Protocol], mask: str, small: Federation, tmp_path: Path
 ) -> None:
-    settings = Settings(transcript="full", dropout=0.1)
-    whole = method(protocol, mask, rounds=4).fit(small, settings)
-    for stop in (1, 3):
-        folder = tmp_path / str(stop)
+    conformance.check_resume(partial(method, protocol), small, tmp_path, mask=mask)
 
-        def interrupt(line: dict[str, object], stop: int = stop) -> None:
-            if line["round"] == stop:
-                raise KeyboardInterrupt
 
-        with pytest.raises(KeyboardInterrupt):
-            method(protocol, mask, rounds=4).fit(small, settings, folder=folder, report=interrupt)
-        resumed = method(protocol, mask, rounds=4).fit(small, settings, folder=folder)
-        assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
-        assert resumed.history_ == whole.history_
-        assert resumed.bytes_ == whole.bytes_
-        assert resumed.server_state_ == whole.server_state_
-        assert resumed.transcript_.entries == whole.transcript_.entries
-        again = method(protocol, mask, rounds=4).fit(small, settings, folder=folder)  # as after a kill just before the end
-        assert again.server_state_ == whole.server_state_
-        assert torch.equal(again.client_models_.values, whole.client_models_.values)
-        assert again.bytes_ == whole.bytes_
+@pytest.mark.parametrize("mask", ["none", "permutation"])
+@pytest.mark.parametrize("protocol", [*AVERAGING, Local])
+def test_what_is_declared_to_tell_nothing_new_does_not_change_with_data(protocol: type[Protocol], mask: str, small: Federation) -> None:
+    """Of private=False and of derived replies; under masks four methods' clients post models."""
+    mask = "none" if protocol is Local else mask
+    compared = conformance.check_free_replies(partial(method, protocol), small, mask=mask)
+    assert bool(compared) == (protocol in (CFL, FLHC, IFCA, SRFCA) and mask != "none")
+
+
+@pytest.mark.parametrize("protocol", AVERAGING)
+def test_newcomers_are_placed_alike_under_every_mask(protocol: type[Protocol]) -> None:
+    scenario = Tasks() if protocol is OneShot else LabelSwap(clusters=2)
+    whole = Federation.simulate("digits", scenario=scenario, clients=14, samples=40, seed=0)
+
+    def make(**params: Any) -> Any:
+        return method(protocol, **params).set_params(model="linear")
+
+    conformance.check_newcomers(make, whole.select(range(8)), whole.select(range(8, 14)), ("none", *MASKS))
 
 
 SPLITS = {"criterion": "absolute", "eps1": 100, "eps2": 1e-3, "gamma_max": 0.0, "fallback": 0.3}

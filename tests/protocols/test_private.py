@@ -8,30 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import conformance
 import numpy as np
 import pytest
 import torch
 from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
 
-from securecluster import Federation, synthetic, wire
-from securecluster.endpoint import message_types, release_of
+from securecluster import Federation, wire
+from securecluster.endpoint import message_types
 from securecluster.errors import UpdateError, UsageError
-from securecluster.estimator import fit
-from securecluster.messages import RELAY, Rows, Shared, reply_header
-from securecluster.pair_network import Plan
+from securecluster.messages import RELAY, Rows, reply_header
 from securecluster.run import Run
 from securecluster.transport import Framed
-from securecluster.walks import Format
 
 CLIENT = {"clip": 1.0, "noise": 0.7, "dp_unit": "client"}
 EXAMPLE = {"clip": 1.0, "noise": 0.7, "dp_unit": "example"}
 WAYS: dict[str, dict[str, Any]] = {"local": CLIENT, "central": {**CLIENT, "placement": "central"}, "example": EXAMPLE}
 FULL = Settings(transcript="full")
-
-
-def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
-    """Synthetic users of NSIM, for images of digits."""
-    return [(draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
 
 
 OWN: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
@@ -42,7 +35,7 @@ OWN: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
     "srfca-loss": (SRFCA, {"local_rounds": 1, "refine": 1}),
     "srfca-l2": (SRFCA, {"local_rounds": 1, "refine": 1, "distance": "l2"}),
     "oneshot": (OneShot, {"tasks": 2, "gram_noise": 0.7}),
-    "nsim": (NSIM, {"synthetic": 8, "walks": digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0}),
+    "nsim": (NSIM, {"synthetic": 8, "walks": conformance.digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0}),
     "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1}),
     "local-kmeans": (LocalKMeans, {"k": 2, "local_rounds": 1}),
     "random": (RandomClusters, {"k": 2}),
@@ -53,8 +46,8 @@ EVERY = [(name, way) for name in OWN for way in WAYS]
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pair network for NSIM that hardly trains: what it tells matters nowhere here."""
-    monkeypatch.setattr(synthetic, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
+    """A pair network for NSIM that hardly trains, and no pictures."""
+    conformance.make_brief(monkeypatch)
 
 
 def method(name: str, **params: Any) -> Any:
@@ -63,24 +56,11 @@ def method(name: str, **params: Any) -> Any:
     return kind(**{"rounds": 3, "epochs": 1, "mask": "permutation", **own, **params})
 
 
-def events_owed(fitted: Protocol) -> Counter[Any]:
-    """(method, field, round, clients) of everything private that the transcript shows to have left clients."""
-    owed: Counter[Any] = Counter()
-    for position, entry in enumerate(fitted.transcript_.entries):
-        call, answer = fitted.transcript_.content(position)
-        target = getattr(fitted.client, call.method, None)
-        if target is None or answer.reply is None or not release_of(target).private:
-            continue  # a key agreement, a server, or nothing of anyone's data
-        names = [name for name, value in vars(answer.reply).items() if isinstance(value, Rows | Shared)]
-        owed.update((call.method, name, entry.round, i) for name in names for i in answer.ids)
-    return owed
-
-
 @pytest.mark.parametrize(("name", "way"), EVERY)
 def test_whatever_leaves_writes_an_event_and_with_noise_epsilon_is_finite(name: str, way: str, small: Federation) -> None:
     fitted = method(name, **WAYS[way]).fit(small, FULL)
     written = Counter((e.method, f, e.round, i) for e in fitted.ledger_.events for f in e.fields for i in e.ids)
-    assert written == events_owed(fitted)
+    assert written == conformance.events_owed(fitted)
     price = fitted.ledger_.price(1e-5)
     assert fitted.ledger_.exact() == [] and 0 < price.epsilon < math.inf, price
     assert fitted.ledger_.price(1e-6).epsilon > price.epsilon

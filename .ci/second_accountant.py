@@ -1,0 +1,121 @@
+"""Hold the ε of ledgers to Google's dp-accounting, which knows nothing of this package.
+
+python .ci/second_accountant.py FILE
+
+FILE is what `.ci/ledgers.py` writes. It runs in an environment of its own: dp-accounting pins attrs below what cattrs
+needs. From the events it makes its own history of each client, as `securecluster.privacy.ledger.Event` explains them,
+and prices the dearest by privacy loss distributions. It fails where a ledger claims less than that, or far more.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+History = tuple[tuple[float, float, int], ...]  # (noise multiplier, sampling rate, times)
+SHORT = 5e-4  # a ledger may claim this share less: both accountants round upwards
+LONG = 1.05  # and this many times as much; the largest seen is 1.0023
+INTERVAL = 1e-3  # of privacy losses; at 1e-4 the figures are the same to six digits
+EXACT = (0.0, 1.0)
+
+
+def histories(ledger: Mapping[str, Any]) -> set[History]:
+    """Return what each client released, the same ones once; nothing of clients that released nothing."""
+    released = {i for event in ledger["events"] if not event["kept"] for i in event["ids"]}
+    found: dict[int, Counter[tuple[float, float]]] = {}
+    for event in ledger["events"]:
+        for i in released.intersection(event["ids"]):
+            for z, q, times in steps(event, ledger["samples"].get(str(i))):
+                found.setdefault(i, Counter())[z, q] += times
+    return {tuple((z, q, times) for (z, q), times in sorted(own.items())) for own in found.values()}
+
+
+def steps(event: Mapping[str, Any], samples: int | None) -> list[tuple[float, float, int]]:
+    """Return what one event is for a client with so many samples.
+
+    Raises:
+        ValueError: a mechanism that is not known here.
+    """
+    mechanism, z = event["mechanism"], event["noise_multiplier"]
+    if mechanism == "free":
+        return []
+    if mechanism == "exact":
+        return [(*EXACT, 1)]
+    if mechanism == "gaussian":
+        return [(z, 1.0, 1)]
+    if mechanism != "dp-sgd" or samples is None:
+        raise ValueError(f"no price for an event of {mechanism!r} with {samples} samples")
+    batch, epochs = event["batch"], event["epochs"]
+    if batch is None or batch >= samples:
+        return [(z, 1.0, epochs)]
+    return [(z, batch / samples, epochs * math.ceil(samples / batch))]
+
+
+def undominated(found: Iterable[History]) -> list[History]:
+    """Return the histories that no other one holds as a part."""
+    kept: list[History] = []
+    for history in sorted(found, key=lambda one: -sum(times for _, _, times in one)):
+        if not any(is_part(history, other) for other in kept):
+            kept.append(history)
+    return kept
+
+
+def is_part(history: History, other: History) -> bool:
+    """Return whether every release of one history is in another."""
+    times = {(z, q): count for z, q, count in other}
+    return all(times.get((z, q), 0) >= count for z, q, count in history)
+
+
+@lru_cache(4096)
+def epsilon(history: History, delta: float) -> float:
+    """Return ε at δ by privacy loss distributions."""
+    import dp_accounting
+    from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+
+    if any(z == 0 for z, _, _ in history):
+        return math.inf
+    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = PLDAccountant(relation, value_discretization_interval=INTERVAL)
+    for z, q, times in history:
+        event = dp_accounting.GaussianDpEvent(z)
+        if q < 1:
+            event = dp_accounting.PoissonSampledDpEvent(q, event)
+        accountant.compose(event, times)
+    return float(accountant.get_epsilon(delta))
+
+
+def price(ledger: Mapping[str, Any]) -> float:
+    """Return ε of the client that released most."""
+    own = undominated(histories(ledger))
+    return max((epsilon(history, ledger["delta"]) for history in own), default=0.0)
+
+
+def verdict(claimed: float, found: float) -> str:
+    """Return what is wrong with a claim, or nothing."""
+    if claimed == found:
+        return ""
+    if not claimed >= found * (1 - SHORT):
+        return "TOO LOW"
+    return "" if claimed <= found * LONG else "TOO HIGH"
+
+
+def main(source: Path) -> int:
+    """Print both figures of every ledger, and return how many claims are wrong."""
+    wrong = 0
+    for ledger in json.loads(source.read_text()):
+        found = price(ledger)
+        fault = verdict(ledger["epsilon"], found)
+        wrong += bool(fault)
+        print(f"{ledger['run']:34s} ledger {ledger['epsilon']:9.4f}   dp-accounting {found:9.4f}   {fault}", flush=True)
+    print(f"{wrong} claim(s) wrong" if wrong else "every claim holds")
+    return min(wrong, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

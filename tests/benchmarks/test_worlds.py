@@ -1,0 +1,91 @@
+"""Audits of whole mechanisms in two worlds: honest ones hold, and half of the noise is refuted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from securecluster.benchmarks import worlds
+from securecluster.benchmarks.worlds import Finding
+from securecluster.protocols import CFL, SRFCA, RandomClusters
+
+from securecluster.costs import Costs
+from securecluster.privacy.accounting import gaussian_epsilon
+from securecluster.privacy.guard import Guard
+
+CLIENTS, CONFIDENCE = 120, 0.99
+
+
+class Half:
+    """Clients that add half of the noise that the ledger is told of."""
+
+    def guard(self, config: Mapping[str, Any], draws: Any) -> Guard | None:
+        own: Any = super()
+        found: Guard | None = own.guard({**config, "noise": config["noise"] / 2}, draws)
+        return found
+
+
+@dataclass
+class HalfSRFCA(Half, SRFCA):
+    """SR-FCA with half of the noise on losses."""
+
+
+@dataclass
+class HalfCFL(Half, CFL):
+    """CFL with half of the noise on losses."""
+
+
+@dataclass
+class HalfCentral(RandomClusters):
+    """Clusters of a trusted server that takes the clip norm for half of what it is."""
+
+    def costs(self, pipeline: Any, config: Mapping[str, Any], draws: Any) -> Costs:
+        return super().costs(pipeline, {**config, "clip": config["clip"] / 2}, draws)
+
+
+def srfca(kind: Any, unit: str) -> Finding:
+    return worlds.srfca_losses(CLIENTS, CONFIDENCE, unit, kind=kind)
+
+
+def fallback(kind: Any, unit: str) -> Finding:
+    return worlds.fallback_losses(CLIENTS, CONFIDENCE, unit, kind=kind)
+
+
+def central(kind: Any, unit: str) -> Finding:
+    return worlds.central_sums(2 * CLIENTS, CONFIDENCE, kind=kind)
+
+
+AUDITED: list[tuple[Callable[[Any, str], Finding], Any, Any, str]] = [
+    (srfca, SRFCA, HalfSRFCA, "example"),
+    (srfca, SRFCA, HalfSRFCA, "client"),
+    (fallback, CFL, HalfCFL, "example"),
+    (fallback, CFL, HalfCFL, "client"),
+    (central, RandomClusters, HalfCentral, "client"),
+]
+
+
+@pytest.mark.parametrize(("audit", "honest", "half", "unit"), AUDITED)
+def test_a_claim_holds_and_half_of_the_noise_is_refuted(audit: Callable[[Any, str], Finding], honest: Any, half: Any, unit: str) -> None:
+    found, refuted = audit(honest, unit), audit(half, unit)
+    assert found.claimed == refuted.claimed == pytest.approx(gaussian_epsilon(1.0, worlds.DELTA), rel=1e-6)
+    assert abs(found.mu - 1) < 4 * found.error, "the canary moves what leaves by its whole sensitivity"
+    assert abs(refuted.mu - 2) < 4 * refuted.error
+    assert not found.refuted
+    assert refuted.refuted
+
+
+def test_the_table_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = worlds.main(["--clients", "60", "--only", "updates"])
+    header = path.read_text().splitlines()[1]
+    assert header.startswith("mechanism,unit,present,absent,claimed_epsilon,mu,mu_error,epsilon_of_mu,lower_epsilon_rates")
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "dpsgd-sampled", "updates", "eigenvectors", "ifca"])
+def test_other_claims_hold(name: str) -> None:
+    found = worlds.AUDITS[name](80, CONFIDENCE)
+    assert not found.refuted
+    assert found.mu > 0.2, "the canary shows"

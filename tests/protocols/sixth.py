@@ -1,0 +1,132 @@
+"""A protocol of an author who has the published ones and their documentation: clusters once by means, then FedAvg.
+
+Each client tells the mean of its samples, under the mask that its updates would have; the server runs k-means on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from securecluster.protocols import Protocol
+from securecluster.protocols.base import Releases
+
+from securecluster.averaging import Averaged, Contributor, average
+from securecluster.backend import torch
+from securecluster.clustering import kmeans, members
+from securecluster.data import Federation
+from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver
+from securecluster.distances import to_others
+from securecluster.endpoint import GATHER, Turn, answers
+from securecluster.messages import Rows
+from securecluster.network import Network
+from securecluster.privacy.keys import Hello
+from securecluster.privacy.masks import build
+from securecluster.privacy.stages import Pipeline
+from securecluster.run import Run
+from securecluster.similarity import gram, mean_row
+
+TRIES = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """Client to server."""
+
+    mean: Rows  # (b, D) of its samples
+
+
+class Client(Contributor):
+    """Clients that tell the mean of their samples, and contribute to averages."""
+
+    @answers(GATHER, through=("mean",), fresh=True)
+    def tell(self, turn: Turn, query: Hello) -> Mean:
+        """Return the mean of each client's samples."""
+        return Mean(Rows(self.means(turn)))
+
+    def means(self, turn: Turn) -> torch.Tensor:
+        """Return the means (b, D)."""
+        rows = [self.cohort.inputs(k).flatten(1).mean(0) for k in turn.at]
+        return torch.stack(rows)
+
+
+@dataclass
+class Found:
+    """The clusters, and how newcomers are compared with them."""
+
+    labels: list[int]
+    step: int  # of the call that brought the means: it names their mask
+    centres: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+
+
+@dataclass
+class State(Averaged):
+    """What the server's loop changes."""
+
+    found: Found | None = None
+
+
+@dataclass
+class Sixth(Protocol):
+    """k-means on the means of clients' samples, then FedAvg in each cluster."""
+
+    mask: str = "permutation"
+    """map of updates and means that the server does not know"""
+    k: int = 2
+    """number of clusters"""
+
+    name: ClassVar[str] = "sixth"
+    client: ClassVar[type[Trainee]] = Client
+
+    def serve(self, net: Network, run: Run) -> State:
+        """Cluster once, then average."""
+        found = run.once("cluster", lambda: self.cluster(net), Found)
+        state = State(found.labels, Outbox.start(len(net.clients), fresh=self.mask != "none"), found)
+        for t in run.rounds("train", state, self.rounds):
+            average(net, state, self.participation, t)
+        deliver(net, run, state)
+        return state
+
+    def cluster(self, net: Network) -> Found:
+        """Run k-means on the means; who does not reply joins the first cluster."""
+        tell: Any = type(self).client.tell  # type: ignore[attr-defined]
+        got = net.gather(tell, Hello(), to=net.clients, tries=TRIES)
+        rows = got.rows.mean.values
+        inner = gram(rows).numpy()
+        own = kmeans(inner, self.k, self.seed_of(net))
+        centres = torch.stack([mean_row(rows, one) for one in members(own)])
+        of = dict(zip(got.ids, own, strict=True))
+        return Found([of.get(i, 0) for i in net.clients], got.step, centres)
+
+    def seed_of(self, net: Network) -> int:
+        """Return what k-means draws from."""
+        return net.randomness.integer("server", "k-means")
+
+    def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:
+        """Send newcomers to the nearest centre, under the mask that the centres have."""
+        return self.nearest(net, state, to, state.found.step)
+
+    def nearest(self, net: Network, state: Any, to: Sequence[int], step: int | None) -> list[int]:
+        """Return each newcomer's cluster."""
+        tell: Any = type(self).client.tell  # type: ignore[attr-defined]
+        got = net.gather(tell, Hello(), to=to, step=step, tries=TRIES)
+        check_newcomers(to, got.ids)
+        away = to_others(got.rows.mean.values.cpu(), state.found.centres)
+        found = dict(zip(got.ids, away.argmin(1).tolist(), strict=True))
+        return [found[i] for i in to]
+
+    def facts(self, federation: Federation) -> dict[str, Any]:
+        """Add how many numbers a sample has."""
+        return {"width": int(np.prod(federation.shape))}
+
+    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
+        """Return the stages of updates, and of means, which have a mask of their own width."""
+        stages = self.stages(config)
+        means = Pipeline([*stages, *build(self.mask, config["width"])])
+        return Pipeline([*stages, *build(self.mask, config["dimension"])], fields={"mean": means})
+
+    def releases(self) -> Releases:
+        """Add the mean."""
+        return replace(super().releases(), updates=self.rounds + 1)

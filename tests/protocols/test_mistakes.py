@@ -1,0 +1,445 @@
+"""Mistakes of a protocol's author: each ends in one sentence, or fails a check that every protocol must pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import conformance
+import numpy as np
+import pytest
+import torch
+from securecluster.protocols import FedAvg
+from sixth import Client, Found, Mean, Sixth, State
+
+from securecluster import Federation, Rotation, endpoint, protocols
+from securecluster.app import options
+from securecluster.app.cli import main
+from securecluster.averaging import Averaged, average
+from securecluster.displacements import Outbox, Trainee
+from securecluster.endpoint import GATHER, Turn, answers
+from securecluster.errors import PolicyError, SecureClusterError, UsageError
+from securecluster.messages import Rows
+from securecluster.network import Network
+from securecluster.privacy.keys import Hello
+from securecluster.run import Run
+
+MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
+NOISE = {"clip": 1.0, "noise": 0.7}
+
+
+@pytest.fixture
+def clients() -> Federation:
+    """Return eight clients, every other one of which has images that are upside down."""
+    return Federation.simulate("digits", scenario=Rotation(clusters=2), clients=8, samples=40, seed=0)
+
+
+@pytest.fixture
+def newcomers() -> Federation:
+    """Return six clients of the same kinds."""
+    return Federation.simulate("digits", scenario=Rotation(clusters=2), clients=6, samples=40, seed=1)
+
+
+def made(kind: type[Sixth], **params: Any) -> Sixth:
+    return kind(**{"model": "linear", "epochs": 1, **params})
+
+
+def with_client(client: type[Client]) -> type[Sixth]:
+    """Return the protocol with other clients."""
+
+    @dataclass
+    class Mutant(Sixth):
+        """The same."""
+
+    Mutant.client = client
+    return Mutant
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
+def test_without_a_mistake_the_sixth_protocol_passes_every_check(
+    mask: str, clients: Federation, newcomers: Federation, tmp_path: Path
+) -> None:
+    make = partial(made, Sixth)
+    conformance.check_frames(make, clients, mask=mask)
+    conformance.check_replay(make, clients, mask=mask)
+    conformance.check_masked_round(make, clients, mask)
+    conformance.check_nodes(make, clients, mask=mask)
+    conformance.check_repeats(make, clients, mask=mask)
+    conformance.check_resume(make, clients, tmp_path, mask=mask)
+    conformance.check_everyone_catches_up(make, clients, mask=mask)
+    conformance.check_free_replies(make, clients, mask=mask)
+    conformance.check_newcomers(make, clients, newcomers, ("none", mask))
+    for placement in ("local", "central"):
+        conformance.check_priced(make, clients, mask=mask, placement=placement, **NOISE)
+    fitted = made(Sixth, rounds=1, mask=mask).fit(clients)
+    assert fitted.agreement_ is not None and fitted.agreement_["exact"]
+
+
+class Free(Client):
+    """Declares that its mean tells nothing of its data."""
+
+    @answers(GATHER, through=("mean",), fresh=True, private=False)
+    def tell(self, turn: Turn, query: Hello) -> Mean:
+        return Mean(Rows(self.means(turn)))
+
+
+class Derived(Client):
+    """Declares that its mean was released before."""
+
+    @answers(GATHER, through=("mean",), fresh=True, derived=True)
+    def tell(self, turn: Turn, query: Hello) -> Mean:
+        return Mean(Rows(self.means(turn)))
+
+
+@pytest.mark.parametrize(("client", "sentence"), [(Free, "tell depends on data: it is private"), (Derived, "tell .* not derived")])
+@pytest.mark.parametrize("mask", ["none", "permutation"])
+def test_a_reply_that_carries_data_and_says_that_it_is_free(client: type[Client], sentence: str, mask: str, clients: Federation) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        conformance.check_free_replies(partial(made, with_client(client)), clients, mask=mask)
+
+
+class Open(Client):
+    """Forgets `through`."""
+
+    @answers(GATHER, fresh=True)
+    def tell(self, turn: Turn, query: Hello) -> Mean:
+        return Mean(Rows(self.means(turn)))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_field_that_would_leave_without_a_mask(mask: str, clients: Federation) -> None:
+    with pytest.raises(PolicyError, match=r"Open\.tell would send mean without a mask: name it in through=") as told:
+        made(with_client(Open), rounds=1, mask=mask).fit(clients)
+    assert one_sentence(told.value)
+
+
+@dataclass
+class OtherMask(Sixth):
+    """Compares newcomers under the mask of their own call."""
+
+    def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:
+        return self.nearest(net, state, to, None)
+
+
+@pytest.mark.parametrize("mask", MASKS[1:])
+def test_newcomers_that_are_compared_under_another_mask(mask: str, clients: Federation, newcomers: Federation) -> None:
+    with pytest.raises(AssertionError):
+        conformance.check_newcomers(partial(made, OtherMask), clients, newcomers, ("none", mask))
+
+
+@dataclass
+class Global(Sixth):
+    """Draws from a global generator."""
+
+    def cluster(self, net: Network) -> Found:
+        found = super().cluster(net)
+        found.centres += float(np.random.default_rng().random()) * 1e-6
+        return found
+
+
+def test_a_server_that_draws_from_elsewhere(clients: Federation) -> None:
+    with pytest.raises(AssertionError):
+        conformance.check_replay(partial(made, Global), clients)
+
+
+@dataclass
+class Forgetful(Sixth):
+    """Clusters anew when it goes on, and never sends the last average."""
+
+    def serve(self, net: Network, run: Run) -> State:
+        found = self.cluster(net)
+        state = State(found.labels, Outbox.start(len(net.clients), fresh=self.mask != "none"), found)
+        for t in run.rounds("train", state, self.rounds):
+            average(net, state, self.participation, t)
+        return state
+
+
+def test_a_server_that_clusters_anew_when_it_goes_on(clients: Federation, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        conformance.check_resume(partial(made, Forgetful), clients, tmp_path)
+
+
+def test_a_server_that_does_not_deliver_the_last_average(clients: Federation) -> None:
+    with pytest.raises(AssertionError):
+        conformance.check_everyone_catches_up(partial(made, Forgetful), clients)
+
+
+# Mistakes in what a method is: they end where the class is written, or in the first call.
+
+
+def one_sentence(error: BaseException) -> bool:
+    """Return whether an error tells its author's mistake in one line."""
+    return isinstance(error, SecureClusterError) and "\n" not in str(error) and len(str(error)) > 20
+
+
+def other_name(self: Any, turn: Turn, hello: Hello) -> Mean:
+    raise NotImplementedError
+
+
+def other_order(self: Any, query: Hello, turn: Turn) -> Mean:
+    raise NotImplementedError
+
+
+def no_query(self: Any, turn: Turn) -> Mean:
+    raise NotImplementedError
+
+
+def query_unknown(self: Any, turn: Turn, query) -> Mean:  # type: ignore[no-untyped-def]
+    raise NotImplementedError
+
+
+def no_return(self: Any, turn: Turn, query: Hello):  # type: ignore[no-untyped-def]
+    raise NotImplementedError
+
+
+def returns_nothing(self: Any, turn: Turn, query: Hello) -> None:
+    raise NotImplementedError
+
+
+def good(self: Any, turn: Turn, query: Hello) -> Mean:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        (other_name, r"cannot call other_name\(self, turn, hello\): .* takes \(self, turn, query\)"),
+        (other_order, r"cannot call other_order\(self, query, turn\)"),
+        (no_query, r"cannot call no_query\(self, turn\)"),
+        (query_unknown, "query_unknown does not say what its query is"),
+        (no_return, "no_return does not say what its return is"),
+        (returns_nothing, "returns_nothing does not say what its return is"),
+    ],
+)
+def test_a_method_that_the_server_cannot_call_is_refused_where_it_is_written(method: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as told:
+        answers(GATHER)(method)
+    assert one_sentence(told.value)
+
+
+@pytest.mark.parametrize(
+    ("via", "declared", "sentence"),
+    [
+        ((), {}, "names the verbs"),
+        (("gathr",), {}, "one or more of gather, sum, pairs"),
+        ((GATHER,), {"trough": ("mean",)}, "knows no 'trough': it takes through,"),
+        ((GATHER,), {"sealed": ("mean",)}, "seals mean: name it in through"),
+    ],
+)
+def test_a_declaration_that_cannot_hold_is_refused_where_it_is_written(
+    via: tuple[str, ...], declared: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence) as told:
+        answers(*via, **declared)(good)
+    assert one_sentence(told.value)
+
+
+class Bare(Client):
+    """Replies with a tensor."""
+
+    @answers(GATHER, through=("mean",))
+    def tell(self, turn: Turn, query: Hello) -> Mean:
+        return Mean(self.means(turn))  # type: ignore[arg-type]
+
+
+class Single(Client):
+    """Replies with one row for all of its clients."""
+
+    @answers(GATHER, through=("mean",))
+    def tell(self, turn: Turn, query: Hello) -> Mean:
+        return Mean(Rows(self.means(turn)[:1]))
+
+
+class Silent(Client):
+    """Forgets to return its reply."""
+
+    @answers(GATHER, through=("mean",))
+    def tell(self, turn: Turn, query: Hello) -> Mean:
+        self.means(turn)  # type: ignore[return]
+
+
+class Misnamed(Client):
+    """Masks a field that its reply has not."""
+
+    @answers(GATHER, through=("means",))
+    def tell(self, turn: Turn, query: Hello) -> Mean:
+        return Mean(Rows(self.means(turn)))
+
+
+class Unknown(Client):
+    """Replies with a class that is not there."""
+
+    @answers(GATHER, through=("mean",))
+    def tell(self, turn: Turn, query: Hello) -> Average:  # type: ignore[name-defined]  # noqa: F821
+        return Mean(Rows(self.means(turn)))
+
+
+class Naked(Client):
+    """Replies with no message."""
+
+    @answers(GATHER)
+    def tell(self, turn: Turn, query: Hello) -> torch.Tensor:
+        return self.means(turn)
+
+
+@dataclass(frozen=True, eq=False)
+class Odd:
+    """A message that cannot be sent."""
+
+    mean: torch.Tensor
+
+
+class Untyped(Client):
+    """Replies with a message that cannot be sent."""
+
+    @answers(GATHER, through=("mean",))
+    def tell(self, turn: Turn, query: Hello) -> Odd:
+        return Odd(self.means(turn))
+
+
+@pytest.mark.parametrize(
+    ("client", "sentence"),
+    [
+        (Bare, r"Bare\.tell replied with a Tensor as mean: put it into Rows"),
+        (Single, r"Single\.tell replied with 1 row\(s\) of mean for 8 client"),
+        (Silent, r"Silent\.tell replied with a NoneType: it declares a Mean"),
+        (Misnamed, r"Misnamed\.tell names 'means': a Mean has mean"),
+        (Unknown, r"Unknown\.tell is annotated with a class that is not there: name 'Average'"),
+        (Naked, r"Naked\.tell's return is Tensor, no message"),
+        (Untyped, r"Untyped\.tell's return cannot be sent: Odd\.mean"),
+    ],
+)
+@pytest.mark.parametrize("mask", ["none", "permutation"])
+def test_a_reply_that_is_not_what_its_method_declares(client: type[Client], sentence: str, mask: str, clients: Federation) -> None:
+    with pytest.raises(UsageError, match=sentence) as told:
+        made(with_client(client), rounds=1, mask=mask).fit(clients)
+    assert one_sentence(told.value)
+
+
+def test_a_loop_that_does_not_say_what_it_returns_is_refused_where_it_is_written() -> None:
+    for told in (None, "None"):
+
+        def serve(self: Any, net: Network, run: Run) -> Any: ...
+
+        serve.__annotations__["return"] = told
+        with pytest.raises(UsageError, match=r"Loop\.serve does not say what it returns: .* -> State") as found:
+            type("Loop", (FedAvg,), {"serve": serve})
+        assert one_sentence(found.value)
+    del serve.__annotations__["return"]
+    with pytest.raises(UsageError, match="does not say what it returns"):
+        type("Loop", (FedAvg,), {"serve": serve})
+
+
+class Nothing(Sixth):
+    """Forgets to return its state."""
+
+    def serve(self, net: Network, run: Run) -> State:
+        super().serve(net, run)  # type: ignore[return]
+
+
+class Other(Sixth):
+    """Returns another class than it says."""
+
+    def serve(self, net: Network, run: Run) -> State:
+        return Averaged([0] * len(net.clients), Outbox.start(len(net.clients), fresh=True))  # type: ignore[return-value]
+
+
+class Labels(Sixth):
+    """Returns labels alone."""
+
+    def serve(self, net: Network, run: Run) -> list[int]:  # type: ignore[override]
+        return super().serve(net, run).labels
+
+
+class Absent(Sixth):
+    """Returns a class that is not there."""
+
+    def serve(self, net: Network, run: Run) -> Clusters:  # type: ignore[name-defined]  # noqa: F821
+        return super().serve(net, run)
+
+
+LOOPS = [
+    (Nothing, r"Nothing\.serve returned nothing, and declares a State: end it with `return state`"),
+    (Other, r"Other\.serve returned a Averaged, and declares a State"),
+    (Labels, r"Labels\.serve returns list.*: it must be a dataclass with labels"),
+    (Absent, r"Absent\.serve is annotated with a class that is not there: name 'Clusters'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "sentence"), LOOPS)
+def test_a_loop_that_does_not_return_what_it_says(kind: type[Sixth], sentence: str, clients: Federation, tmp_path: Path) -> None:
+    for folder in (None, tmp_path / "run"):
+        with pytest.raises(UsageError, match=sentence) as told:
+            made(kind, rounds=1).fit(clients, folder=folder)
+        assert one_sentence(told.value)
+
+
+ASKS = """
+class Broken(FedAvg):
+    name, client = "broken", Client
+    def serve(self, net, run) -> Averaged:
+        net.gather(Client.tell, Hello(), to=net.clients)
+        return super().serve(net, run)
+"""
+BROKEN = {
+    "loop": (
+        "class Broken(FedAvg):\n    name = 'broken'\n    def serve(self, net, run):\n        super().serve(net, run)\n",
+        "Broken.serve does not say what it returns",
+    ),
+    "silent loop": (
+        "class Broken(FedAvg):\n    name = 'broken'\n    def serve(self, net, run) -> Averaged:\n        super().serve(net, run)\n",
+        "Broken.serve returned nothing",
+    ),
+    "parameter": (
+        "class Client(Contributor):\n    @answers('gather')\n    def tell(self, turn, hello: Hello) -> Done:\n"
+        "        return Done()\n" + ASKS,
+        "the server cannot call Client.tell(self, turn, hello)",
+    ),
+    "annotation": (
+        "class Client(Contributor):\n    @answers('gather')\n    def tell(self, turn, query: Hello):\n        return Done()\n" + ASKS,
+        "Client.tell does not say what its return is",
+    ),
+    "tensor": (
+        "class Client(Contributor):\n    @answers('gather')\n    def tell(self, turn, query: Hello) -> Done:\n"
+        "        return self.cohort.start\n" + ASKS,
+        "Client.tell replied with a Tensor: it declares a Done",
+    ),
+}
+IMPORTS = """
+from dataclasses import dataclass
+from securecluster.averaging import Averaged, Contributor
+from securecluster.endpoint import answers
+from securecluster.privacy.keys import Done, Hello
+from securecluster.protocols.fedavg import FedAvg
+"""
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_on_the_command_line_a_mistake_is_one_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, sentence = BROKEN[name]
+    module = "broken_" + name.replace(" ", "_")
+    (tmp_path / f"{module}.py").write_text(IMPORTS + text)
+    monkeypatch.setattr(protocols, "__path__", [*protocols.__path__, str(tmp_path)])
+    monkeypatch.setitem(options.PROTOCOLS, "broken", f"{module}:Broken")
+    small = ["--clients", "4", "--clusters", "2", "--samples", "20", "--rounds", "1", "--epochs", "1", "--quiet"]
+    assert main(["run", "broken", *small, "--out", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("securecluster: ") and sentence in told
+    assert told.count("\n") == 1
+
+
+def test_the_published_methods_say_what_no_mask_covers() -> None:
+    """Losses, relevance, sample counts, and NSIM's layers: nothing else of numbers leaves without a mask."""
+    found = set()
+    for kind in (getattr(protocols, name) for name in protocols.__all__):
+        client = getattr(kind, "client", Trainee)
+        for name in dir(client):
+            release = getattr(getattr(client, name), "__release__", None)
+            if isinstance(release, endpoint.Release):
+                found |= set(release.unmasked)
+    assert found == {"layer", "loss", "row", "size"}
