@@ -18,8 +18,8 @@ ALWAYS = [
 ]
 OBSERVED = "the observer's metrics and agreement lie outside the protocol and outside epsilon"
 EXACT = "what leaves without noise is not differentially private: epsilon is infinite (null) as soon as anything does"
+SUMS = "the sums of clipped gradients that DP-SGD adds noise to are rounded to floating-point numbers as they are made"
 NOISED = [
-    "noise is made of floating-point numbers: not hardened against attacks on their lowest bits (Mironov 2012)",
     "choosing the clip, the noise, the number of rounds or any other option by private data is a release of its own",
     "epsilon is of this run, and newcomers add to it: other runs on the same clients cost more together (Ledger.union)",
     "a server that asks for more than its protocol does spends more than this: clients keep no budget of their own",
