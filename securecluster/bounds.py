@@ -157,6 +157,12 @@ def declared(message: Any) -> dict[str, Bound]:
     return found
 
 
+def squared(message: Any) -> list[str]:
+    """Return the fields of a message class whose numbers its recipient squares."""
+    bounds = declared(cast(Hashable, message))
+    return [name for name, bound in bounds.items() if isinstance(bound, Real) and bound.squared]
+
+
 def undeclared(message: type) -> list[str]:
     """Return the fields of a message class that need a bound and declare none: all but texts, shares and flags."""
     bounds = declared(cast(Hashable, message))
@@ -331,8 +337,6 @@ def _check_values(where: str, bound: Tensorial, value: Tensors, limits: Limits, 
 def _check_reals(where: str, bound: Real, table: torch.Tensor, finite: bool) -> None:
     if finite and bound.finite and not _finite(table):
         raise FrameError(f"{where} holds a number that is not finite: the frame is refused")
-    if bound.squared:
-        check_length(where, table)
     if bound.low is None or bound.most is None:
         return
     outside = (table < bound.low) | (table > bound.most)
@@ -340,11 +344,10 @@ def _check_reals(where: str, bound: Real, table: torch.Tensor, finite: bool) -> 
         raise FrameError(f"{where} holds a number outside of [{bound.low:g}, {bound.most:g}]: the frame is refused")
 
 
-def check_length(where: str, table: torch.Tensor) -> None:
-    """Raise FrameError for a finite row (of a table of rows) that is longer than `LONGEST` allows."""
+def too_long(table: torch.Tensor) -> list[int]:
+    """Return the rows of a table of finite numbers that are longer than `LONGEST` allows."""
     norms = torch.linalg.vector_norm(table.flatten(1), dim=1, dtype=torch.float64)
-    if bool((norms.isfinite() & (norms > LONGEST[table.dtype == torch.float64])).any()):
-        raise FrameError(f"{where} is so long that its square overflows: lower the learning rate (--lr), or leave its sender out")
+    return [int(row) for row in (norms > LONGEST[table.dtype == torch.float64]).nonzero().flatten().tolist()]
 
 
 def _finite(table: torch.Tensor) -> bool:

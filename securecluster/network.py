@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from securecluster.backend import torch
-from securecluster.bounds import Limits, check, check_length
+from securecluster.bounds import Limits, check
 from securecluster.costs import Costs
 from securecluster.digests import reply_digests
 from securecluster.endpoint import GATHER, MINIMUM, PAIRS, SUM, Release, Turn, release_of
@@ -24,7 +24,7 @@ from securecluster.privacy.keys import Box, Hello, Peers
 from securecluster.privacy.ledger import Event, Ledger
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
-from securecluster.replies import Pairs, Replies, Sums, check_finite
+from securecluster.replies import Pairs, Replies, Sums, check_finite, check_squares
 from securecluster.transport import Transport
 
 C = TypeVar("C")
@@ -103,7 +103,7 @@ class Network:
         ready, step = self._open(method, query, to, step, tries)
         answer = self._insist(method, self._call(method, GATHER, query, to, ready, step, [1] * len(ready)), tries)
         reply = self._costs.read(release_of(method), answer.reply, step)
-        _check_decoded(answer.reply, reply, release_of(method).through)
+        check_squares(self.round, answer.ids, reply)
         own = not release_of(method).private  # who trains for itself may have done so though no reply came
         self._heard(method, GATHER, ready if own else answer.ids, reply, step)
         return Replies(answer.ids, cast(A, reply), self._missing(to, answer.ids), step)
@@ -237,6 +237,7 @@ class Network:
         reply = placed(answer.reply, release.through, self._device)
         answer = dataclasses.replace(answer, reply=reply)
         check_finite(call, answer)
+        check_squares(call.round, answer.ids, reply)
         return answer
 
     def _missing(self, to: Sequence[int], came: Sequence[int]) -> tuple[int, ...]:
@@ -334,11 +335,3 @@ class Network:
         if answer.reply is not None:
             check(answer.reply, self.limits.beside(query))
         return answer
-
-
-def _check_decoded(came: Any, read: Any, through: Sequence[str]) -> None:
-    """Raise FrameError where codes stand for numbers that are too large to be computed with."""
-    for name in through if came is not None else ():
-        coded, rows = getattr(came, name).table, getattr(read, name).table
-        if rows is not coded and rows.is_floating_point():
-            check_length(f"{type(read).__name__}.{name}", rows)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from securecluster.backend import torch
+from securecluster.bounds import squared, too_long
 from securecluster.errors import UpdateError
 from securecluster.messages import Answer, Call, Rows, Shared
 
@@ -58,6 +60,25 @@ def check_finite(call: Call, answer: Answer) -> None:
                 )
         elif isinstance(value, Shared) and value.value.is_floating_point() and not bool(torch.isfinite(value.value).all()):
             raise UpdateError(f"round {call.round}: {name} of the clients' replies is not finite: lower the learning rate (--lr)")
+
+
+def check_squares(number: int, ids: Sequence[int], reply: object) -> None:
+    """Raise UpdateError for rows of finite numbers that the server could not square.
+
+    Args:
+        number: of the round.
+        ids: whose rows they are.
+        reply: a message over `ids`; None where nobody replied.
+    """
+    for name in squared(type(reply)) if reply is not None else ():
+        rows = getattr(reply, name)
+        if not rows.table.is_floating_point():  # sealed, or not decoded yet
+            continue
+        bad = set(too_long(rows.table))
+        who = [i for k, i in enumerate(ids) if (k if rows.index is None else rows.index[k]) in bad]
+        if who:
+            few = ", ".join(map(str, who[:5]))
+            raise UpdateError(f"round {number}: {name} of client(s) {few}, squared, is not finite: lower the learning rate (--lr)")
 
 
 def _finite(table: torch.Tensor) -> torch.Tensor:

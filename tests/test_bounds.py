@@ -15,11 +15,12 @@ from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, LocalK
 from securecluster import Federation, wire
 from securecluster.banks import Moves
 from securecluster.bounds import Between, Exactly, Limits, Octets, Real, Upto, Whole, axes_of, check, undeclared
-from securecluster.displacements import Means
+from securecluster.displacements import Means, Update
 from securecluster.endpoint import KEY_METHODS, Endpoint, message_types
-from securecluster.errors import FrameError, PolicyError
+from securecluster.errors import FrameError, PolicyError, UpdateError
 from securecluster.messages import APART, Header, Picks, Rows, Shared
 from securecluster.refiner import Relay
+from securecluster.replies import check_squares
 
 NAN = float("nan")
 
@@ -193,3 +194,13 @@ def test_newcomers_beyond_one_frame_agree_on_the_mask_in_several(small: Federati
     kmeans = LocalKMeans(k=2, rounds=1, local_rounds=1, model="linear").fit(small)
     assert len(kmeans.predict(many)) == len(many)
     assert list(fitted.predict(many)) == [0] * len(many)
+
+
+@pytest.mark.parametrize(("kind", "most"), [(torch.float32, 1e17), (torch.float64, 1e150)])
+def test_rows_whose_squares_overflow_are_refused_by_their_clients_numbers(kind: torch.dtype, most: float) -> None:
+    rows = torch.zeros(3, 4, dtype=kind)
+    rows[1] = most / 2
+    check_squares(2, (4, 5, 6), Update(Rows(rows), None))
+    rows[1] = most
+    with pytest.raises(UpdateError, match=r"round 2: delta of client\(s\) 5, squared, is not finite: lower the learning rate"):
+        check_squares(2, (4, 5, 6), Update(Rows(rows), None))
