@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from securecluster.backend import torch
-from securecluster.bounds import Real, Upto
+from securecluster.bounds import Between, Real, Upto
 from securecluster.briefs import Outliner, updates_of
 from securecluster.cohort import LocalTraining
 from securecluster.displacements import MOST_SAMPLES, Discloser, Means, Outbox, Posted, Trainee, Update, nothing
@@ -30,6 +30,13 @@ from securecluster.similarity import cross_cosine
 FULL = LocalTraining(lr=1.0, epochs=1, batch_size=1 << 62, dropout=False)  # one step over all samples: θ − ∇r(θ)
 TRIES = 5
 WORST = 1e30  # stands for a loss that is not finite, as that of weights that overflow: no cluster is handed such a model
+
+
+@dataclass(frozen=True, eq=False)
+class PathModels(Means):
+    """Server to client: the models on the path from the root to its cluster."""
+
+    depth: Annotated[int, Between(most="clients")] = 0  # models on the longest path of a client that is asked
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +66,15 @@ class Branching(Outliner):
         )
 
     @answers(SUM, unmasked=("loss", "size"))
-    def judge(self, turn: Turn, query: Means) -> Losses:
+    def judge(self, turn: Turn, query: PathModels) -> Losses:
         """The losses of θ_i and of the models on its path, which the query brings, on the samples kept aside; with noise where the run
         adds some.
         """
         self.check_not_behind(turn, query)
         widths = [1 + len(p) for p in query.means.picks]
-        depth, clip = max(widths) - 1, loss_clip(self._pipeline.guard)
+        depth, clip = query.depth, loss_clip(self._pipeline.guard)
+        if depth < max(widths) - 1:
+            raise FrameError(f"PathModels.depth is {depth}, and a path has {max(widths) - 1} models: the frame is refused")
         found = np.zeros((len(turn.at), 1 + depth))
         sizes = [self.cohort.aside[k] for k in turn.at]
         found[:, 0] = self.cohort.loss_aside(self.models.select(turn.at), turn.at, clip)  # NaN for a client that keeps nothing aside
@@ -227,8 +236,9 @@ def fall_back(net: Network, tree: Tree, outbox: Outbox, labels: Sequence[int]) -
     if not to:
         return handed
     letter = tree.letter([above[labels[i]] for i in to], outbox.number)
-    total = net.sum(Branching.judge, letter, to=to, by=[labels[i] for i in to], groups=len(leaves))
     depth = max(len(path) for path in above)
+    path = PathModels(letter.means, letter.steps, letter.absolute, letter.count, depth=depth)
+    total = net.sum(Branching.judge, path, to=to, by=[labels[i] for i in to], groups=len(leaves))
     width = total.rows.loss.table.shape[1] if total.ids else 1 + depth
     if width < 1 + depth:
         raise FrameError(f"Losses.loss has {width} numbers where {1 + depth} were expected: the replies are refused")

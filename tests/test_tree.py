@@ -12,14 +12,14 @@ import torch
 from securecluster.protocols import CFL, Settings
 
 from securecluster import Federation, LabelSwap
-from securecluster.displacements import Means, Outbox, Posted, Update
+from securecluster.displacements import Outbox, Posted, Update
 from securecluster.endpoint import Endpoint, Turn
 from securecluster.errors import UpdateError, UsageError
 from securecluster.messages import Call, Picks, Rows
 from securecluster.replies import Replies
 from securecluster.run import Run
-from securecluster.transport import InProcess
-from securecluster.tree import Tree, walk
+from securecluster.transport import Framed, InProcess
+from securecluster.tree import PathModels, Tree, walk
 
 FULL = Settings(transcript="full", dtype="float64")
 MASKS = ("none", "permutation", "signed-permutation", "rotation")
@@ -268,6 +268,24 @@ def test_a_member_that_missed_the_last_average_does_not_judge_its_cluster(small:
     assert asked == able
 
 
+def test_clusters_at_unequal_depths_are_judged_over_real_frames_as_in_one_process() -> None:
+    federation = Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=9, samples=40, seed=0)
+    made = CFL(criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=4, min_size=5, fallback=0.3)
+    config = made.config(federation, "float64")
+    states = []
+    for framed in (False, True):
+        endpoint = made.build_client(federation, Settings(dtype="float64"))
+        each = dict.fromkeys(range(9), endpoint.answer_frame)
+        transport = Framed(each, lambda name: made.message_types(name)[1]) if framed else InProcess(endpoint.answer)
+        net = made.build_network(transport, config)
+        states.append(made.serve(net, Run(begin=lambda number, net=net: setattr(net, "round", number))))  # type: ignore[misc]
+    tree, judged = states[0].tree, [state.handed.losses for state in states]
+    assert len({len(tree.path(tree.leaf(c))) for c in set(states[0].labels)}) > 1
+    assert [list(own) for own in judged[0]] == [list(own) for own in judged[1]]
+    for one, other in zip(*judged, strict=True):
+        assert list(one.values()) == pytest.approx(list(other.values()), rel=1e-9)
+
+
 def test_full_gradients_are_those_of_the_whole_network_without_dropout(small: Federation) -> None:
     layers = [torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 10)]
     net = torch.nn.Sequential(*layers)
@@ -286,7 +304,7 @@ def test_a_loss_that_is_not_finite_is_a_bad_one(small: Federation) -> None:
     assert np.isposinf(client.cohort.loss_aside(client.models, range(6))).all()
     path = ((0,),) * 2
     steps, counts = Picks(torch.zeros(1, dtype=torch.int64), path), Rows(torch.zeros(2, dtype=torch.int64))
-    query = Means(Picks(torch.zeros_like(client.models.table), path), steps, True, counts)
+    query = PathModels(Picks(torch.zeros_like(client.models.table), path), steps, True, counts, depth=1)
     found = client.judge(Turn((0, 1), (0, 1), 1, 1), query).loss.values
     assert bool(found.isfinite().all())
     assert bool((found[:, 0] > 1e6 * found[:, 1]).all())
