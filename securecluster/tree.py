@@ -78,7 +78,7 @@ class Branching(Outliner):
         found = np.zeros((len(turn.at), 1 + depth))
         sizes = [self.cohort.aside[k] for k in turn.at]
         found[:, 0] = self.cohort.loss_aside(self.models.select(turn.at), turn.at, clip)  # NaN for a client that keeps nothing aside
-        for n in range(depth):
+        for n in range(max(widths) - 1):
             far = [k for k, picks in enumerate(query.means.picks) if len(picks) > n]
             table, index = self._of(query, sorted({query.means.picks[k][n] for k in far}))
             rows = Rows(table, tuple(index[query.means.picks[k][n]] for k in far))
