@@ -229,7 +229,8 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
     ledger, record = protocol.ledger_, _opened_record(protocol)
     first = config["clients"]
     ledger.names = dict(enumerate(learned.names)) | ledger.names
-    numbers = [number_of(ledger, first, name, n) for name, n in zip(newcomers.names, sizes, strict=True)]
+    priced = sizes if protocol.per_example else [None] * len(sizes)
+    numbers = [number_of(ledger, first, name, n) for name, n in zip(newcomers.names, priced, strict=True)]
     settings = learned.settings
     guests = build_client(protocol, newcomers, settings, joins=config, numbers=numbers)
     hosts = _hosts(config, protocol.kept_.clients.secrets, guests.limits)
@@ -246,7 +247,7 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
     device = guests.client.cohort.device
     net = protocol.build_network(Recorded(InProcess(answer), transcript), config, device=device)
     called = dict(zip(numbers, newcomers.names, strict=True))
-    own = Ledger(samples=_samples(guests.client), names=called)
+    own = Ledger(samples=_samples(guests.client) if protocol.per_example else {}, names=called)
     net.state = replace(unpack(pack(learned.network), NetworkState), ledger=own)
     net.round = 1 + max((line["round"] for line in learned.history), default=0)
     recall = Recall(event for event in ledger.events if min(event.ids) >= first)

@@ -26,11 +26,14 @@ NAME = "newcomers.jsonl"
 
 @dataclass(frozen=True)
 class Entry:
-    """One event of newcomers, with their names and numbers of samples in the order of its `ids`."""
+    """One event of newcomers, with their names and numbers of samples in the order of its `ids`.
+
+    A number is None where no price depends on it, since what is recorded is for others to see.
+    """
 
     event: Event
     names: tuple[str, ...]
-    samples: tuple[int, ...]
+    samples: tuple[int | None, ...]
 
 
 class Record:
@@ -86,7 +89,7 @@ class Record:
             content = {
                 "event": plain(event),
                 "names": [ledger.names[i] for i in event.ids],
-                "samples": [ledger.samples[i] for i in event.ids],
+                "samples": [ledger.samples.get(i) for i in event.ids],
             }
             last = _digest(last, content)
             lines.append(json.dumps({**content, "sha256": last}))
@@ -121,7 +124,7 @@ def _digest(before: str, content: Mapping[str, Any]) -> str:
     return manifest.digest((before + json.dumps(content, sort_keys=True)).encode())
 
 
-def number_of(ledger: Ledger, clients: int, name: str, samples: int) -> int:
+def number_of(ledger: Ledger, clients: int, name: str, samples: int | None) -> int:
     """Return a newcomer's number, which its keys follow from: the next free one where it was not seen before.
 
     The same newcomer has the same keys whenever it is asked. One that is called like a client of the run is the same
@@ -130,14 +133,15 @@ def number_of(ledger: Ledger, clients: int, name: str, samples: int) -> int:
     Args:
         ledger: keeps the numbers.
         clients: of the run.
-        samples: that it trains on. With another number of samples it gets another number.
+        samples: that it trains on, where its price depends on them. With others it gets another number.
     """
     for i, known in ledger.names.items():
         if i >= clients and known == name and ledger.samples.get(i) == samples:
             return i
     found = max(clients, 1 + max(ledger.names, default=-1))
     ledger.names[found] = name
-    ledger.samples[found] = samples
+    if samples is not None:
+        ledger.samples[found] = samples
     return found
 
 

@@ -103,9 +103,10 @@ class Network:
         ready, step = self._open(method, query, to, step, tries)
         answer = self._insist(method, self._call(method, GATHER, query, to, ready, step, [1] * len(ready)), tries)
         reply = self._costs.read(release_of(method), answer.reply, step)
+        if not self._recorded_at_once(method):
+            own = not release_of(method).private  # who trains for itself may have done so though no reply came
+            self._record(method, GATHER, ready if own else answer.ids, reply, step)
         check_squares(self.round, answer.ids, reply)
-        own = not release_of(method).private  # who trains for itself may have done so though no reply came
-        self._heard(method, GATHER, ready if own else answer.ids, reply, step)
         return Replies(answer.ids, cast(A, reply), self._missing(to, answer.ids), step)
 
     def post(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int]) -> Replies[A]:
@@ -128,14 +129,12 @@ class Network:
             ready = [i for i in ready if left[group[i]] >= min(MINIMUM, asked[group[i]])]
         own = [group[i] for i in ready]
         call = self._call(method, SUM, query, to, ready, step, [own.count(g) for g in own])
-        digests: dict[int, str] = {}
-        total = self.aggregator.run(partial(self._exchange_for_sum, method, digests), call, own, number)
+        total = self.aggregator.run(partial(self._exchange, method), call, own, number)
         rows = self._costs.read(release_of(method), total.rows, step, total.counts)
         rows = self._in_run_type(release_of(method), rows)
-        if self._costs.per_group(release_of(method)) and total.ids:  # the noise is the sum's: of another sum it is another one
+        if not self._recorded_at_once(method) and total.ids:  # the noise is the sum's: of another sum it is another one
             sums = reply_digests(rows, number)
-            digests = {i: sums[group[i]] for i in total.ids}
-        self._heard(method, SUM, total.ids, rows, step, digests)
+            self._record(method, SUM, total.ids, rows, step, [sums[group[i]] for i in total.ids])
         return Sums(total.ids, cast(A, rows), total.counts, self._missing(to, total.ids), step)
 
     def _in_run_type(self, release: Release, rows: A) -> A:
@@ -177,7 +176,6 @@ class Network:
         """
         ready, step = self._open(method, query, to, tries=tries)
         answer = self._insist(method, self._call(method, PAIRS, query, to, ready, step, [2] * len(ready)), tries)
-        self._heard(method, PAIRS, answer.ids, answer.reply, step)
         self._missing(to, answer.ids)
         if len(answer.ids) < 2:
             raise UsageError(f"pairs needs at least two replies, {len(answer.ids)} came: try again")
@@ -228,6 +226,7 @@ class Network:
         return Answer(tuple(ids[k] for k in order), select(joined, order))
 
     def _exchange(self, method: Callable[..., Any], call: Call) -> Answer:
+        """Return the replies to a call, which are in the ledger before anybody uses them."""
         answer = self._transport.exchange(call)
         if answer.reply is None:
             return answer
@@ -236,6 +235,8 @@ class Network:
         check(answer.reply, self.limits.beside(call.query), through, finite=False)
         reply = placed(answer.reply, release.through, self._device)
         answer = dataclasses.replace(answer, reply=reply)
+        if self._recorded_at_once(method):
+            self._record(method, call.verb, answer.ids, reply, call.step)
         check_finite(call, answer)
         check_squares(call.round, answer.ids, reply)
         return answer
@@ -256,37 +257,32 @@ class Network:
         """
         return self._costs.noise(field, int(self.agreed.get("dimension", 0)), trains)
 
-    def _exchange_for_sum(self, method: Callable[..., Any], digests: dict[int, str], call: Call) -> Answer:
-        """As `_exchange`, with the digests of replies whose repetition would have a price."""
-        answer = self._exchange(method, call)
+    def _recorded_at_once(self, method: Callable[..., Any]) -> bool:
+        """Return whether replies are releases as they come, and not only once a trusted server has added its noise."""
         release = release_of(method)
-        if answer.reply is None or self._costs.per_group(release):
-            return answer
-        if self._costs.repeatable(release, answer.reply):
-            digests |= zip(answer.ids, reply_digests(answer.reply, len(answer.ids)), strict=True)
-        return answer
+        return release.private and not self._costs.per_group(release)
 
-    def _heard(
+    def _record(
         self,
         method: Callable[..., Any],
         verb: str,
         ids: Sequence[int],
         reply: Any,
         step: int,
-        digests: Mapping[int, str] | None = None,
+        digests: Sequence[str] | None = None,
     ) -> None:
-        """Record what the clients `ids` released, before anybody uses it.
+        """Write into the ledger what the clients `ids` released.
 
         Args:
-            reply: as it is read. Under a trusted server that is with its noise: a digest of what it was sent would tell that.
-            digests: of each client's reply, where `reply` is a sum of them.
+            reply: as it came; under a trusted server with its noise, since a digest of what that was sent would tell it.
+            digests: of each client's release, where `reply` is a sum.
         """
         if not ids:
             return
         release = release_of(method)
         found: Sequence[str] = ()
         if self._costs.repeatable(release, reply):
-            found = reply_digests(reply, len(ids)) if digests is None else [digests[i] for i in ids]
+            found = reply_digests(reply, len(ids)) if digests is None else digests
         reader = "lps" if self._asker else "server"
         events = self._costs.events(
             release,

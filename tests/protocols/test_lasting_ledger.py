@@ -16,9 +16,11 @@ from securecluster import Federation
 from securecluster.app.cli import main
 from securecluster.cohort import Cohort
 from securecluster.errors import SecureClusterError
+from securecluster.messages import Answer, Call
 from securecluster.privacy.accounting import gaussian_epsilon
 from securecluster.privacy.ledger import Event, Recall
 from securecluster.run import Run
+from securecluster.transport import InProcess
 
 Z = 3.0
 FULL = Settings(transcript="full", threads=1)
@@ -167,3 +169,28 @@ def test_replay_refuses_a_ledger_that_lacks_or_changes_an_event(
         folders.seal(tmp_path, (tmp_path / "result.json").read_bytes())
         assert main(["replay", str(tmp_path)]) == 2
         assert "ledger.jsonl differs from the replay" in capsys.readouterr().err
+
+
+def test_what_a_part_of_the_clients_sent_before_a_kill_is_in_the_ledger(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The plain sum asks 32 clients first."""
+    clients = Federation.simulate("digits", clients=40, samples=10, seed=0)
+    method, answered = FedAvg(**{**CLIENT, "rounds": 1}), []
+    exchange = InProcess.exchange
+
+    def die(self: InProcess, call: Call) -> Answer:
+        if answered:
+            raise KilledError
+        answered.append(call.to)
+        return exchange(self, call)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InProcess, "exchange", die)
+        with pytest.raises(KilledError):
+            method.fit(clients, FULL, folder=tmp_path)
+    lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
+    assert [tuple(json.loads(line)["ids"]) for line in lines] == answered
+    request.getfixturevalue("other_machine")
+    ledger = method.fit(clients, FULL, folder=tmp_path).ledger_
+    priced = [ledger.of([name]).price(1e-5).epsilon for name in clients.names]
+    once, twice = (gaussian_epsilon(math.sqrt(times) / Z, 1e-5) for times in (1, 2))
+    assert priced == pytest.approx([twice] * 32 + [once] * 8)
