@@ -11,6 +11,7 @@ from securecluster.backend import torch
 from securecluster.messages import Picks, Rows, Shared
 
 SIZE = 8  # bytes
+TENSORS = (Picks, Rows, Shared)
 
 
 def reply_digests(reply: Any, count: int) -> tuple[str, ...]:
@@ -26,6 +27,13 @@ def reply_digests(reply: Any, count: int) -> tuple[str, ...]:
             hasher.update(f"{name} ".encode())
             hasher.update(part)
     return tuple(hasher.hexdigest() for hasher in hashers)
+
+
+def tells_noise(reply: Any) -> bool:
+    """Return whether two draws of noise give two replies: not so of choices, which are few whatever the noise was."""
+    kinds = (torch.uint8, torch.float32, torch.float64)  # codes and numbers
+    tables = [value.value if isinstance(value, Shared) else value.table for value in vars(reply).values() if isinstance(value, TENSORS)]
+    return any(table.dtype in kinds for table in tables)
 
 
 def _parts(value: Any, count: int) -> Iterator[bytes]:

@@ -15,13 +15,13 @@ from typing import Any, TypeVar, cast
 from securecluster.backend import torch
 from securecluster.bounds import Limits, check
 from securecluster.costs import Costs
-from securecluster.digests import reply_digests
+from securecluster.digests import reply_digests, tells_noise
 from securecluster.endpoint import GATHER, MINIMUM, PAIRS, SUM, Release, Turn, release_of
 from securecluster.errors import FrameError, UsageError
 from securecluster.messages import APART, RELAY, Answer, Call, Rows, Shared, frames, placed, select, stack
 from securecluster.privacy.aggregators import Aggregator, Plain
 from securecluster.privacy.keys import Box, Hello, Peers
-from securecluster.privacy.ledger import Event, Ledger
+from securecluster.privacy.ledger import CHOICE, Event, Ledger
 from securecluster.privacy.stages import Pipeline
 from securecluster.randomness import Randomness
 from securecluster.replies import Pairs, Replies, Sums, check_finite, check_squares
@@ -283,6 +283,8 @@ class Network:
         found: Sequence[str] = ()
         if self._costs.repeatable(release, reply):
             found = reply_digests(reply, len(ids)) if digests is None else digests
+            if not tells_noise(reply):
+                found = [CHOICE] * len(ids)
         reader = "lps" if self._asker else "server"
         events = self._costs.events(
             release,

@@ -57,7 +57,8 @@ class Private:
         self._plan, self._sizes, self._block = plan, sizes, block
         about = [own + mine for own, mine in zip(_digests(weights, plan), data, strict=True)]
         self._batches = [secret.seed(i, "dp-sgd batches", step, a) for i, a in zip(ids, about, strict=True)]
-        self._noise = GridNoise([secret.seed(i, "dp-sgd noise", step, a) for i, a in zip(ids, about, strict=True)])
+        self._secrets = [secret.seed(i, "dp-sgd noise", step, a) for i, a in zip(ids, about, strict=True)]
+        self._steps = 0
         d = weights.shape[1]
         reach = [plan.clip / min(plan.batch_size, n) for n in sizes]  # of a sum, in the unit of a mean gradient
         self._grid = [spacing(plan.noise, r, d) for r in reach] if plan.noise else []
@@ -68,9 +69,26 @@ class Private:
         """The k-th client's mini-batches in order, places among its own examples; some are empty."""
         size = self._sizes[k]
         rate, everyone = self._plan.rate(size), np.arange(size)
-        draw = np.random.Generator(np.random.Philox(key=int.from_bytes(self._batches[k][:16], "little")))
+        draw = _Uniform(self._batches[k])
         for _ in range(self._plan.number(size)):
-            yield everyone if rate == 1 else np.flatnonzero(draw.random(size) < rate)
+            yield everyone if rate == 1 else np.flatnonzero(draw.next(size) < rate)
+
+    def add_noise(self, sums: torch.Tensor) -> None:
+        """Round the sums of a step to their grids and add its noise, in place.
+
+        The noise belongs to the rounded sums. Sums that differ, of gradients that another machine rounded otherwise,
+        have another noise: under the same one their difference would tell them.
+
+        Args:
+            sums: (k, d) of the first k clients.
+        """
+        grid = self._grid[: len(sums)]
+        spacings = sums.new_tensor(grid)[:, None]
+        sums.div_(spacings).round_().mul_(spacings)  # exact: a power of two, and no more bits than there were
+        about = f"step {self._steps} ".encode()
+        seeds = [_keyed(secret, about, row) for secret, row in zip(self._secrets, sums, strict=False)]
+        GridNoise(seeds).add_to(sums, grid, self._sigma[: len(sums)])
+        self._steps += 1
 
     def step(
         self,
@@ -97,10 +115,32 @@ class Private:
             keys = None if keys is None else example_keys(keys[:, None], places)
             _one_by_one(model, params, x, y, weight, keys, self._plan.clip, views, self._block)
         if self._plan.noise:
-            self._noise.add_to(total, self._grid[: len(x)], self._sigma[: len(x)])
+            self.add_noise(total)
         optimizer.begin()
         for name, gradient in views.items():
             optimizer.value(name, gradient)
+
+
+class _Uniform:
+    """Uniform numbers of 53 bits in [0, 1), from a ChaCha20 stream under a seed of 32 bytes."""
+
+    def __init__(self, seed: bytes) -> None:
+        from cryptography.hazmat.primitives.ciphers import Cipher
+        from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+        self._stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
+
+    def next(self, count: int) -> NDArray[np.float64]:
+        """Return the next numbers, (count,)."""
+        words = np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
+        found: NDArray[np.float64] = (words >> np.uint64(11)) * 2.0**-53
+        return found
+
+
+def _keyed(secret: bytes, about: bytes, row: torch.Tensor) -> bytes:
+    """Return 32 bytes that follow from a secret and the numbers of a row."""
+    numbers = row.detach().cpu().contiguous().numpy().tobytes()
+    return hashlib.blake2b(about + numbers, digest_size=32, key=secret).digest()
 
 
 def _digests(weights: torch.Tensor, plan: LocalTraining) -> Iterator[bytes]:

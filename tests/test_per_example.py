@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from securecluster.cohort import Cohort, LocalTraining, check_training
 from securecluster.devices import cpu_threads
 from securecluster.errors import UsageError
 from securecluster.flat import FlatModel
-from securecluster.grid_noise import GridNoise, spacing
+from securecluster.grid_noise import GridNoise
 from securecluster.messages import Rows
 from securecluster.objectives import Language, Objective, Trajectory
 from securecluster.per_example import Private
@@ -100,15 +101,6 @@ def private(batched: Cohort, k: int, start: torch.Tensor, plan: LocalTraining, s
     return Private(batched.secret, [batched.ids[k]], [batched.sizes[k]], start[None], plan, step, 1, [batched._train_on.digest(k)])
 
 
-def noises(batched: Cohort, k: int, start: torch.Tensor, plan: LocalTraining, step: int, steps: int) -> list[torch.Tensor]:
-    """The noise of each of its steps, from the same stream."""
-    own = private(batched, k, start, plan, step)
-    found = [torch.zeros_like(start) for _ in range(steps)]
-    for row in found if plan.noise else []:
-        own._noise.add_to(row[None], own._grid, own._sigma)
-    return found
-
-
 def plain_loop(batched: Cohort, k: int, start: torch.Tensor, plan: LocalTraining, step: int) -> tuple[torch.Tensor, list[int]]:
     """Algorithm 1 of Abadi et al. 2016 as it is printed: one client, one example at a time, torch.optim for the step; and batch sizes."""
     module = copy.deepcopy(batched.model.module).double()
@@ -118,8 +110,9 @@ def plain_loop(batched: Cohort, k: int, start: torch.Tensor, plan: LocalTraining
     if plan.optimizer == "adam":
         optimizer = torch.optim.Adam(own, lr=plan.lr)
     shard = federation().shards[batched.ids[k]]
-    batches = list(private(batched, k, start, plan, step).batches(0))
-    for batch, noise in zip(batches, noises(batched, k, start, plan, step, len(batches)), strict=True):
+    given = private(batched, k, start, plan, step)
+    batches = list(given.batches(0))
+    for batch in batches:
         total = torch.zeros_like(start)
         for example in batch:
             x, y = torch.as_tensor(shard.x[[example]]).double(), torch.as_tensor(shard.y[[example]])
@@ -128,8 +121,7 @@ def plain_loop(batched: Cohort, k: int, start: torch.Tensor, plan: LocalTraining
             total = total + flat / max(1.0, float(flat.norm()) / plan.clip)
         total = total / min(plan.batch_size, len(shard.y))
         if plan.noise:
-            grid = spacing(plan.noise, plan.clip / min(plan.batch_size, len(shard.y)), len(start))
-            total = grid * (total / grid).round() + noise
+            given.add_noise(total[None])
         for p, g in zip(own, total.split([p.numel() for p in own]), strict=True):
             p.grad = g.view_as(p).clone()
         optimizer.step()
@@ -184,15 +176,42 @@ def test_blocks_of_convolved_examples_do_not_matter(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(batched.train(Rows(starts(batched)), EVERYONE, PLANS["adam"], 1), whole, rtol=0, atol=1e-12)
 
 
-def test_float32_is_float64_rounded() -> None:
+def test_sums_that_round_otherwise_have_another_noise() -> None:
+    """Under the same noise the difference of two releases would be that of the sums."""
+    batched, plan = cohort("mlp"), PLANS["sgd"]
+    start = starts(batched)[3]
+    sums = 0.01 * torch.randn(len(start), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def release(changed: float = 0.0, steps: int = 1) -> torch.Tensor:
+        own, row = private(batched, 3, start, plan, 1), sums.clone()
+        row[0] += changed
+        for _ in range(steps):
+            released = row[None].clone()
+            own.add_noise(released)
+        return released[0]
+
+    own = private(batched, 3, start, plan, 1)
+    sigma, grid = own._sigma[0], own._grid[0]
+    assert torch.equal(release(), release(changed=grid / 1e6))
+    for other in (release(changed=grid), release(steps=2)):
+        assert float((release() - other).std()) == pytest.approx(math.sqrt(2) * sigma, rel=0.25)
+
+
+def test_float32_is_float64_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def known(self: Private, sums: torch.Tensor) -> None:
+        draw = torch.Generator().manual_seed(self._steps)
+        sums += 0.1 * torch.randn(sums.shape[1], dtype=torch.float64, generator=draw).to(sums)
+        self._steps += 1
+
+    monkeypatch.setattr(Private, "add_noise", known)
     one, two = cohort("mlp", dtype=torch.float32), cohort("mlp")
     start = Rows(one.start[None], (0,) * len(SIZES))
     plan, found = PLANS["sgd"], one.train(start, EVERYONE, PLANS["sgd"], 1)
     for k in EVERYONE:  # the draws are of the weights in float32
         given, row = private(one, k, one.start, plan, 1), one.start.double()
-        batches, noise = list(given.batches(0)), given._noise
+        batches = list(given.batches(0))
         step = private(two, k, row, plan, 1)
-        step.batches, step._noise = lambda _, own=batches: iter(own), noise  # type: ignore[method-assign,assignment,misc]
+        step.batches = lambda _, own=batches: iter(own)  # type: ignore[method-assign,assignment,misc]
         two._private = lambda *rest, own=step: own  # type: ignore[method-assign,assignment,misc]
         expected = two.train(Rows(row[None]), [k], plan, 1)[0]
         torch.testing.assert_close(found[k].double(), expected, rtol=0, atol=1e-5)
@@ -205,7 +224,7 @@ def test_asked_the_same_a_client_answers_the_same_and_else_draws_anew() -> None:
     def drawn(batched: Cohort, start: torch.Tensor, plan: LocalTraining, step: int, k: int = 3) -> tuple[Any, ...]:
         draws = private(batched, k, start, plan, step)
         row = torch.empty_like(start)[None]
-        draws._noise.add_to(row.zero_(), [2.0**-20], [1.0])
+        draws.add_noise(row.zero_())
         return [list(b) for b in draws.batches(0)], row[0].tolist()
 
     assert torch.equal(batched.train(start, EVERYONE, plan, 1), batched.train(start, EVERYONE, plan, 1))

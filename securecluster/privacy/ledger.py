@@ -18,6 +18,7 @@ from securecluster.privacy.accounting import Step
 Mechanism = Literal["exact", "gaussian", "dp-sgd", "free"]
 Relation = Literal["add/remove", "replace"]
 DELTA = 1e-5
+CHOICE = "choice"  # in place of a digest: two choices may be equal though their noise is not
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class Event:
         reader: who reads it, "server" or "lps", a local parameter server.
         step: the number of the call.
         digests: for each of `ids`, 16 hex digits that stand for the bits of its reply; empty where a repetition has no price of its own.
+            `CHOICE` stands for a reply by which a repetition cannot be told.
+        again: a training of "dp-sgd" that repeats an earlier one, of other bits. Its batches are those of that one, so both are priced as
+            if their batches were known.
     """
 
     method: str
@@ -53,6 +57,7 @@ class Event:
     reader: str = "server"
     step: int = 0
     digests: tuple[str, ...] = ()
+    again: bool = False
 
     def __post_init__(self) -> None:
         if self.digests and len(self.digests) != len(self.ids):
@@ -71,7 +76,7 @@ class Event:
 
     def releases(self) -> list[Release]:
         """Return what each client released, in the order of `ids`."""
-        call = replace(self, ids=(), digests=())
+        call = replace(self, ids=(), digests=(), again=False)
         digests = self.digests or ("",) * len(self.ids)
         return [Release(call, client, digest) for client, digest in zip(self.ids, digests, strict=True)]
 
@@ -122,6 +127,7 @@ class _Cost(NamedTuple):
     batch: int | None
     epochs: int
     samples: int | None  # of the client, for "dp-sgd"
+    again: bool
 
 
 History = frozenset[tuple[_Cost, int]]  # how often each cost arose at a client
@@ -266,7 +272,7 @@ class Ledger:
     def _cost(self, event: Event, client: int) -> _Cost:
         samples = _size(self.samples, client) if event.mechanism == "dp-sgd" else None
         multiplier = event.noise_multiplier or 0.0
-        return _Cost(event.mechanism, multiplier, event.replace, event.batch, event.epochs, samples)
+        return _Cost(event.mechanism, multiplier, event.replace, event.batch, event.epochs, samples, event.again)
 
 
 class Recall:
@@ -286,35 +292,50 @@ class Recall:
         self._known: set[Release] = set()
         self._answered: set[tuple[Event, int]] = set()
         self._repeated: dict[int, list[Event]] = {}  # by client: trainings that were repeated, of which nothing left
+        self._left: dict[int, set[Release]] = {}  # by client: what left it then and has not come again
         self.learn(events)
 
     def learn(self, events: Iterable[Event]) -> None:
         """Take in what was recorded."""
         for event in events:
             for release in event.releases():
-                self._known.add(release)
+                if release.digest != CHOICE:
+                    self._known.add(release)
                 self._answered.add((release.call, release.client))
+                if not event.kept:
+                    self._left.setdefault(release.client, set()).add(release)
 
     def new(self, events: Sequence[Event]) -> list[Event]:
         """Return what is to be recorded of the events of one call."""
-        if not self._known:
+        if not self._answered:
             return list(events)
         found: list[Event] = []
         again: list[Event] = []
         for event in events:
-            unknown = []
+            unknown, repeated = list[int](), list[int]()
             for k, release in enumerate(event.releases()):
+                answered = (release.call, release.client) in self._answered
                 if release not in self._known:
-                    unknown.append(k)
-                    if (release.call, release.client) in self._answered:
-                        again += self._repeated.pop(release.client, [])
+                    (repeated if answered else unknown).append(k)
+                    again += self._trained_again(release.client, answered)
                 elif event.kept:
                     self._repeated.setdefault(release.client, []).append(event.select([k]))
-            if len(unknown) == len(event.ids):
-                found.append(event)
-            elif unknown:
-                found.append(event.select(unknown))
+                else:
+                    self._left[release.client].discard(release)
+            if unknown:
+                found.append(event if len(unknown) == len(event.ids) else event.select(unknown))
+            if repeated:
+                found.append(replace(event.select(repeated), again=event.mechanism == "dp-sgd"))
         return again + found
+
+    def _trained_again(self, client: int, answered: bool) -> list[Event]:
+        """Return the repeated trainings of a client that count again, now that something new of it leaves.
+
+        One counts if something had left after it, before the server was killed, that has not come again.
+        """
+        trained = self._repeated.pop(client, [])
+        left = [release.call.step for release in self._left.get(client, ())]
+        return [replace(event, again=True) for event in trained if answered or any(step > event.step for step in left)]
 
 
 def _distinct(ledgers: Sequence[Ledger]) -> list[Ledger]:
@@ -341,7 +362,9 @@ def _begins(whole: Ledger, part: Ledger) -> bool:
 
 def _anonymous(event: Event) -> bool:
     """Return whether a release with a finite price has no digests, so that two of them may differ."""
-    return event.mechanism in ("gaussian", "dp-sgd") and not event.kept and not event.digests
+    if event.mechanism not in ("gaussian", "dp-sgd") or event.kept:
+        return False
+    return not event.digests or CHOICE in event.digests
 
 
 def _has_exact(history: History) -> bool:
@@ -359,6 +382,8 @@ def _steps(cost: _Cost, times: int, relation: Relation) -> Iterable[Step]:
     if cost.mechanism == "gaussian":
         return [(cost.noise_multiplier / (cost.replace if relation == "replace" else 1.0), 1.0, times)]
     q, steps = accounting.sampling(cost.samples or 0, cost.batch, cost.epochs)
+    if cost.again and q < 1:  # two trainings in the same batches cost no more than two in batches that are known
+        q, steps = 1.0, 2 * steps
     return [(cost.noise_multiplier / (2.0 if relation == "replace" else 1.0), q, steps * times)]
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, FedAvg, LocalKMeans, Protocol, Settings
+from securecluster.protocols import CFL, FLHC, IFCA, FedAvg, LocalKMeans, Protocol, Settings
 
 from securecluster import Federation
 from securecluster.app.cli import main
@@ -18,7 +19,7 @@ from securecluster.cohort import Cohort
 from securecluster.errors import SecureClusterError
 from securecluster.messages import Answer, Call
 from securecluster.privacy.accounting import gaussian_epsilon
-from securecluster.privacy.ledger import Event, Recall
+from securecluster.privacy.ledger import Event, Ledger, Recall
 from securecluster.run import Run
 from securecluster.transport import InProcess
 
@@ -127,8 +128,41 @@ def test_a_repeated_training_counts_again_with_the_first_release_that_differs() 
     other = Event("hand_in", "gather", ("delta",), 2, (0, 1), "free", step=2, digests=("aa", "cc"))
     recall = Recall([alone, told])
     assert recall.new([alone]) == []
-    assert recall.new([other]) == [alone.select([1]), other.select([1])]
+    assert recall.new([other]) == [replace(alone.select([1]), again=True), other.select([1])]
     assert Recall([alone, told]).new([alone]) + Recall([alone, told]).new([told]) == []
+
+
+def test_a_repeated_training_counts_again_though_the_release_it_led_to_is_not_asked_for_again() -> None:
+    alone = Event("alone", "gather", (), 1, (0, 1), "dp-sgd", Z, kept=True, step=1)
+    told = Event("hand_in", "gather", ("delta",), 2, (0,), "free", step=2, digests=("aa",))
+    later = Event("hand_in", "gather", ("delta",), 3, (0, 1), "free", step=3, digests=("dd", "ee"))
+    recall = Recall([alone, told])
+    assert recall.new([alone]) == []
+    assert recall.new([later]) == [replace(alone.select([0]), again=True), later]
+
+
+def test_two_trainings_in_the_same_batches_are_priced_as_if_these_were_known() -> None:
+    first = Event("train", "sum", (), 1, (0,), "dp-sgd", 2.0, batch=10, step=1, digests=("aa",))
+    samples = {0: 50}
+    (second,) = Recall([first]).new([replace(first, digests=("bb",))])
+    assert second.again
+    both = Ledger([first, second], samples).price(1e-5).epsilon
+    assert both > Ledger([first, replace(second, again=False)], samples).price(1e-5).epsilon
+    assert both > gaussian_epsilon(math.sqrt(10) / 2.0, 1e-5)  # five steps each, on examples that are known to be in them
+
+
+@pytest.mark.parametrize("way", [CLIENT, EXAMPLE])
+def test_a_choice_says_nothing_of_its_noise_so_each_costs(way: dict[str, Any], small: Federation) -> None:
+    """Newcomers of one name with other data: noise is drawn anew, and the model that they choose is often the same."""
+    fitted = IFCA(**{**way, "k": 2, "starts": 1, "rounds": 1, "mask": "none", "noise": 3.0}).fit(small)
+    seen = []
+    for seed in range(4):
+        other = Federation.simulate("digits", clients=4, samples=40, seed=10 + seed).select([0])
+        fitted.predict(replace(other, names=("nina",)))
+        seen.append(fitted.ledger_.of(["nina"]).price(1e-5).epsilon)
+    events = [e for e in fitted.ledger_.of(["nina"]).events if e.mechanism == "gaussian"]
+    assert len(events) == 4
+    assert seen == sorted(set(seen))
 
 
 def test_a_torn_line_is_dropped_and_its_release_recorded_again(small: Federation, tmp_path: Path) -> None:
