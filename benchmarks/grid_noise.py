@@ -36,7 +36,7 @@ from securecluster.randomness import Randomness
 
 WIDTHS = (2_000, 50_000, 1_000_000)
 NETWORKS = {"mlp": (1, 8, 8), "mlp-200": (1, 28, 28), "cnn-briggs": (1, 28, 28)}
-BATCHES = (20, 200, 2000)
+BATCHES = (20, 200, 2000, 60_000)
 
 
 class FloatNoise:

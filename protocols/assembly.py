@@ -73,13 +73,16 @@ def build_client(
 
     Args:
         joins: the configuration of a run that these clients join as newcomers.
-        numbers: of the federation's clients; None counts from 0.
+        numbers: of the federation's clients; None counts from 0, and of newcomers after the run's clients.
         identity: what these clients sign with, where they are not simulated.
         roster: whose signatures they accept, where they are not simulated.
     """
     config = protocol.config(federation, settings.dtype) if joins is None else joins
     if joins is not None:
         federation = replace(federation, seed=config["seed"], classes=config["classes"])
+    if joins is not None and numbers is None:
+        first = int(config["clients"])
+        numbers = range(first, first + len(federation))
     randomness, flat = Randomness(federation.seed), protocol.flat_model(federation) if joins is None else protocol._flat
     pipeline = protocol.pipeline(config)
     dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
@@ -87,6 +90,7 @@ def build_client(
     draws = Draws(keys.noise, config_hash(config))
     pipeline.arm(draws)
     pipeline.guard = protocol.guard(config, draws)
+    pipeline.private = protocol.keeps_local_models(config)
     cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, numbers, protocol.aside, draws)
     client, limits = protocol.make_client(cohort, pipeline, config), protocol.limits(config, pipeline)
     if roster is not None and identity is not None:

@@ -61,7 +61,7 @@ class Contributor(Trainee):
         self.models = self._apart(turn.at)
         updates = self.cohort.train(self._rows(turn.at), turn.at, self.training, turn.step)
         bad = [i for i, update in zip(turn.ids, updates, strict=True) if not bool(update.isfinite().all())]
-        if bad and self._pipeline.guard is None:  # no update is sent, so no server can tell
+        if bad and not self._pipeline.private:  # no update is sent, so no server can tell
             few = ", ".join(map(str, bad[:5]))
             raise UpdateError(f"round {turn.round}: the model of client(s) {few} is not finite: lower the learning rate (--lr)")
         for i, k, update in zip(turn.ids, turn.at, updates, strict=True):

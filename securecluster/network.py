@@ -238,7 +238,6 @@ class Network:
         if self._recorded_at_once(method):
             self._record(method, call.verb, answer.ids, reply, call.step)
         check_finite(call, answer)
-        check_squares(call.round, answer.ids, reply)
         return answer
 
     def _missing(self, to: Sequence[int], came: Sequence[int]) -> tuple[int, ...]:

@@ -78,7 +78,9 @@ def check_squares(number: int, ids: Sequence[int], reply: object) -> None:
         who = [i for k, i in enumerate(ids) if (k if rows.index is None else rows.index[k]) in bad]
         if who:
             few = ", ".join(map(str, who[:5]))
-            raise UpdateError(f"round {number}: {name} of client(s) {few}, squared, is not finite: lower the learning rate (--lr)")
+            raise UpdateError(
+                f"round {number}: {name} of client(s) {few}, is too large to be squared: scale the features, or lower the learning rate (--lr)"
+            )
 
 
 def _finite(table: torch.Tensor) -> torch.Tensor:

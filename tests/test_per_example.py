@@ -406,7 +406,7 @@ def test_a_tiny_and_a_huge_side_do_not_hide_a_gradient() -> None:
     part, total = Outer(torch.tensor([[[1e-24]]]), torch.tensor([[[1e19]]])), torch.zeros(1, 1, 1)
     found, factors = clipped({"w": part}, torch.ones(1, 1), 1e-7)
     found["w"].add_to(total, factors)
-    assert float(total) == pytest.approx(1e-7, rel=1e-5)
+    assert float(total) == pytest.approx(1e-7, rel=1e-4)
 
 
 # --- draws ---

