@@ -91,7 +91,7 @@ class GramNoise:
         return self.mechanism == "naive"
 
     def matrix(self, features: torch.Tensor, client: int) -> torch.Tensor:
-        """The client's noisy A, (D, D) float64: the same whenever the data are the same and rounded alike.
+        """The client's noisy A, (D, D) float64: the same for the same data, rounded alike.
 
         It is made again when it is needed and not kept; making it holds about six matrices (D, D) in float64.
         """

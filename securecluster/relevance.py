@@ -107,7 +107,7 @@ class Relative(Contributor):
         super().__init__(cohort, training, pipeline, weighted)
         self._phi, self._count, self._floor, self._noise = features, count, floor, noise
         self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by position: eigenvalues and eigenvectors
-        self._made: dict[int, bytes] = {}  # by position: the digest of the noisy matrix, from its first use on
+        self._made: dict[int, bytes] = {}  # by position: the digest of its noisy matrix, once used
 
     @answers(GATHER, through=("vectors",), sealed=("vectors",), fresh=True)
     def eigen(self, turn: Turn, query: Hello) -> Vectors:
@@ -187,14 +187,15 @@ class Relative(Contributor):
         found = digest(matrix)
         if self._made.setdefault(k, found) != found:
             raise PolicyError(
-                f"client {client}'s noisy Gram matrix came out otherwise than when it was first used,"
-                " as on a machine that rounds otherwise, and its noise covers one matrix only: answer"
-                " with the data, hardware, software and number of threads of before, or start a new run"
+                f"client {client}'s noisy Gram matrix came out otherwise than when it was first"
+                " used, as on a machine that rounds otherwise, and its noise covers one matrix only:"
+                " answer with the data, hardware, software and number of threads of before, or start"
+                " a new run"
             )
         return matrix
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add digests of the noisy Gram matrices that were used, and the positions of their clients."""
+        """Add digests of the noisy Gram matrices that were used, and their clients' positions."""
         at = sorted(self._made)
         digests = torch.tensor([list(self._made[k]) for k in at], dtype=torch.uint8)
         return {
@@ -222,7 +223,8 @@ class Relative(Contributor):
             if self._noise is None or self._noise.naive:
                 self._own[k] = top(features, self._count)
             else:
-                self._own[k] = self._noise.spectrum(self._noisy(k, features, self._noise), self._count)
+                matrix = self._noisy(k, features, self._noise)
+                self._own[k] = self._noise.spectrum(matrix, self._count)
         return self._own[k]
 
 
