@@ -91,7 +91,7 @@ class GramNoise:
         return self.mechanism == "naive"
 
     def matrix(self, features: torch.Tensor, client: int) -> torch.Tensor:
-        """The client's noisy A, (D, D) float64: drawn once for these data, the same whenever it is asked for.
+        """The client's noisy A, (D, D) float64: the same for the same data, rounded alike.
 
         It is made again when it is needed and not kept; making it holds about six matrices (D, D) in float64.
         """

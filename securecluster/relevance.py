@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -22,9 +22,12 @@ from securecluster.hierarchy import between, cut, into, merges, tasks_of
 from securecluster.messages import Picks, Rows
 from securecluster.noisy_gram import GramNoise, told_by_all
 from securecluster.partitions import CLUSTERERS, partition
+from securecluster.privacy.draws import digest
 from securecluster.privacy.keys import Hello
 from securecluster.privacy.stages import Pipeline
 from securecluster.spectra import projected, relevance, top
+
+DIGEST = 32  # bytes of the digest of a noisy matrix
 
 SEEN = {
     "gps": (
@@ -104,6 +107,7 @@ class Relative(Contributor):
         super().__init__(cohort, training, pipeline, weighted)
         self._phi, self._count, self._floor, self._noise = features, count, floor, noise
         self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by position: eigenvalues and eigenvectors
+        self._made: dict[int, bytes] = {}  # by position: the digest of its noisy matrix, once used
 
     @answers(GATHER, through=("vectors",), sealed=("vectors",), fresh=True)
     def eigen(self, turn: Turn, query: Hello) -> Vectors:
@@ -152,7 +156,7 @@ class Relative(Contributor):
         if self._noise is None or self._noise.naive:
             image = projected(features, flat)
             return relevance(self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, vectors.any(-1))
-        noisy = self._noise.matrix(features, self.cohort.ids[k])
+        noisy = self._noisy(k, features, self._noise)
         image = (flat.to(noisy) @ noisy).norm(dim=1)
         return relevance(self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, told_by_all(vectors))
 
@@ -169,6 +173,44 @@ class Relative(Contributor):
         noisy = self._noise is not None and not self._noise.naive
         return self._phi(self.cohort.inputs(k), finite=not noisy)
 
+    def _noisy(self, k: int, features: torch.Tensor, noise: GramNoise) -> torch.Tensor:
+        """Return the one noisy Gram matrix (D, D) of the client at position k.
+
+        Its noise depends on every bit of the exact matrix. Where this is rounded otherwise, the
+        noisy matrix is a new one, and whatever is told of it is a second release.
+
+        Raises:
+            PolicyError: the matrix differs from the one that was used before.
+        """
+        client = self.cohort.ids[k]
+        matrix = noise.matrix(features, client)
+        found = digest(matrix)
+        if self._made.setdefault(k, found) != found:
+            raise PolicyError(
+                f"client {client}'s noisy Gram matrix came out otherwise than when it was first"
+                " used, as on a machine that rounds otherwise, and its noise covers one matrix only:"
+                " answer with the data, hardware, software and number of threads of before, or start"
+                " a new run"
+            )
+        return matrix
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Add digests of the noisy Gram matrices that were used, and their clients' positions."""
+        at = sorted(self._made)
+        digests = torch.tensor([list(self._made[k]) for k in at], dtype=torch.uint8)
+        return {
+            **super().memory(),
+            "made": digests.view(len(at), DIGEST),
+            "made_at": torch.tensor(at, dtype=torch.int64),
+        }
+
+    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned; what was made of other matrices is made again."""
+        super().recall(memory)
+        digests = [bytes(row) for row in memory["made"].tolist()]
+        self._made = dict(zip(memory["made_at"].tolist(), digests, strict=True))
+        self._own = {}
+
     def _told(self, k: int) -> torch.Tensor:
         """The eigenvectors (p, D) that leave the client at position k."""
         vectors = self._spectrum(k)[1]
@@ -181,7 +223,8 @@ class Relative(Contributor):
             if self._noise is None or self._noise.naive:
                 self._own[k] = top(features, self._count)
             else:
-                self._own[k] = self._noise.spectrum(self._noise.matrix(features, self.cohort.ids[k]), self._count)
+                matrix = self._noisy(k, features, self._noise)
+                self._own[k] = self._noise.spectrum(matrix, self._count)
         return self._own[k]
 
 

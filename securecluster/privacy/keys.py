@@ -26,8 +26,7 @@ from securecluster.privacy.identities import SIGNATURE, UNSIGNED, Identity, Rost
 from securecluster.randomness import Randomness
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305 as _Aead
-
+    from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 KEY, BOX = 32, 48  # bytes of a public key, and of a sealed seed
 MOST_CLIENTS = 1 << 31  # numbers of clients, of those that join later too, are below
@@ -63,7 +62,7 @@ class Boxes:
     """Leader to server: the seed, sealed to each peer."""
 
     key: Annotated[Rows, Octets((KEY,))]  # (1, 32) uint8, the leader's public key
-    boxes: Annotated[Rows, Octets((PEERS, BOX))]  # (1, k, 48) uint8, ChaCha20-Poly1305
+    boxes: Annotated[Rows, Octets((PEERS, BOX))]  # (1, k, 48) uint8, AES-256-SIV
     signatures: Annotated[Rows, Octets((PEERS, SIGNATURE))]  # (1, k, 64) uint8, of each box
 
 
@@ -179,7 +178,7 @@ class KeyRing:
         boxes = []
         signatures = []
         for key, context in zip(keys, contexts, strict=True):
-            box = _aead(mine, key, context).encrypt(bytes(12), seed, None)
+            box = _aead(mine, key, context).encrypt(seed, None)
             boxes.append(box)
             signatures.append(self._sign(leader, _sealed(context, box)))
         return Boxes(Rows(_tensor(own)[None]), Rows(_table(boxes)[None]), Rows(_table(signatures)[None]))
@@ -194,7 +193,7 @@ class KeyRing:
             context = self._context(box.leader, i, leader, _public(mine))
             self._verify(box.leader, _sealed(context, sealed), _bytes(signature))
             try:
-                seed = _aead(mine, leader, context).decrypt(bytes(12), sealed, None)
+                seed = _aead(mine, leader, context).decrypt(sealed, None)
             except InvalidTag:
                 raise FrameError(f"client {i} cannot open its box: the key agreement was tampered with, start a new run") from None
             self._take(i, seed, step)
@@ -214,7 +213,7 @@ class KeyRing:
 
     def _context(self, leader: int, peer: int, leader_key: bytes, peer_key: bytes) -> bytes:
         ends = b"%d %d" % (leader, peer)
-        return b"|".join([b"securecluster mask seed v2", self._config, ends, leader_key.hex().encode(), peer_key.hex().encode()])
+        return b"|".join([b"securecluster mask seed v3", self._config, ends, leader_key.hex().encode(), peer_key.hex().encode()])
 
 
 def _sealed(context: bytes, box: bytes) -> bytes:
@@ -240,15 +239,20 @@ def _public(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def _aead(private: bytes, public: bytes, context: bytes) -> _Aead:
-    """An AEAD under a key that only the two ends know; used for one message, so that a constant nonce is safe."""
+def _aead(private: bytes, public: bytes, context: bytes) -> AESSIV:
+    """Return AES-256-SIV (RFC 5297) under a key that only the two ends know.
+
+    A leader's seed may change between two agreements, so one key may seal two seeds. AES-SIV takes
+    no nonce: two seeds under one key show only that they differ, and equal seeds give equal boxes.
+    """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+    from cryptography.hazmat.primitives.hashes import SHA512
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     try:
         secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise FrameError("a public key of the key agreement is not a valid X25519 key: its sender must be left out") from None
-    return ChaCha20Poly1305(HKDF(SHA256(), 32, salt=None, info=context).derive(secret))
+    key = HKDF(SHA512(), 64, salt=None, info=context).derive(secret)
+    return AESSIV(key)

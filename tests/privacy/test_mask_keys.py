@@ -233,3 +233,39 @@ def test_a_seed_stays_once_something_has_left_under_it() -> None:
     kept.restore(party.rings[0].secrets)
     assert kept.offer((0,)).seeded.values.tolist() == [1]
     assert party.rings[2].offer((2,)).seeded.values.tolist() == [0]
+
+
+def sealed_by(boxes: Any, place: int) -> bytes:
+    """Return the bytes of a leader's box for one peer."""
+    return bytes(boxes.boxes.values[0][place].tolist())
+
+
+def xor(one: bytes, two: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, two, strict=True))
+
+
+def test_two_seeds_that_one_leader_seals_to_one_peer_tell_nothing_of_each_other() -> None:
+    """Client 0 leads, takes client 2's seed, and is asked to lead again."""
+    party = Party()
+    first = party.led(0, [1])
+    party.opened(party.led(2, [0, 1]), 2, 0, 0, step=3)
+    second = party.led(0, [1])
+    seeds = [party.rings[i].secrets.drawn[i] for i in (0, 2)]
+    one, two = (sealed_by(boxes, 0) for boxes in (first, second))
+    assert seeds[0] != seeds[1]
+    assert len(one) == len(two) == 48
+    apart = xor(one, two)
+    parts = [apart[k : k + 32] for k in range(17)]
+    assert xor(*seeds) not in parts  # as it is in a stream cipher's, under one key and nonce
+    for boxes, seed in zip((first, second), seeds, strict=True):
+        got: list[bytes] = []
+        peer = ring(1, 1, got)
+        peer.open((1,), box_of(boxes, 0, 0), 6)
+        assert got == [seed]
+
+
+def test_a_seed_that_is_sealed_again_gives_the_same_box_and_another_one_for_each_peer() -> None:
+    party = Party()
+    first, again = party.led(0, [1, 2]), party.led(0, [1, 2])
+    assert torch.equal(first.boxes.values, again.boxes.values)
+    assert sealed_by(first, 0) != sealed_by(first, 1)

@@ -43,13 +43,13 @@ def read_by_the_server(leader: KeyRing, client: int, signature: bytes) -> bytes:
     boxes = leader.seal(0, peers(client, public, signature))
     own = _bytes(boxes.key.values[0])
     context = leader._context(0, client, own, public)
-    return _aead(SERVER, own, context).decrypt(bytes(12), _bytes(boxes.boxes.values[0, 0]), None)
+    return _aead(SERVER, own, context).decrypt(_bytes(boxes.boxes.values[0, 0]), None)
 
 
 def set_by_the_server(victim: KeyRing, client: int, seed: bytes, signature: bytes = UNSIGNED) -> None:
     """Play client 0 as leader, and seal a seed of the server's choice to a client."""
     public, theirs = _public(SERVER), _public(victim._private(client))
-    box = _aead(SERVER, theirs, victim._context(0, client, public, theirs)).encrypt(bytes(12), seed, None)
+    box = _aead(SERVER, theirs, victim._context(0, client, public, theirs)).encrypt(seed, None)
     victim.open((client,), Box(0, Shared(_tensor(public)), Rows(_table([box])), Rows(_table([signature]))), 1)
 
 
@@ -173,7 +173,7 @@ def test_a_server_that_swaps_a_key_on_the_wire_fails_where_nodes_have_a_roster(k
                 _, boxes = wire.decode(reply, Boxes)
                 leader = _bytes(boxes.key.values[0])
                 context = nodes[i].keys._context(i, 1, leader, _public(SERVER))
-                read.append(_aead(SERVER, leader, context).decrypt(bytes(12), _bytes(boxes.boxes.values[0, 1]), None))
+                read.append(_aead(SERVER, leader, context).decrypt(_bytes(boxes.boxes.values[0, 1]), None))
                 raise ConnectionError
             return reply
 

@@ -80,6 +80,7 @@ NOISY: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "sr-fca, clients": (SRFCA, {**REFINED, **PRIVATE, "dp_unit": "client"}),
     "fedavg, examples": (FedAvg, EXAMPLE),
     "cfl sketch, examples": (CFL, {**SPLITS, **EXAMPLE, "sketch": 64}),
+    "one-shot, examples": (OneShot, {"tasks": 2, "gram_noise": 0.05}),
 }
 MASKED_ONLY = ("cfl gradient", "cfl compress", "flhc 4bit", "nsim apart")  # variants of methods that are tried without a mask
 PLAIN = [(name, "none") for name in CASES if name not in MASKED_ONLY]

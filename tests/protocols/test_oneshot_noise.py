@@ -11,15 +11,18 @@ import pytest
 import torch
 from securecluster.protocols import OneShot, Settings
 
-from securecluster import Federation, Tasks, wire
-from securecluster.endpoint import Endpoint, message_types
-from securecluster.errors import UsageError
+from securecluster import Federation, Tasks, noisy_gram, wire
+from securecluster.displacements import TraineeState
+from securecluster.endpoint import Endpoint, Turn, message_types
+from securecluster.errors import PolicyError, UsageError
 from securecluster.messages import Answer, Call, reply_header
 from securecluster.noisy_gram import gram, packed
 from securecluster.parties import SERVER
 from securecluster.privacy.draws import Draws
+from securecluster.privacy.keys import Hello
 from securecluster.relevance import Relative, others
 from securecluster.run import Run
+from securecluster.state import pack, unpack
 from securecluster.transport import Framed, InProcess
 
 FULL = Settings(transcript="full")
@@ -268,3 +271,74 @@ def test_what_features_are_made_of_is_told() -> None:
     assert any("principal components of digits" in text for text in pca.not_covered())
     assert any("features of your own" in text for text in OneShot(clip=1.0, target_epsilon=1.0, features=torch.nn.Flatten()).not_covered())
     assert OneShot(gram_noise=1.0).not_covered() == OneShot(features="pca", public="digits").not_covered() == []
+
+
+def restarted(made: OneShot, federation: Federation, old: Endpoint[Any]) -> Endpoint[Any]:
+    """Return a new process with the data of an old one, and what this packed."""
+    new = made.build_client(federation, Settings())
+    state = unpack(pack(old.client.state(old.keys.secrets)), TraineeState)
+    new.client.restore(state)
+    new.keys.restore(state.secrets)
+    return new
+
+
+def asked(endpoint: Endpoint[Any], method: str) -> torch.Tensor:
+    """Return what client 2 replies when it is sent unit vectors of clients 0 and 1."""
+    turn = Turn((2,), (2,), 0, 1)
+    if method == "eigen":
+        told: torch.Tensor = endpoint.client.eigen(turn, Hello()).vectors.values
+        return told
+    table = torch.zeros(2, 5, 64)
+    table[0, :, 10:15] = table[1, :, 40:45] = torch.eye(5)
+    if method == "relevance":
+        row: torch.Tensor = endpoint.client.relevance(turn, others([0, 1], table, 1, [2])).row.values
+        return row
+    cluster: torch.Tensor = endpoint.client.choose(
+        turn,
+        others([0, 1], table, 1, [2], [0, 1]),
+    ).cluster.values
+    return cluster
+
+
+METHODS = ("eigen", "relevance", "choose")  # a newcomer's first is the last
+
+
+@pytest.mark.parametrize("first", METHODS)
+@pytest.mark.parametrize("later", METHODS)
+def test_a_matrix_that_a_restart_rounds_otherwise_is_refused_and_the_same_one_is_not(
+    first: str,
+    later: str,
+    tasks: Federation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = OneShot(rounds=1, tasks=2, mask="none", sealed=False, gram_noise=0.5, model="linear")
+    old = made.build_client(tasks, Settings())
+    asked(old, first)
+    expected = asked(old, later)
+    same = restarted(made, tasks, old)
+    assert torch.equal(asked(same, later), expected)
+    before = pack(same.client.memory())
+    assert before == pack(old.client.memory())
+
+    exact = gram(torch.from_numpy(tasks.shards[2].x).flatten(1))
+    monkeypatch.setattr(noisy_gram, "BLOCK", 64 * 7)  # sums of few rows at a time
+    other = gram(torch.from_numpy(tasks.shards[2].x).flatten(1))
+    assert not torch.equal(other, exact)
+    torch.testing.assert_close(other, exact, rtol=1e-13, atol=1e-13)
+    moved = restarted(made, tasks, old)
+    for _ in range(2):  # what was refused is not taken over
+        with pytest.raises(PolicyError, match="client 2's noisy Gram matrix came out otherwise"):
+            asked(moved, later)
+    assert pack(moved.client.memory()) == before
+
+
+@pytest.mark.parametrize("noise", [{}, {"gram_noise": 0.5, "gram_mechanism": "naive"}])
+def test_nothing_is_remembered_where_there_is_no_noisy_matrix(
+    noise: dict[str, Any],
+    tasks: Federation,
+) -> None:
+    made = OneShot(rounds=1, tasks=2, mask="none", sealed=False, model="linear", **noise)
+    old = made.build_client(tasks, Settings())
+    told = asked(old, "relevance")
+    assert old.client.memory()["made"].shape == (0, 32)
+    assert torch.equal(asked(restarted(made, tasks, old), "relevance"), told)
