@@ -234,7 +234,8 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
     first = config["clients"]
     ledger.names = dict(enumerate(learned.names)) | ledger.names
     priced = sizes if protocol.per_example else [None] * len(sizes)
-    numbers = [number_of(ledger, first, name, n) for name, n in zip(newcomers.names, priced, strict=True)]
+    planned = replace(ledger, names=dict(ledger.names), samples=dict(ledger.samples))  # a number is taken once something left
+    numbers = [number_of(planned, first, name, n) for name, n in zip(newcomers.names, priced, strict=True)]
     settings = learned.settings
     guests = build_client(protocol, newcomers, settings, joins=config, numbers=numbers)
     hosts = _hosts(config, protocol.kept_.clients.secrets, guests.limits)
@@ -246,7 +247,7 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
             check_sizes(protocol, newcomers.names, sizes)
         return guests.answer(call)
 
-    names = [ledger.names[i] for i in range(1 + max(ledger.names))]
+    names = [planned.names[i] for i in range(1 + max(planned.names))]
     transcript = Transcript(settings.transcript, None, protocol.message_types, names)
     device = guests.client.cohort.device
     net = protocol.build_network(Recorded(InProcess(answer), transcript), config, device=device)
@@ -258,6 +259,8 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
 
     def add(events: list[Event]) -> None:
         net.add(events)
+        ledger.names.update(planned.names)
+        ledger.samples.update(planned.samples)
         new = recall.new(events)
         if new and record is not None:
             record.append(new, ledger)
