@@ -275,7 +275,7 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
 def _opened_record(protocol: Protocol) -> Record | None:
     """Return the file for what newcomers release, where the protocol has a folder, after a check that it can be written.
 
-    A run whose ε is infinite goes on without the file, as before.
+    A run without noise goes on without the file: whatever its newcomers release has an infinite ε.
     """
     record = protocol.newcomers_record
     if record is None:
@@ -284,7 +284,7 @@ def _opened_record(protocol: Protocol) -> Record | None:
     try:
         record.check_writable()
     except RunFolderError:
-        if protocol.kept_.learned.config["noise"]:
+        if protocol.keeps_local_models(protocol.kept_.learned.config):  # updates, training or Gram matrices have noise
             raise
         return None
     return record

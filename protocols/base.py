@@ -253,6 +253,9 @@ class Protocol(Private, Method):
         """Write what was learned as safetensors; `clients.safetensors` holds models and keys and is for the owner's eyes only.
 
         A module of your own is saved by its weights, not its code. The transcript is not saved: give `fit` a folder for that.
+
+        Raises:
+            UsageError: a run folder, or one with releases of newcomers that `ledger_` lacks.
         """
         target = Path(folder)
         if (target / ".securecluster").is_file():

@@ -6,10 +6,11 @@ import json
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from securecluster import files, manifest
 from securecluster.data import Federation
@@ -51,6 +52,7 @@ class Record:
         self.path = folder / NAME
         self._clients = clients
         self._taken = 0  # lines that the ledger has
+        self._last = ""  # the digest of the last of them
 
     def check_writable(self) -> None:
         """Raise RunFolderError where nothing can be appended; the file appears where there was none."""
@@ -60,8 +62,7 @@ class Record:
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             raise RunFolderError(
-                f"cannot write {self.path} ({reason}), where what newcomers release is recorded:"
-                " make the folder writable, or load the protocol from a copy of it"
+                f"cannot write {self.path} ({reason}), where what newcomers release is recorded: make the folder writable"
             ) from error
 
     def update(self, ledger: Ledger) -> None:
@@ -70,20 +71,43 @@ class Record:
         Raises:
             RunFolderError: the file differs from what was written.
         """
-        entries, _, _ = self._read()
-        for entry in entries[self._taken :]:
+        entries, digests, _ = self._read()
+        self._take(entries, digests, ledger)
+
+    def _take(self, entries: Sequence[Entry], digests: Sequence[str], ledger: Ledger) -> None:
+        """Add the entries of the file to a ledger that it has not taken yet.
+
+        A file that another process has begun anew, after a save, is taken from its start.
+        """
+        begun = ["", *digests]
+        same = self._taken < len(begun) and begun[self._taken] == self._last
+        for entry in entries[self._taken if same else 0 :]:
             people = zip(entry.names, entry.samples, strict=True)
             numbers = [number_of(ledger, self._clients, name, n) for name, n in people]
             ledger.add(replace(entry.event, ids=tuple(numbers)))
-        self._taken = len(entries)
+        self._taken, self._last = len(entries), begun[-1]
+
+    def lacking(self, ledger: Ledger) -> bool:
+        """Return whether newcomers released something according to the file that a ledger lacks.
+
+        Raises:
+            RunFolderError: the file differs from what was written.
+        """
+        recorded = Ledger()
+        Record(self.path.parent, 0).update(recorded)
+        return bool(newcomers_of(recorded, 0) - newcomers_of(ledger, self._clients))
 
     def append(self, events: Sequence[Event], ledger: Ledger) -> None:
-        """Record the events of one call in one write.
+        """Record the events of one call in one write, which is on the disk afterwards.
+
+        What another process recorded since the last update is added to the ledger first.
 
         Args:
-            ledger: has the names and numbers of samples of the newcomers.
+            ledger: has the names and numbers of samples of the newcomers, and not the events yet.
         """
-        entries, whole, last = self._read()
+        entries, digests, whole = self._read()
+        self._take(entries, digests, ledger)
+        last = self._last
         lines = []
         for event in events:
             content = {
@@ -94,15 +118,17 @@ class Record:
             last = _digest(last, content)
             lines.append(json.dumps({**content, "sha256": last}))
         if self.path.is_file() and self.path.stat().st_size > whole:
-            files.write_atomic(self.path, files.read(self.path)[:whole])  # a line that a kill cut short
-        files.append_line(self.path, "\n".join(lines))
-        self._taken = len(entries) + len(lines)
+            kept = files.read(self.path)[:whole]  # without a line that a kill cut short
+            files.write_atomic(self.path, kept, durable=True)
+        files.append_line(self.path, "\n".join(lines), durable=True)
+        self._taken, self._last = len(entries) + len(lines), last
 
-    def _read(self) -> tuple[list[Entry], int, str]:
-        """Return the entries, the length of all whole lines in bytes, and the last line's digest."""
+    def _read(self) -> tuple[list[Entry], list[str], int]:
+        """Return the entries, their lines' digests, and the length of all whole lines in bytes."""
         data = files.read(self.path) if self.path.is_file() else b""
         whole = data.rfind(b"\n") + 1
         entries: list[Entry] = []
+        digests: list[str] = []
         last = ""
         for content in manifest.read_lines(self.path, data[:whole], json.loads):
             entry, found = self._entry(content)
@@ -110,7 +136,8 @@ class Record:
             if found != last:
                 raise manifest.damaged(self.path)
             entries.append(entry)
-        return entries, whole, last
+            digests.append(last)
+        return entries, digests, whole
 
     def _entry(self, content: Any) -> tuple[Entry, str]:
         try:
@@ -118,6 +145,29 @@ class Record:
             return structured(content, Entry), found
         except (ValueError, KeyError, TypeError, AttributeError):
             raise manifest.damaged(self.path) from None
+
+
+class Told(NamedTuple):
+    """One release of a newcomer, by its name: numbers differ from process to process."""
+
+    call: Event
+    name: str | None
+    samples: int | None
+    digest: str
+
+
+def newcomers_of(ledger: Ledger, clients: int) -> Counter[Told]:
+    """Return how often each release of newcomers is in a ledger.
+
+    Args:
+        clients: of the run; newcomers are numbered after them.
+    """
+    found: Counter[Told] = Counter()
+    for event in ledger.events:
+        for call, i, digest in event.releases():
+            if i >= clients:
+                found[Told(call, ledger.names.get(i), ledger.samples.get(i), digest)] += 1
+    return found
 
 
 def _digest(before: str, content: Mapping[str, Any]) -> str:

@@ -61,10 +61,15 @@ class Kept:
 
 
 def save(protocol: Protocol, folder: Path) -> None:
-    """Write a fitted protocol; the manifest comes last and means that the folder is whole."""
+    """Write a fitted protocol; the manifest comes last and means that the folder is whole.
+
+    Raises:
+        UsageError: the folder holds releases of newcomers that the protocol's ledger lacks.
+    """
     from safetensors.torch import save as encode
 
     kept = protocol.kept_
+    _check_newcomers(protocol, folder)
     files.make_folder(folder)
     for name in (manifest.NAME, LEARNED, START):
         files.remove(folder / name)
@@ -79,10 +84,27 @@ def save(protocol: Protocol, folder: Path) -> None:
     files.write_atomic(folder / CLIENTS, pack(kept.clients), 0o600)
     if not isinstance(protocol.model, str):
         files.write_atomic(folder / START, encode({n: t.contiguous() for n, t in protocol.start_.items()}))
-    files.write_atomic(folder / LEARNED, pack(kept.learned))  # with what newcomers released, as the ledger has it
+    learned = pack(kept.learned)  # with what newcomers released, as the ledger has it
+    files.write_atomic(folder / LEARNED, learned, durable=True)  # before the file that had it is removed
     files.remove(folder / newcomers.NAME)
     written = [*ALWAYS, START] if (folder / START).exists() else ALWAYS
     manifest.write(folder, written)
+
+
+def _check_newcomers(protocol: Protocol, folder: Path) -> None:
+    """Refuse a folder with releases of newcomers that would be forgotten, were its files replaced."""
+    ledger, clients = protocol.ledger_, protocol.kept_.learned.config["clients"]
+    advice = "load the protocol from there before it is saved there, or save to another folder"
+    lacking = newcomers.Record(folder, clients).lacking(ledger)
+    if not lacking and (folder / manifest.NAME).is_file() and (folder / LEARNED).is_file():
+        try:
+            there = _read_learned(folder)
+        except RunFolderError as error:
+            raise UsageError(f"{folder} holds a ledger that cannot be read, and would be lost: save to another folder") from error
+        released = newcomers.newcomers_of(there.network.ledger, there.config["clients"])
+        lacking = bool(released - newcomers.newcomers_of(ledger, clients))
+    if lacking:
+        raise UsageError(f"{folder} holds releases of newcomers that this protocol's ledger lacks: {advice}")
 
 
 def _shared_tensors(protocol: Protocol) -> dict[str, torch.Tensor]:
@@ -122,8 +144,12 @@ def read_ledger(folder: Path) -> Ledger:
     Raises:
         RunFolderError: the file is missing or differs from what was written.
     """
+    return _read_learned(folder).network.ledger
+
+
+def _read_learned(folder: Path) -> Learned:
     data = manifest.checked(folder, LEARNED, manifest.read(folder))
-    return unpack(data, Learned).network.ledger
+    return unpack(data, Learned)
 
 
 def load(kind: type[P], folder: Path, model: Any, own: dict[str, Any]) -> P:

@@ -40,7 +40,7 @@ def _said(path: Path, what: str) -> Iterator[None]:
         raise RunFolderError(f"cannot {what} {path} ({os.strerror(error.errno or 0)}): {mend}") from error
 
 
-def write_atomic(path: Path, data: bytes, mode: int = EVERYONE) -> None:
+def write_atomic(path: Path, data: bytes, mode: int = EVERYONE, durable: bool = False) -> None:
     """Write a file that appears whole or not at all, also when killed half-way.
 
     The bytes go to a new file of an unpredictable name first, so that none that was put there before is used.
@@ -49,6 +49,7 @@ def write_atomic(path: Path, data: bytes, mode: int = EVERYONE) -> None:
         path: of the file; a link there is replaced, and not followed.
         data: its content.
         mode: its permissions, which it has from the start.
+        durable: wait until it is on the disk, so that it also survives a power cut.
 
     Raises:
         RunFolderError: the disk says no.
@@ -59,10 +60,30 @@ def write_atomic(path: Path, data: bytes, mode: int = EVERYONE) -> None:
         try:
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(data)
+                if durable:
+                    stream.flush()
+                    os.fsync(stream.fileno())
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+        if durable:
+            _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, where the system can tell."""
+    flag: int = getattr(os, "O_DIRECTORY", 0)  # Windows has no such flag, and opens no folders
+    if not flag:
+        return
+    descriptor = os.open(folder, os.O_RDONLY | flag)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems do not sync folders
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def final_name(name: str) -> str:
@@ -80,13 +101,14 @@ def remove_half_written(folder: Path) -> None:
             remove(path)
 
 
-def append_line(path: Path, line: str, mode: int = EVERYONE) -> None:
+def append_line(path: Path, line: str, mode: int = EVERYONE, durable: bool = False) -> None:
     """Append one line in a single write; it ends alike on every system.
 
     Args:
         path: of the file, which may be no link.
         line: without its end.
         mode: the file's permissions, where it is new.
+        durable: wait until the line is on the disk, so that it also survives a power cut.
 
     Raises:
         RunFolderError: the disk says no, or a link is in the file's place.
@@ -94,7 +116,13 @@ def append_line(path: Path, line: str, mode: int = EVERYONE) -> None:
     with _said(path, "write"):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, mode)
         with os.fdopen(descriptor, "ab") as stream:
+            first = os.fstat(stream.fileno()).st_size == 0
             stream.write((line + "\n").encode())
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        if durable and first:
+            _sync_folder(path.parent)
 
 
 def move(source: Path, target: Path) -> None:

@@ -138,10 +138,11 @@ class Log:
     Args:
         path: the file, which appears with its first line.
         mode: its permissions.
+        durable: whether each append waits until the lines are on the disk.
     """
 
-    def __init__(self, path: Path, mode: int = files.EVERYONE) -> None:
-        self.path, self._mode = path, mode
+    def __init__(self, path: Path, mode: int = files.EVERYONE, durable: bool = False) -> None:
+        self.path, self._mode, self._durable = path, mode, durable
         self._size = 0
         self._hash = hashlib.sha256()
 
@@ -155,7 +156,7 @@ class Log:
         if not lines:
             return
         text = "\n".join(lines)
-        files.append_line(self.path, text, self._mode)
+        files.append_line(self.path, text, self._mode, self._durable)
         self._count((text + "\n").encode())
 
     def restore(self, mark: Mark, decode: Callable[[str], T]) -> list[T]:
@@ -194,7 +195,7 @@ class Log:
         if not kept:
             files.remove(self.path)  # so that it is made anew, with its own permissions
         elif len(data) > len(kept):
-            files.write_atomic(self.path, kept, self._mode)
+            files.write_atomic(self.path, kept, self._mode, self._durable)
         self._size = 0
         self._hash = hashlib.sha256()
         self._count(kept)

@@ -197,7 +197,9 @@ class Run:
 
     def _load(self, folder: Path) -> None:
         """Go on from the last checkpoint, every part of which must be what was written."""
-        self._logs = {name: Log(folder / f"{name}.jsonl") for name in self._appended}
+        for name, appended in self._appended.items():
+            lasting = appended.recall is not None  # what stays after a kill stays after a power cut, too
+            self._logs[name] = Log(folder / f"{name}.jsonl", durable=lasting)
         found = checkpoints(folder)
         self.resumed = bool(found)
         if found:

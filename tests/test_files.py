@@ -227,3 +227,58 @@ def test_a_save_that_is_interrupted_leaves_no_half_written_file(tmp_path: Path, 
     with pytest.raises(KeyboardInterrupt):
         files.write_atomic(tmp_path / "state", b"x")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """The size that each file or folder had when it was last synced to the disk, by inode."""
+    found: dict[int, int] = {}
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        real(descriptor)
+        status = os.fstat(descriptor)
+        found[status.st_ino] = status.st_size
+
+    monkeypatch.setattr(os, "fsync", note)
+    return found
+
+
+def test_durable_lines_are_on_the_disk_and_so_is_the_name_of_a_new_file(tmp_path: Path, synced: dict[int, int]) -> None:
+    log, home = tmp_path / "log", tmp_path.stat().st_ino
+    files.append_line(tmp_path / "other", "x")
+    files.write_atomic(tmp_path / "another", b"x")
+    assert not synced
+    files.append_line(log, "one", durable=True)
+    assert synced.pop(log.stat().st_ino) == 4
+    assert synced.pop(home, None) is not None
+    files.append_line(log, "two", durable=True)
+    assert synced == {log.stat().st_ino: 8}
+    synced.clear()
+    files.write_atomic(log, b"anew", durable=True)
+    assert set(synced) == {log.stat().st_ino, home}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_found_full_while_syncing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    files.write_atomic(tmp_path / "state", b"old")
+    monkeypatch.setattr(os, "fsync", fail(code))
+    for action in (
+        lambda: files.append_line(tmp_path / "log", "x", durable=True),
+        lambda: files.write_atomic(tmp_path / "state", b"new", durable=True),
+    ):
+        assert "free some space, then resume the run" in sentence(action)
+    assert (tmp_path / "state").read_bytes() == b"old"
+
+
+def test_a_file_system_that_does_not_sync_folders_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fsync
+
+    def picky(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", picky)
+    files.append_line(tmp_path / "log", "x", durable=True)
+    assert (tmp_path / "log").read_bytes() == b"x\n"

@@ -15,7 +15,7 @@ from securecluster.endpoint import PAIRS, SUM, release_of
 from securecluster.privacy.ledger import Event, Row
 from securecluster.privacy.stages import Kind, Pipeline
 from securecluster.protocols.base import Protocol
-from securecluster.protocols.saving import CLIENTS, LEARNED
+from securecluster.protocols.saving import CLIENTS, LEARNED, MODELS
 
 CLIENT = "client"  # the reader of what is sealed: other clients
 READ_BY_SERVER = {SUM: " (the plain sum reads every reply)", PAIRS: " (the plain pairs read the rows)"}
@@ -183,11 +183,28 @@ def uncovered(fitted: Protocol) -> list[str]:
         made = "made of clients' training data or true clusters, without noise"
         found.append(f"history.jsonl and pictures: {', '.join(looks)}, {made}")
     found += _transcript(fitted)
+    alone = _shown_alone(fitted)
+    if alone:
+        which = ", ".join(map(str, alone[:20])) + (f" … ({len(alone)})" if len(alone) > 20 else "")
+        word = "cluster" if len(alone) == 1 else "clusters"
+        found.append(f"{MODELS}: the model of {word} {which}, which one client trained alone, without noise")
     if learned.network.ledger.samples:
-        found.append(f"{LEARNED}: each client's number of samples")
+        places = f"config.json, {LEARNED}" if "sizes" in learned.config else LEARNED
+        found.append(f"{places}: each client's number of samples")
     found.append("config.json: a digest of all clients' data, by which a guess of all of them can be checked")
     found.append(f"{CLIENTS}: every client's model, without noise where it was trained alone, and its keys: for its owner alone")
     return found
+
+
+def _shown_alone(fitted: Protocol) -> list[int]:
+    """Return the clusters whose model in the results is one that a client trained alone, without noise."""
+    learned = fitted.kept_.learned
+    if fitted.keeps_local_models(learned.config):
+        return []
+    first: dict[int, int] = {}
+    for client, label in enumerate(learned.labels):
+        first.setdefault(label, client)
+    return sorted(label for label, client in first.items() if client in learned.local)
 
 
 def _looked_up(fitted: Protocol) -> list[str]:

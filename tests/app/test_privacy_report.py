@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from mpmath import exp as mexp
 from mpmath import mp, mpf, ncdf
-from securecluster.protocols import FedAvg, Local, OneShot, Settings
+from safetensors.torch import load_file
+from securecluster.protocols import FedAvg, Local, OneShot, Protocol, RandomClusters, Settings
 
 from securecluster import Federation
 from securecluster.app.cli import main
@@ -192,6 +194,47 @@ def test_files_that_epsilon_does_not_cover_are_named(placement: str, tmp_path: P
     assert "true clusters" in text and "not covered config.json" in out
     assert "number of samples" not in text, "no price depends on it, so no file has it"
     assert main(["replay", str(tmp_path / "r")]) == 0
+
+
+ALONE = r"models\.safetensors: the model of clusters 0, 1, .* trained alone, without noise"
+
+
+@pytest.mark.parametrize(
+    ("method", "shown"),
+    [
+        (Local(rounds=1, epochs=1), True),
+        (Local(rounds=1, epochs=1, clip=1.0, noise=2.0), False),
+        (RandomClusters(rounds=1, epochs=1, k=4), True),
+        (RandomClusters(rounds=1, epochs=1, k=4, clip=1.0, noise=2.0), False),
+        (OneShot(rounds=1, epochs=1, tasks=4, gram_noise=3.0), False),
+        (FedAvg(rounds=1, epochs=1, clip=1.0, noise=2.0), False),
+    ],
+)
+def test_shared_files_with_models_that_were_trained_alone_are_named(method: Protocol, shown: bool, tmp_path: Path) -> None:
+    clients = Federation.simulate("digits", clients=4, samples=40, seed=0)
+    fitted = method.fit(clients, folder=tmp_path / "run")
+    privacy = section(fitted)
+    assert privacy["epsilon"] is not None
+    models = load_file(tmp_path / "run" / "models.safetensors")
+    own = [fitted.model_of(client) for client in fitted.kept_.learned.local]
+    exact = any(torch.equal(model[key], tensor) for model in own for key in model for name, tensor in models.items() if name.endswith(key))
+    assert exact == shown
+    assert bool(re.search(ALONE, " ".join(privacy["uncovered_files"]))) == shown
+
+
+def test_the_shared_files_with_the_numbers_of_samples_are_named(tmp_path: Path) -> None:
+    clients = Federation.simulate("digits", clients=4, samples=40, seed=0)
+    plain: dict[str, Any] = {"rounds": 1, "epochs": 1, "clip": 1.0}
+    for name, method in {
+        "noised": FedAvg(**plain, noise=2.0, dp_unit="example"),
+        "alone": Local(**plain, dp_unit="example"),
+    }.items():
+        fitted = method.fit(clients, folder=tmp_path / name)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        there = "sizes" in config["network"]
+        assert there == (name == "noised")
+        said = [text for text in section(fitted)["uncovered_files"] if "number of samples" in text]
+        assert said == [f"{'config.json, ' if there else ''}learned.safetensors: each client's number of samples"]
 
 
 def test_a_run_without_test_data_or_truth_or_transcript_does_not_name_them(small: Federation) -> None:

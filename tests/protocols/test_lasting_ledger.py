@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,33 @@ class KilledError(Exception):
 @pytest.fixture
 def small() -> Federation:
     return Federation.simulate("digits", clients=4, samples=40, seed=0)
+
+
+def test_what_was_released_is_on_the_disk_and_the_rest_does_not_wait_for_it(
+    small: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut takes nothing out of the ledger, of the run or of its newcomers."""
+    sizes: dict[int, int] = {}
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        real(descriptor)
+        status = os.fstat(descriptor)
+        sizes[status.st_ino] = status.st_size
+
+    monkeypatch.setattr(os, "fsync", note)
+    folder = tmp_path / "run"
+    fitted = FLHC(**{**CLIENT, "pre_rounds": 1}).fit(small, FULL, folder=folder)
+    ledger = (folder / "ledger.jsonl").stat()
+    assert sizes[ledger.st_ino] == ledger.st_size
+    assert folder.stat().st_ino in sizes
+    for name in ("history.jsonl", "transcript/index.jsonl"):
+        assert (folder / name).stat().st_ino not in sizes
+    sizes.clear()
+    fitted.predict(small.select([0]))
+    newcomers = (folder / "newcomers.jsonl").stat()
+    assert sizes[newcomers.st_ino] == newcomers.st_size
+    assert folder.stat().st_ino in sizes
 
 
 def killed(method: Protocol, clients: Federation, folder: Path, number: int) -> None:

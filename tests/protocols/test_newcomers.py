@@ -211,6 +211,88 @@ def test_saved_protocols_have_what_newcomers_released(home: Path, tmp_path: Path
     assert FLHC.load(tmp_path / "kept").ledger_ == last.ledger_
 
 
+def test_a_save_does_not_drop_what_newcomers_released(home: Path, tmp_path: Path) -> None:
+    first = FLHC.load(home)
+    kept = tmp_path / "kept"
+    first.save(kept)
+    other = FLHC.load(kept)
+    other.predict(people({"n0": 60}))
+    price = spent(other, "n0")
+    before = {path.name: path.read_bytes() for path in kept.iterdir()}
+    with pytest.raises(UsageError, match="holds releases of newcomers that this protocol's ledger lacks") as caught:
+        first.save(kept)
+    assert "\n" not in str(caught.value)
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
+    assert spent(FLHC.load(kept), "n0") == price > 0
+    other.save(kept)  # now the saved ledger has them
+    with pytest.raises(UsageError, match="load the protocol from there before it is saved there, or save to another folder"):
+        first.save(kept)
+    assert spent(FLHC.load(kept), "n0") == price
+    first.save(tmp_path / "elsewhere")
+    assert spent(FLHC.load(tmp_path / "elsewhere"), "n0") == 0
+    same = FLHC.load(tmp_path / "elsewhere")
+    same.predict(people({"n0": 60}))  # the bits that are there
+    same.predict(people({"n1": 60}))
+    same.save(kept)
+    assert spent(FLHC.load(kept), "n0") == spent(FLHC.load(kept), "n1") == price
+
+
+def test_a_save_over_a_ledger_that_cannot_be_read_is_refused(home: Path, tmp_path: Path) -> None:
+    fitted = FLHC.load(home)
+    fitted.save(tmp_path / "kept")
+    path = tmp_path / "kept" / "learned.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UsageError, match="holds a ledger that cannot be read, and would be lost: save to another folder"):
+        fitted.save(tmp_path / "kept")
+
+
+def test_what_another_process_records_during_a_call_is_in_the_ledger(home: Path, tmp_path: Path) -> None:
+    FLHC.load(home).save(tmp_path / "kept")
+    one, two = FLHC.load(tmp_path / "kept"), FLHC.load(tmp_path / "kept")
+    place = FLHC.place
+
+    def late(self: FLHC, *given: Any) -> list[int]:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(FLHC, "place", place)
+            two.predict(people({"n7": 60}))
+        return place(self, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FLHC, "place", late)
+        one.predict(people({"n0": 60}))
+    price = spent(one, "n0")
+    assert spent(one, "n7") == price > 0
+    assert len(of_newcomers(one)) == 2
+    one.predict(people({"n7": 60}, seed=9))
+    again = FLHC.load(tmp_path / "kept")
+    assert spent(one, "n7") == spent(again, "n7") > price
+    assert spent(one, "n0") == spent(again, "n0") == price
+
+
+def test_a_file_that_was_begun_anew_is_taken_from_its_start(home: Path, tmp_path: Path) -> None:
+    FLHC.load(home).save(tmp_path / "kept")
+    one, two = FLHC.load(tmp_path / "kept"), FLHC.load(tmp_path / "kept")
+    two.predict(people({"n0": 60}))
+    one.predict(people({"n1": 60}))
+    two.save(tmp_path / "kept")  # and the file is gone
+    third = FLHC.load(tmp_path / "kept")
+    for name in ("n2", "n3", "n4"):
+        third.predict(people({name: 60}))
+    one.predict(people({"n5": 60}))
+    assert spent(one, "n0", "n1", "n2", "n3", "n4") == spent(one, "n2") == spent(one, "n5") > 0
+    assert len(of_newcomers(one)) == len(of_newcomers(FLHC.load(tmp_path / "kept"))) == 6
+
+
+def test_noise_in_gram_matrices_alone_needs_a_record_as_well(tmp_path: Path) -> None:
+    method = OneShot(rounds=1, epochs=1, model="linear", tasks=6, gram_noise=3.0, dp_unit="client")
+    fitted = method.fit(team(), folder=tmp_path / "run")
+    assert 0 < fitted.ledger_.price(1e-5).epsilon < math.inf
+    (tmp_path / "run" / "newcomers.jsonl").mkdir()
+    with pytest.raises(RunFolderError, match=r"is recorded: make the folder writable$"):
+        fitted.predict(people({"n0": 60}))
+    assert not of_newcomers(fitted)
+
+
 def test_a_folder_that_cannot_be_written_to_is_said_before_anything_is_released(home: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(home, tmp_path / "run")
     fitted = FLHC.load(folder)
