@@ -101,9 +101,12 @@ def build_client(
 def _keys(config: Mapping[str, Any], pipeline: Pipeline, simulated: bool, identity: Identity | None, roster: Roster | None) -> KeyRing:
     """Return the keys of an endpoint: derived from the run's seed, or a deployed node's own."""
     run = config_hash(config)
+    for name, given, kind in (("identity", identity, Identity), ("roster", roster, Roster)):
+        if given is not None and not isinstance(given, kind):
+            raise UsageError(f"{name} is {type(given).__name__}: make it with {kind.__name__}")
     if not simulated:
         if roster is not None and identity is None:
-            raise UsageError("who has a roster signs as well: give the identity, too, whose public key the others' rosters have")
+            raise UsageError("a roster needs an identity: give the one whose public key is on the other clients' rosters")
         return KeyRing(run, None, pipeline.unlock, lambda client: identity, roster)
     if identity is not None or roster is not None:
         raise UsageError("simulated clients derive identities and roster from the seed: give your own with simulated=False")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -55,10 +56,10 @@ class Record:
         self._last = ""  # the digest of the last of them
 
     def check_writable(self) -> None:
-        """Raise RunFolderError where nothing can be appended; the file appears where there was none."""
+        """Raise RunFolderError where nothing can be appended."""
         try:
-            with self.path.open("ab"):
-                pass
+            if self.path.is_symlink() or not os.access(self.path if self.path.exists() else self.path.parent, os.W_OK):
+                raise PermissionError(errno.EACCES, "")
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             raise RunFolderError(
@@ -266,7 +267,7 @@ def warn_if_dear(protocol: Protocol, ledger: Ledger, names: Sequence[str]) -> No
     name = ledger.names[price.client]
     warnings.warn(
         f"newcomer {name!r} has now released ε = {price.epsilon:.4g}, more than target_epsilon = {target:g}: what clients of"
-        " one name release adds up over calls of predict and the run, so ask each newcomer once, with the same data",
+        " one name release adds up over calls of predict and the run, so ask each newcomer once, or again with the same data only",
         SecureClusterWarning,
         stacklevel=3,
     )

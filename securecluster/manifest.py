@@ -220,4 +220,4 @@ def read_lines(path: Path, data: bytes, decode: Callable[[str], T]) -> list[T]:
         return [decode(line) for line in lines if line.endswith("\n")]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         kind = type(error).__name__
-        raise RunFolderError(f"{path} does not parse ({kind}): start the run anew") from None
+        raise RunFolderError(f"{path} does not parse ({kind}): restore it from a copy, or start the run anew") from None

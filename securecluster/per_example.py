@@ -133,8 +133,7 @@ class _Uniform:
     def next(self, count: int) -> NDArray[np.float64]:
         """Return the next numbers, (count,)."""
         words = np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
-        found: NDArray[np.float64] = (words >> np.uint64(11)) * 2.0**-53
-        return found
+        return np.ldexp((words >> np.uint64(11)).astype(np.float64), -53)
 
 
 def _keyed(secret: bytes, about: bytes, row: torch.Tensor) -> bytes:

@@ -67,19 +67,19 @@ class Disclosure:
         """
         whose = "each of its clients" if self.reader == "lps" else "every client"
         read = "" if self.reader == CLIENT else READ_BY_SERVER.get(self.verb, "")
-        seen = f": {shows}" if self.masked else f", {IN_CLEAR}"
+        seen = f": {shows}" if self.masked else ", unmasked" if self.noised else f", {IN_CLEAR}"
         if self.reader == CLIENT:
-            seen = ", sealed: only other clients read them"
+            seen = ", sealed"
         return f"{self.field} of {whose} in every {self.method} call, {self._noise()}{seen}{read}"
 
     def _noise(self) -> str:
         if self.derived:
             return "made of earlier releases"
         if self.mechanism == "free":
-            return "made of other releases or of training with noise, or taken as public"
+            return "made of what is priced elsewhere, or public"
         if self.mechanism == "exact":
             return "without noise"
-        return "clipped, before it adds noise" if self.central else "with noise"
+        return "clipped, before the server adds its noise" if self.central else "with noise"
 
 
 def disclosures(fitted: Protocol) -> list[Disclosure]:
@@ -144,8 +144,8 @@ def unprotected(found: Sequence[Disclosure]) -> list[str]:
 
 def _hidden_from_server(own: Disclosure) -> str:
     if own.reader == CLIENT:
-        return f"{own.name}: they are sealed, and only other clients read them"
-    return f"{own.name}: only the client's local parameter server reads them"
+        return f"{own.name}, which is sealed for other clients"
+    return f"{own.name}, which only the client's local parameter server reads"
 
 
 def _names(found: Iterable[Disclosure]) -> str:
@@ -163,7 +163,7 @@ def free(found: Sequence[Disclosure], rows: Sequence[Row]) -> list[str]:
             continue
         made = "made of earlier releases"
         if name not in derived:
-            made = "made of other releases or of training with noise, which are priced, or taken as public"
+            made = "made of what is priced elsewhere (other releases, training with noise), or public"
         told.append(f"{name}, {'once' if row.count == 1 else f'{row.count} times'}: {made}, so it costs nothing")
     return told
 

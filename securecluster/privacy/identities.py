@@ -90,10 +90,12 @@ class Roster:
         if isinstance(keys, Mapping):
             for client, key in keys.items():
                 if not isinstance(client, int) or client < 0 or not isinstance(key, bytes) or len(key) != 32:
-                    raise UsageError(f"a roster has a 32-byte public key for each client's number, and not {client!r}: {key!r}")
+                    raise UsageError(f"a roster has a public key of 32 bytes for each client's number: that of {client!r} is none")
             self._known.update(keys)
-        else:
+        elif callable(keys):
             self._find = keys
+        else:
+            raise UsageError(f"a roster is made of a mapping from clients' numbers to public keys, not of {type(keys).__name__}")
 
     @classmethod
     def derived(cls, randomness: Randomness) -> Roster:

@@ -163,6 +163,9 @@ class Ledger:
         """
         if not ledgers:
             raise UsageError("there is no ledger to add up: give those of one or more runs")
+        for given in ledgers:
+            if not isinstance(given, Ledger):
+                raise UsageError(f"ledgers are added up, not {type(given).__name__}: give one.ledger_, other.ledger_, one by one")
         found = cls()
         for ledger in _distinct(ledgers):
             found._take(ledger)
@@ -184,8 +187,15 @@ class Ledger:
         self.events += [replace(event, ids=tuple(number[i] for i in event.ids)) for event in other.events]
 
     def of(self, names: Iterable[str]) -> Ledger:
-        """Return the ledger of some persons alone."""
-        wanted = set(names)
+        """Return the ledger of some persons alone.
+
+        Raises:
+            UsageError: a name that the ledger does not know.
+        """
+        wanted = {names} if isinstance(names, str) else set(names)
+        strangers = sorted(map(str, wanted - set(self.names.values())))
+        if strangers:
+            raise UsageError(f"the ledger knows no client {strangers[0]!r}: give names as the federation has them")
         ids = {i for i, name in self.names.items() if name in wanted}
         parts = [event.select([k for k, i in enumerate(event.ids) if i in ids]) for event in self.events]
         kept = [event for event in parts if event.ids]

@@ -51,7 +51,7 @@ def test_the_number_comes_with_unit_neighbours_placement_and_gaps(
     assert privacy["releases"] == [
         {"method": "contribute", "field": "delta", "mechanism": "gaussian", "noise_multiplier": 2.0, "times": 2, "reader": "server"}
     ]
-    assert any("before it adds noise" in text for text in privacy["sees"]) == (placement == "central")
+    assert any("before the server adds its noise" in text for text in privacy["sees"]) == (placement == "central")
     assert privacy["not_covered"] and privacy["assumed"]
     assert f"{privacy['epsilon']:.4g} at δ = 1e-06" in out and "delta of contribute, 2 times, z = 2" in out and "replacing instead" in out
     assert main(["replay", str(tmp_path / "r")]) == 0
@@ -98,7 +98,7 @@ def test_a_trusted_server_reads_clients_own_noise_as_such(small: Federation) -> 
     noised = {"clip": 1.0, "noise": 1.0, "dp_unit": "client", "placement": "central", "gram_noise": 1.0}
     told = section(OneShot(rounds=1, epochs=1, tasks=2, sealed=False, **noised).fit(small))
     how = {text.split(" of ")[0]: text for text in (*told["sees"], *told["lps_sees"]) if " call, " in text}
-    assert "before it adds noise" in how["delta"] and "with noise" in how["vectors"]
+    assert "before the server adds its noise" in how["delta"] and "with noise" in how["vectors"]
 
 
 def test_epsilon_of_much_noise_keeps_its_delta_and_no_client_tells_its_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +118,7 @@ def test_exact_releases_beside_noisy_vectors_are_named_and_who_adds_what_noise(t
     privacy, _ = told([*small, *central], tmp_path / "c", capsys)
     (vectors,) = (text for text in privacy["sees"] if text.startswith("vectors"))
     (delta,) = (text for text in privacy["lps_sees"] if text.startswith("delta"))
-    assert "with noise" in vectors and "before it adds noise" in delta
+    assert "with noise" in vectors and "before the server adds its noise" in delta
 
 
 def fields_of(privacy: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -149,7 +149,7 @@ def test_every_private_field_of_every_reply_is_listed_with_its_reader(small: Fed
     assert readers["relevance", "row"] == "server"
     assert readers["contribute", "delta"] == "lps"
     assert found["contribute", "delta"]["masked"] and not found["relevance", "row"]["masked"]
-    assert any("vectors" in text and "only other clients read them" in text for text in privacy["client_sees"])
+    assert any("vectors" in text and "sealed" in text for text in privacy["client_sees"])
     assert any("vectors of eigen" in text for text in privacy["unseen"])
     assert any("plain pairs" in text for text in privacy["sees"] if text.startswith("row "))
 

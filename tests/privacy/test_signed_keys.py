@@ -122,7 +122,7 @@ def test_an_identity_signs_as_rfc_8032_says_and_its_file_is_its_owners(tmp_path:
 
 @pytest.mark.parametrize("keys", [{0: b"short"}, {-1: bytes(32)}, {"0": bytes(32)}])
 def test_a_roster_of_no_keys_is_refused(keys: Any) -> None:
-    with pytest.raises(UsageError, match="a roster has a 32-byte public key"):
+    with pytest.raises(UsageError, match="a roster has a public key of 32 bytes"):
         Roster(keys)
 
 
