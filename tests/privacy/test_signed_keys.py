@@ -203,7 +203,7 @@ def test_a_newcomer_is_admitted_where_the_roster_names_it() -> None:
 def test_what_cannot_go_together_is_refused_when_a_node_is_built() -> None:
     federation, own = three(), IDENTITIES[0]
     method, known = FedAvg(model="linear"), roster()
-    with pytest.raises(UsageError, match="give the identity"):
+    with pytest.raises(UsageError, match="a roster needs an identity"):
         method.build_client(federation, Settings(), [0], simulated=False, roster=known)
     with pytest.raises(UsageError, match="simulated=False"):
         method.build_client(federation, Settings(), [0], identity=own, roster=known)
