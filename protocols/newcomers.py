@@ -58,7 +58,9 @@ class Record:
     def check_writable(self) -> None:
         """Raise RunFolderError where nothing can be appended."""
         try:
-            if self.path.is_symlink() or not os.access(self.path if self.path.exists() else self.path.parent, os.W_OK):
+            there = self.path.exists()
+            odd = self.path.is_symlink() or (there and not self.path.is_file())
+            if odd or not os.access(self.path if there else self.path.parent, os.W_OK):
                 raise PermissionError(errno.EACCES, "")
         except OSError as error:
             reason = os.strerror(error.errno or 0)
@@ -261,7 +263,8 @@ def warn_if_dear(protocol: Protocol, ledger: Ledger, names: Sequence[str]) -> No
     target = protocol.target_epsilon
     if target is None:
         return
-    price = ledger.of(names).price(protocol.delta)
+    asked = set(names) & set(ledger.names.values())  # the others released nothing
+    price = ledger.of(asked).price(protocol.delta)
     if price.epsilon <= target or price.client is None:
         return
     name = ledger.names[price.client]

@@ -38,8 +38,8 @@ class Event:
         step: the number of the call.
         digests: for each of `ids`, 16 hex digits that stand for the bits of its reply; empty where a repetition has no price of its own.
             `CHOICE` stands for a reply by which a repetition cannot be told.
-        again: a training of "dp-sgd" that repeats an earlier one, of other bits. Its batches are those of that one, so both are priced as
-            if their batches were known.
+        again: a training of "dp-sgd" that repeats an earlier one, of other bits. Its batches may be those of that one, so both are priced
+            as if their batches were known.
     """
 
     method: str
