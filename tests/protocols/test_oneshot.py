@@ -316,9 +316,9 @@ def test_features_of_ones_own_are_asked_for_when_a_run_is_loaded(tasks: Federati
         OneShot.load(tmp_path, features=torch.nn.Flatten())
     with pytest.raises(UsageError, match="not those by which"):
         OneShot.load(tmp_path, features="identity")
-    OneShot(rounds=1, tasks=2).fit(tasks).save(tmp_path)
+    OneShot(rounds=1, tasks=2).fit(tasks).save(tmp_path / "other")
     with pytest.raises(UsageError, match="leave out all but the model"):
-        OneShot.load(tmp_path, features=phi)
+        OneShot.load(tmp_path / "other", features=phi)
 
 
 @pytest.mark.parametrize(
