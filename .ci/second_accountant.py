@@ -52,7 +52,7 @@ def steps(event: Mapping[str, Any], samples: int | None) -> list[tuple[float, fl
     if mechanism != "dp-sgd" or samples is None:
         raise ValueError(f"no price for an event of {mechanism!r} with {samples} samples")
     batch, epochs = event["batch"], event["epochs"]
-    if event["again"] and batch is not None and batch < samples:
+    if event.get("again") and batch is not None and batch < samples:
         return [(z, 1.0, 2 * epochs * math.ceil(samples / batch))]
     if batch is None or batch >= samples:
         return [(z, 1.0, epochs)]

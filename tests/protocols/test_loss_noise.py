@@ -15,7 +15,7 @@ from securecluster.protocols import CFL, IFCA, NSIM, SRFCA, LocalKMeans, Setting
 from securecluster.protocols.local_kmeans import State as LocalState
 
 from securecluster import Federation, LabelSwap, synthetic, wire
-from securecluster.displacements import Means, Outbox, Update
+from securecluster.displacements import Outbox, Update
 from securecluster.endpoint import Turn, config_hash
 from securecluster.errors import PolicyError, UsageError
 from securecluster.estimator import fit
@@ -28,6 +28,7 @@ from securecluster.refinement import cross_losses
 from securecluster.refiner import Choose, Refiner
 from securecluster.replies import Replies
 from securecluster.transport import InProcess
+from securecluster.tree import PathModels
 from securecluster.walks import Format
 
 FULL = Settings(transcript="full")
@@ -346,7 +347,7 @@ def test_models_on_the_path_of_a_cluster_are_judged_with_noise(unit: str, small:
     client: Any = made.build_client(small, Settings(dtype="float64")).client
     table, start = normals(2, client.cohort.model.dimension), client.cohort.start
     path = ((0, 1), (1,))
-    query = Means(Picks(table, path), Picks(torch.zeros(2, dtype=torch.int64), path), True, Rows(torch.zeros(len(path))))
+    query = PathModels(Picks(table, path), Picks(torch.zeros(2, dtype=torch.int64), path), True, Rows(torch.zeros(len(path))), depth=2)
     exact = [client.cohort.loss_aside(Rows(m[None], (0, 0)), (3, 5), 2.0) for m in (start + table[0], start + table[1], start)]
     wanted = np.array([[exact[2][0], exact[0][0], exact[1][0]], [exact[2][1], exact[1][1], 0]])
     told = [client.judge(Turn((3, 5), (3, 5), 1, step), query) for step in range(1, 101)]
