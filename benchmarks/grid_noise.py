@@ -1,4 +1,4 @@
-"""What noise on a grid costs beside floating-point noise, and how far float32 sums of gradients are from exact ones.
+"""Measure what noise on a grid costs beside floating-point noise, and how float32 sums of gradients are rounded.
 
 python -m securecluster.benchmarks.grid_noise [--rounds 7]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -57,16 +56,13 @@ class Record:
 
     def check_writable(self) -> None:
         """Raise RunFolderError where nothing can be appended."""
-        try:
-            there = self.path.exists()
-            odd = self.path.is_symlink() or (there and not self.path.is_file())
-            if odd or not os.access(self.path if there else self.path.parent, os.W_OK):
-                raise PermissionError(errno.EACCES, "")
-        except OSError as error:
-            reason = os.strerror(error.errno or 0)
+        there = self.path.exists()
+        odd = self.path.is_symlink() or (there and not self.path.is_file())
+        if odd or not os.access(self.path if there else self.path.parent, os.W_OK):
             raise RunFolderError(
-                f"cannot write {self.path} ({reason}), where what newcomers release is recorded: make the folder writable"
-            ) from error
+                f"cannot write {self.path}, where what newcomers release is recorded: make the folder writable, and remove"
+                " what is no file there"
+            )
 
     def update(self, ledger: Ledger) -> None:
         """Add to a ledger what was recorded since the last time, by this process or another one.

@@ -299,7 +299,7 @@ def test_a_folder_that_cannot_be_written_to_is_said_before_anything_is_released(
     fitted = FLHC.load(folder)
     (folder / "newcomers.jsonl").mkdir()
     before = list(fitted.ledger_.events)
-    with pytest.raises(RunFolderError, match=r"cannot write .*newcomers\.jsonl .* make the folder writable") as caught:
+    with pytest.raises(RunFolderError, match=r"cannot write .*newcomers\.jsonl, .* make the folder writable") as caught:
         fitted.predict(people({"n0": 60}))
     assert "\n" not in str(caught.value)
     assert fitted.ledger_.events == before and not hasattr(fitted, "joined_")
