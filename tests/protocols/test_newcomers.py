@@ -289,7 +289,7 @@ def test_noise_in_gram_matrices_alone_needs_a_record_as_well(tmp_path: Path) -> 
     fitted = method.fit(team(), folder=tmp_path / "run")
     assert 0 < fitted.ledger_.price(1e-5).epsilon < math.inf
     (tmp_path / "run" / "newcomers.jsonl").mkdir()
-    with pytest.raises(RunFolderError, match=r"is recorded: make the folder writable$"):
+    with pytest.raises(RunFolderError, match=r"is recorded: make the folder writable"):
         fitted.predict(people({"n0": 60}))
     assert not of_newcomers(fitted)
 
