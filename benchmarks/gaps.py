@@ -18,9 +18,10 @@ from securecluster.protocols import FLHC, Settings
 from securecluster import Federation
 from securecluster.backend import torch
 from securecluster.data.scenarios import scenario
-from securecluster.distances import METRICS, distances
-from securecluster.hierarchy import EUCLIDEAN, LINKAGES, cut, gap_of, heights, merges, threshold
+from securecluster.distances import METRICS, alike, distances
+from securecluster.hierarchy import EUCLIDEAN, LINKAGES, POINTS, cut, gap_of, heights, merges
 from securecluster.metrics import agreement
+from securecluster.partitions import default_threshold
 
 SETTINGS: list[dict[str, Any]] = [
     *({"data": "digits", "scenario": name, "clients": 20} for name in ("iid", "label-swap", "rotation", "label-permutation")),
@@ -32,7 +33,7 @@ SETTINGS: list[dict[str, Any]] = [
     ),
     *({"data": "mnist", "scenario": name, "clients": 100, "samples": 100} for name in ("iid", "label-swap")),
 ]
-PAIRS = [(metric, linkage) for metric in METRICS for linkage in LINKAGES if metric == "l2" or linkage not in EUCLIDEAN]
+PAIRS = [(metric, linkage) for metric in METRICS for linkage in LINKAGES if metric in POINTS or linkage not in EUCLIDEAN]
 
 
 def updates(federation: Federation, rounds: int) -> torch.Tensor:
@@ -47,7 +48,7 @@ def judge(rows: torch.Tensor, truth: tuple[int, ...], metric: str, linkage: str)
     """Whether the default threshold gives the true clusters, whether any would, and the gap that decided."""
     tree = merges(distances(rows, metric).cpu().numpy(), linkage)
     high = heights(tree)
-    found = cut(tree, threshold(tree, gap_of(metric, linkage)))
+    found = cut(tree, default_threshold(tree, gap_of(metric, linkage), alike(rows, "cosine").cpu().numpy(), seed=0))
     possible = any(agreement(cut(tree, at), truth)["exact"] for at in (0.0, *high))
     clusters = len(set(truth))
     gap = float(high[-clusters + 1] / high[-clusters]) if 1 < clusters < len(truth) else None

@@ -27,7 +27,7 @@ from securecluster.displacements import Outbox, Trainee, deliver, invite
 from securecluster.errors import UsageError
 from securecluster.looks import Look, compare_gradients, divide, hear, look_at, model_for, post_means, visible
 from securecluster.network import Network
-from securecluster.partitions import halves, weighed
+from securecluster.partitions import chance_of_split, gap_between, halves
 from securecluster.run import Line, Run
 from securecluster.separation import largest_noise, separation_gap
 from securecluster.similarity import FLOOR, cosine
@@ -41,7 +41,7 @@ class State:
     labels: list[int]
     outbox: Outbox
     tree: Tree
-    scale: float = 0.0  # max ‖Δ_i‖ of the first round, the unit of later ones
+    longest: float = 0.0  # the largest max ‖Δ_i‖ of any round, the unit of the relative criterion's eps2
     wanted: list[int] = field(default_factory=list)  # clusters that wait for a round with every member
     alpha: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # (m, m), of the last round that all clients shared
     shared: bool = True  # whether alpha is of this round
@@ -55,13 +55,13 @@ class CFL(Briefly):
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
     criterion: str = "relative"
-    """split test: relative (scale-free: eps1 as a share of max ‖Δ‖, and evidence) or absolute (eps1 and eps2 are norms)"""
+    """split test: relative (eps1 and eps2 are shares, and clusters must be significant) or absolute (eps1 and eps2 are norms)"""
     eps1: float = 0.5
-    """a cluster is stationary when ‖mean Δ‖ is below this"""
-    eps2: float = 0.6
-    """absolute criterion: and its clients are not content when max ‖Δ‖ is above this"""
-    evidence: float = 0.4
-    """relative criterion: and the better half h has (|h| − 1)·(α_intra^min − α_cross^max)·max ‖Δ‖ / its first-round value above this"""
+    """a cluster is stationary when ‖mean Δ‖ is below this; relative: below this share of max ‖Δ‖"""
+    eps2: float = 0.25
+    """and its clients are not content when max ‖Δ‖ is above this; relative: above this share of the largest max ‖Δ‖ of any round"""
+    level: float = 0.001
+    """relative criterion: and clients without clusters would look as separated with at most this probability, in (0, 1)"""
     gamma_max: float = 0.5
     """accept a split only if γ_max < sqrt((1 − α_cross^max) / 2), in [0, 1)"""
     min_size: int = 3
@@ -113,7 +113,7 @@ class CFL(Briefly):
 
     def _test(self, net: Network, state: State, look: Look) -> None:
         """Lines 16–21: ε1, ε2, bipartition, γ_max. A cluster waits for a reply of every member."""
-        state.scale = state.scale or look.max_norm
+        state.longest = max(state.longest, look.max_norm)
         state.wanted = [w for w in state.wanted if w != look.cluster]
         stationary = look.mean_norm < self.eps1 * (look.max_norm if self.criterion == "relative" else 1)
         tested = len(look.members) >= self.min_size
@@ -128,22 +128,29 @@ class CFL(Briefly):
         state.alpha = alpha if state.shared else state.alpha
         if not tested:
             return
-        found = halves(alpha.numpy(), self.clusterer, net.randomness.integer("server", "clusterer", net.round, look.cluster))
-        look.gap, sure = weighed(alpha.numpy(), found, self.clusterer, look.scatter)
-        look.evidence = sure * look.max_norm / state.scale if state.scale else 0.0
-        stationary = stationary and min(len(found.first), len(found.second)) >= self.least
-        if stationary and self._incongruent(look) and not look.complete:
+        seed = net.randomness.integer("server", "clusterer", net.round, look.cluster)
+        found = halves(alpha.numpy(), self.clusterer, seed)
+        look.gap = gap_between(alpha.numpy(), found)
+        enough = min(len(found.first), len(found.second)) >= self.least
+        if not (stationary and enough and self._incongruent(state, look)):
+            return
+        if not self._significant(look, alpha.numpy(), seed):
+            return
+        if not look.complete:
             state.wanted.append(look.cluster)
-        elif stationary and self._incongruent(look) and self.gamma_max < largest_noise(found.cross_max):
+        elif self.gamma_max < largest_noise(found.cross_max):
             look.halves = ([look.members[k] for k in found.first], [look.members[k] for k in found.second])
 
-    def _incongruent(self, look: Look) -> bool:
-        """The clients of a stationary cluster still pull: max ‖Δ_i‖ > ε2 (eq. 33), or the scale-free form of it (ours).
+    def _incongruent(self, state: State, look: Look) -> bool:
+        """Return whether clients of a stationary cluster still pull: max ‖Δ_i‖ > ε2 (eq. 33), or that as a share (ours)."""
+        return look.max_norm > self.eps2 * (state.longest if self.criterion == "relative" else 1)
 
-        In the scale-free form, two of many noisy updates align by chance while larger groups do not, so a half counts by its size;
-        and pure clusters' updates shrink below those of the first round while incongruent clients' do not.
-        """
-        return look.max_norm > self.eps2 if self.criterion == "absolute" else (look.evidence or 0.0) > self.evidence
+    def _significant(self, look: Look, alpha: NDArray[np.float64], seed: int) -> bool:
+        """Return whether clients without clusters would rarely look as separated (ours); the absolute criterion does not ask."""
+        if self.criterion == "absolute":
+            return True
+        look.p_value = chance_of_split(alpha, self.clusterer, self.level, seed)
+        return look.p_value <= self.level
 
     def _invited(self, net: Network, state: State, t: int) -> list[int]:
         """A share of each cluster; all of a cluster that only waits for complete replies to be split."""
@@ -170,8 +177,9 @@ class CFL(Briefly):
         super().check(clients)
         check_choice(self, criterion=("relative", "absolute"), average=("uniform", "weighted"), similarity=("update", "gradient"))
         check_whole(self, min_size=2)
-        for name, most in {"eps1": math.inf, "eps2": math.inf, "evidence": math.inf, "gamma_max": 1, "fallback": 1}.items():
+        for name, most in {"eps1": math.inf, "eps2": math.inf, "gamma_max": 1, "fallback": 1}.items():
             check_number(self, name, 0, most, low_in=most == 1)
+        check_number(self, "level", 0, 1, low_in=False)
         if self.fallback and not self.tree:
             raise UsageError("the fallback judges the models in the tree: leave tree on")
 

@@ -27,10 +27,10 @@ from securecluster.clustering import members as clusters_of
 from securecluster.displacements import Means, Outbox, Posted, Trainee, check_newcomers, deliver
 from securecluster.distances import METRICS, alike, distances
 from securecluster.errors import UsageError
-from securecluster.hierarchy import check_linkage, cut, gap_of, merges, nearest, representatives, threshold
+from securecluster.hierarchy import check_linkage, cut, gap_of, merges, nearest, representatives
 from securecluster.messages import Picks, Rows
 from securecluster.network import Network
-from securecluster.partitions import partition
+from securecluster.partitions import default_threshold, partition
 from securecluster.privacy.masks import ENTRYWISE
 from securecluster.replies import Replies
 from securecluster.run import Run
@@ -74,12 +74,13 @@ class FLHC(Briefly):
 
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
-    metric: str = "l2"
-    """distance of updates: l1, l2 or cosine; l1 needs a mask that keeps it: none, permutation or signed-permutation"""
+    metric: str = "chord"
+    """distance of updates: l1, l2, cosine, or chord, which is l2 of updates scaled to unit norm, so that clients with more samples and
+    larger updates are no cluster (ours); l1 needs a mask that keeps it: none, permutation or signed-permutation"""
     linkage: str = "ward"
-    """distance of clusters: single, complete, average, or, with l2 only, centroid or ward"""
+    """distance of clusters: single, complete, average, or, with l2 and chord only, centroid or ward"""
     threshold: float | None = None
-    """merges up to this distance are made; None cuts at the largest relative gap of the merges' distances"""
+    """merges up to this distance are made; None cuts at the largest relative gap of the merges' distances, if it is large or significant"""
     pre_rounds: int = 10
     """rounds of FedAvg before the clustering"""
 
@@ -111,10 +112,12 @@ class FLHC(Briefly):
         noise = net.noise("brief" if self.briefs else "delta")
         distance = distances(rows, self.metric, noise).cpu()
         tree = merges(distance.numpy(), self.linkage)
-        at = threshold(tree, gap_of(self.metric, self.linkage)) if self.threshold is None else self.threshold
+        seed = net.randomness.integer("server", "clusterer")
+        cosines = alike(rows, "cosine", noise).cpu().numpy()
+        gap = gap_of(self.metric, self.linkage)
+        at = default_threshold(tree, gap, cosines, seed) if self.threshold is None else self.threshold
         labels = cut(tree, at)
         if self.clusterer != "paper":
-            seed = net.randomness.integer("server", "clusterer")
             labels = partition(alike(rows, self.metric, noise).cpu().numpy(), self.clusterer, None, seed)
         state.look = Look(ids, distance, torch.from_numpy(tree), float(at))
         state.memory = self._memory(net, state, ids, rows, labels, step)
@@ -162,9 +165,7 @@ class FLHC(Briefly):
         check_choice(self, metric=METRICS)
         check_linkage(self.metric, self.linkage)
         if self.metric == "l1" and self.mask not in ENTRYWISE:
-            raise UsageError(
-                f"the mask {self.mask!r} mixes coordinates, which changes l1 distances: use permutation or signed-permutation, or metric l2"
-            )
+            raise UsageError(f"the mask {self.mask!r} mixes coordinates, which changes l1 distances: use a permutation, or metric chord")
         if not (isinstance(self.pre_rounds, Integral) and 0 <= self.pre_rounds < self.rounds):
             raise UsageError(
                 f"pre_rounds = {self.pre_rounds!r} of {self.rounds} rounds: the clustering comes after pre_rounds, a whole number from 0 to"

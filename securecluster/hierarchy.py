@@ -15,6 +15,7 @@ from securecluster.similarity import mean_row
 Array = NDArray[np.float64]
 LINKAGES = ("single", "complete", "average", "centroid", "ward")
 EUCLIDEAN = ("centroid", "ward")  # linkages that are about points, not about distances alone
+POINTS = ("l2", "chord")  # metrics that are distances of points
 GAPS = {"single": 1.15, "complete": 1.2, "average": 1.2, "centroid": 1.2, "ward": 1.4}
 ANGLE = 0.26  # least gap between clusters of `tasks_of`, in radians; found by trial, as GAPS
 SCATTER = 2.0  # where R has noise, or so many times the range of all angles below it; found by trial (`benchmarks.papers.oneshot_noise`)
@@ -25,9 +26,11 @@ def check_linkage(metric: str, linkage: str) -> None:
     """Raise UsageError for an unknown linkage, or one that needs Euclidean distances beside another metric."""
     if linkage not in LINKAGES:
         raise unknown("linkage", linkage, LINKAGES)
-    if linkage in EUCLIDEAN and metric != "l2":
+    if linkage in EUCLIDEAN and metric not in POINTS:
         others = ", ".join(name for name in LINKAGES if name not in EUCLIDEAN)
-        raise UsageError(f"linkage {linkage!r} is defined for the metric l2 only, not for {metric}: use l2, or one of {others}")
+        raise UsageError(
+            f"linkage {linkage!r} is defined for the metrics l2 and chord only, not for {metric}: use one of these, or {others}"
+        )
 
 
 def merges(distance: Array, linkage: str) -> Array:

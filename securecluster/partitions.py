@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering import Bipartition, bipartition, evidence, kmeans, members, numbered
+from securecluster.clustering import Bipartition, bipartition, intra_min, kmeans, members, numbered, separated
 from securecluster.errors import UsageError, unknown
-from securecluster.hierarchy import into, merges
+from securecluster.hierarchy import into, merges, threshold
+from securecluster.significance import Null, p_value
 
 Array = NDArray[np.float64]
+LEVEL = 0.01  # of the test by which a smaller gap of merges than usual counts, too
 CLUSTERERS = ("paper", "average", "spectral", "kmeans")
 
 
@@ -84,28 +87,64 @@ def halves(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
     return Bipartition(first, second, float(alpha[np.ix_(first, second)].mean()))
 
 
-def weighed(alpha: Array, halves: Bipartition, clusterer: str, scatter: float = 0.0) -> tuple[float, float]:
-    """The evidence for a split, as `clustering.evidence`; for clusterers other than the paper's from means instead of extremes (ours).
+def gap_between(alpha: Array, halves: Bipartition) -> float:
+    """Return how far the more coherent half's least similarity exceeds the one across; -2 without a half of two."""
+    coherent = [intra_min(alpha, half) for half in (halves.first, halves.second) if len(half) > 1]
+    return max(coherent, default=-math.inf) - halves.cross_max if coherent else -2.0
 
-    Then the gap is that of the mean similarity within halves to the mean across, but at most the least over clients of the mean similarity
-    to the others of its half less that to the other half, to which twice the scatter is granted; it is weighed by the smaller half's size
-    less one: an outlier is no cluster. It counts only if the means differ by more than noise alone gives the best of all 2^(m − 1) − 1
-    bipartitions but with a probability of a thousandth (union bound over Gaussians).
+
+def chance_of_split(alpha: Array, clusterer: str, level: float, seed: int) -> float:
+    """Return the p-value of a split: how often clients without clusters would look as separated as these (ours).
+
+    The statistic is `clustering.separated` for the paper's bipartition, and `mean_separation` of the clusters that another
+    clusterer makes of each draw. The null distribution is `significance.Null`, the residual noise within the clusters found.
 
     Args:
-        scatter: the standard deviation that noise gives a similarity.
+        alpha: cosines, (m, m), m >= 2.
+        level: draws are made until one is as separated, or until the p-value is known to be at most this.
+        seed: of the draws, and of the clusterer's starts.
     """
-    if clusterer == "paper":
-        return evidence(alpha, halves)
-    first, second = np.array(halves.first), np.array(halves.second)
-    least = min(len(first), len(second))
-    if least < 2:
-        return -2.0, 0.0
-    own = [(alpha[np.ix_(h, h)].sum(1) - alpha.diagonal()[h]) / (len(h) - 1) for h in (first, second)]
-    apart = [alpha[np.ix_(h, g)].mean(1) for h, g in ((first, second), (second, first))]
-    worst = min(float((o - a).min()) for o, a in zip(own, apart, strict=True))
-    pairs = [len(h) * (len(h) - 1) / 2 for h in (first, second)]
-    gap = float((pairs[0] * own[0].mean() + pairs[1] * own[1].mean()) / sum(pairs) - apart[0].mean())
-    chance = math.sqrt(2 * ((len(alpha) - 1) * math.log(2) + math.log(1000)))
-    drowned = gap <= chance * scatter * math.sqrt(1 / sum(pairs) + 1 / (len(first) * len(second)))
-    return gap, 0.0 if drowned else (least - 1) * min(gap, worst + 2 * scatter)
+
+    def score(drawn: Array) -> tuple[float, list[int]]:
+        if clusterer == "paper":
+            return separated(drawn)
+        labels = partition(drawn, clusterer, max(2, eigengap(drawn)), seed)
+        return mean_separation(drawn, labels), labels
+
+    observed, labels = score(alpha)
+    if observed <= 0 or len(set(labels)) in (1, len(labels)):
+        return 1.0
+    null = Null.within(alpha, labels)
+    return p_value(lambda drawn: score(drawn)[0], observed, null, level, np.random.default_rng(seed))
+
+
+def default_threshold(tree: Array, gap: float, alpha: Array, seed: int) -> float:
+    """Return where to cut merges when nobody knows (ours): at their largest gap, if it is large or clusters are significant.
+
+    Args:
+        tree: scipy's linkage matrix.
+        gap: the ratio of heights from which a gap is large (`hierarchy.gap_of`).
+        alpha: cosines of what was merged, (m, m); `chance_of_split` of these is tested where the gap is smaller.
+        seed: of the test's draws.
+    """
+    everyone = threshold(tree, math.inf)
+    found = threshold(tree, gap)
+    if found == everyone and chance_of_split(alpha, "paper", LEVEL, seed) <= LEVEL:
+        return threshold(tree, 1.0)
+    return found
+
+
+def mean_separation(alpha: Array, labels: Sequence[int]) -> float:
+    """Return the mean similarity of pairs of clients in one cluster less that of pairs in different clusters (ours).
+
+    The largest and smallest of many similarities follow their noise; means do not. Minus infinity where either kind of pair is
+    missing.
+
+    Args:
+        alpha: similarities, (m, m); the diagonal is not read.
+        labels: each client's cluster, (m,).
+    """
+    pair = np.triu(np.ones(alpha.shape, dtype=bool), 1)
+    together = np.equal.outer(np.asarray(labels), np.asarray(labels))
+    within, across = alpha[pair & together], alpha[pair & ~together]
+    return float(within.mean() - across.mean()) if within.size and across.size else -math.inf

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from securecluster.clustering import bipartition, evidence, intra_min
+from securecluster.clustering import bipartition
 from securecluster.errors import UsageError
 
 Alpha = NDArray[np.float64]
@@ -93,14 +93,3 @@ def test_similarities_closer_than_rounding_of_one_minus_alpha_are_told_apart() -
 def test_what_is_no_similarity_matrix_is_refused(alpha: Alpha) -> None:
     with pytest.raises(UsageError):
         bipartition(alpha)
-
-
-def test_evidence_counts_halves_by_size_and_singletons_not_at_all() -> None:
-    alpha = np.full((4, 4), 0.1)
-    alpha[:3, :3] = 0.6
-    halves = bipartition(alpha)
-    assert (halves.first, halves.second) == ((0, 1, 2), (3,))
-    gap, weighed = evidence(alpha, halves)
-    assert gap == pytest.approx(0.5)
-    assert weighed == pytest.approx(1.0)
-    assert intra_min(alpha, (3,)) == 1.0

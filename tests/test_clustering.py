@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from sklearn.cluster import AgglomerativeClustering, KMeans
 
-from securecluster.clustering import Bipartition, bipartition, check_number, evidence, intra_min, kmeans
+from securecluster.clustering import Bipartition, bipartition, check_number, intra_min, kmeans, separated
 from securecluster.errors import UsageError
 
 Alpha = NDArray[np.float64]
@@ -192,14 +194,30 @@ def test_the_weakest_similarity_within_a_group() -> None:
     assert intra_min(np.array([[1.0, 2.0], [2.0, 1.0]]), (0, 1)) == 2.0
 
 
-def test_evidence_is_the_better_halfs_gap_and_weighs_halves_by_size() -> None:
+def test_the_best_separated_cluster_scores_its_gap_by_its_size() -> None:
     alpha = np.full((5, 5), 0.1)
     alpha[:3, :3], alpha[3:, 3:] = 0.6, 0.9
-    halves = Bipartition((0, 1, 2), (3, 4), 0.1)
-    gap, weighed = evidence(alpha, halves)
-    assert gap == pytest.approx(0.8)
-    assert weighed == pytest.approx(1.0)
-    assert evidence(alpha[2:4, 2:4], Bipartition((0,), (1,), 0.1)) == (-2.0, 0.0)
+    assert separated(alpha) == (pytest.approx(1.0), [0, 0, 0, 1, 1])
+    assert separated(alpha[2:4, 2:4]).score == -np.inf
+    alpha[:3, :3] = 0.05
+    score, labels = separated(alpha)
+    assert score == pytest.approx(0.8)
+    assert labels == [0, 0, 0, 1, 1]
+
+
+def test_separated_clusters_are_those_of_brute_force() -> None:
+    draw = np.random.default_rng(0)
+    for m in (3, 4, 5, 6):
+        for _ in range(20):
+            half = np.triu(draw.uniform(-1, 1, size=(m, m)), 1)
+            alpha = half + half.T + np.eye(m)
+            scores = []
+            for size in range(2, m):
+                for own in itertools.combinations(range(m), size):
+                    rest = [k for k in range(m) if k not in own]
+                    scores.append((size - 1) * (intra_min(alpha, own) - alpha[np.ix_(own, rest)].max()))
+            score = separated(alpha).score
+            assert score == pytest.approx(max(scores)) if max(scores) > 0 else score <= 0
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -147,8 +147,10 @@ def test_the_cut_lies_within_the_gap_and_the_gap_decides() -> None:
 def test_linkages_that_need_euclid_are_refused_elsewhere() -> None:
     for kind in EUCLIDEAN:
         check_linkage("l2", kind)
+        check_linkage("chord", kind)
         for metric in ("l1", "cosine"):
-            with pytest.raises(UsageError, match=f"{kind}.*metric l2 only, not for {metric}: use l2, or one of single, complete, average"):
+            refused = f"{kind}.*metrics l2 and chord only, not for {metric}: use one of these, or single, complete, average"
+            with pytest.raises(UsageError, match=refused):
                 check_linkage(metric, kind)
     with pytest.raises(UsageError, match="unknown linkage 'wards'"):
         merges(np.zeros((2, 2)), "wards")

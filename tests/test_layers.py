@@ -14,7 +14,7 @@ LAYERS = [
     {"errors", "backend", "randomness"},
     {"checks", "parties"},
     {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "dropout", "devices", "objectives"},
-    {"grid_noise", "clipping", "batches", "manifest", "digests", "bounds"},
+    {"grid_noise", "clipping", "batches", "manifest", "digests", "bounds", "significance"},
     {"wire", "stacks", "data", "distances", "hierarchy", "recurrent", "separation", "training", "spectra", "components", "pretrained"},
     {"lcss", "kernels", "walks", "pair_network", "partitions"},
     {"sequence_networks"},

@@ -10,9 +10,18 @@ from numpy.typing import NDArray
 from sklearn.cluster import AgglomerativeClustering, KMeans, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
-from securecluster.clustering import bipartition, evidence
+from securecluster.clustering import bipartition
 from securecluster.errors import UsageError
-from securecluster.partitions import CLUSTERERS, affinity, eigengap, halves, partition, weighed
+from securecluster.partitions import (
+    CLUSTERERS,
+    affinity,
+    chance_of_split,
+    eigengap,
+    gap_between,
+    halves,
+    mean_separation,
+    partition,
+)
 
 NOISY = CLUSTERERS[1:]
 
@@ -98,24 +107,49 @@ def test_halves_cut_between_clusters_where_there_are_more_than_two(clusterer: st
         assert found.cross_max == pytest.approx(alpha[np.ix_(found.first, found.second)].mean())
 
 
-def test_the_papers_halves_and_evidence_are_as_they_were() -> None:
+def test_the_papers_halves_are_as_they_were() -> None:
     alpha = cosines(points(0, 3)[0])
     assert halves(alpha, "paper") == bipartition(alpha)
-    assert weighed(alpha, bipartition(alpha), "paper", 5.0) == evidence(alpha, bipartition(alpha))
+    assert gap_between(alpha, bipartition(alpha)) > 0.5
+    assert gap_between(alpha[:2, :2], bipartition(alpha[:2, :2])) == -2.0
+
+
+def test_mean_separation_is_the_gap_of_means_over_pairs() -> None:
+    alpha = np.full((6, 6), 0.1)
+    alpha[:3, :3], alpha[3:5, 3:5] = 0.6, 0.9
+    alpha[0, 1] = alpha[1, 0] = 0.0
+    assert mean_separation(alpha, [0, 0, 0, 1, 1, 2]) == pytest.approx((0.0 + 0.6 + 0.6 + 0.9) / 4 - 0.1)
+    assert mean_separation(alpha, [0] * 6) == mean_separation(alpha, list(range(6))) == -np.inf
+
+
+@pytest.mark.parametrize("clusterer", ["paper", "average"])
+def test_a_split_between_clusters_is_rare_by_chance(clusterer: str) -> None:
+    for k, each in ((2, 5), (3, 4), (4, 5), (8, 3)):
+        alpha = cosines(points(k, k, each=each, spread=0.6)[0])
+        assert chance_of_split(alpha, clusterer, 0.01, seed=1) <= 0.01, (k, each)
+
+
+@pytest.mark.parametrize("clusterer", ["paper", "average"])
+@pytest.mark.parametrize("directions", [4, 30, 1000])
+def test_a_split_of_noise_is_no_rarer_than_it_is(clusterer: str, directions: int) -> None:
+    """Also where vectors vary in few directions, by which any fixed threshold of cosines is passed."""
+    for m in (6, 20):
+        made = [cosines(np.random.default_rng([seed, m]).normal(size=(m, directions))) for seed in range(20)]
+        chances = [chance_of_split(alpha, clusterer, 0.01, seed=2) for alpha in made]
+        assert sum(chance <= 0.01 for chance in chances) <= 2, m
 
 
 @pytest.mark.parametrize("clusterer", NOISY)
-@pytest.mark.parametrize("m", [5, 10, 20])
-def test_noise_alone_is_no_evidence_and_clusters_are(clusterer: str, m: int) -> None:
-    for seed in range(30):
-        half = np.triu(np.random.default_rng(seed).normal(scale=0.1, size=(m, m)), 1)
+def test_noisy_similarities_of_clusters_are_told_from_noise(clusterer: str) -> None:
+    together = np.equal.outer(np.arange(20) % 2, np.arange(20) % 2)
+    for seed in range(4):
+        half = np.triu(np.random.default_rng(seed).normal(scale=0.1, size=(20, 20)), 1)
         noise = half + half.T
-        pure, mixed = 0.3 + noise, np.where(np.equal.outer(np.arange(m) % 2, np.arange(m) % 2), 0.6, -0.6) + noise
+        pure, mixed = 0.3 + noise, np.where(together, 0.4, -0.4) + noise
         for alpha in (pure, mixed):
             np.fill_diagonal(alpha, 1.0)
-        assert weighed(pure, halves(pure, clusterer), clusterer, 0.1)[1] == 0.0
-        assert weighed(mixed, halves(mixed, clusterer), clusterer, 0.1)[1] > 0.4
-        assert weighed(mixed, halves(mixed, clusterer), clusterer, np.inf)[1] == 0.0
+        assert chance_of_split(pure, clusterer, 0.05, seed) > 0.05
+        assert chance_of_split(mixed, clusterer, 0.05, seed) <= 0.05
 
 
 def test_what_is_refused() -> None:

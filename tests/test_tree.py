@@ -140,7 +140,7 @@ def test_newcomers_find_their_cluster_masked_as_well_as_plain(mask: str, average
 
 
 def test_newcomers_are_compared_by_gradients_where_the_clients_were(halves: tuple[Federation, Federation]) -> None:
-    fitted = CFL(similarity="gradient", evidence=0.2).fit(halves[0])
+    fitted = CFL(similarity="gradient", level=0.05).fit(halves[0])
     assert len(set(fitted.labels_)) > 1
     fitted.predict(halves[1])
     assert {e.method for e in fitted.joined_.ledger.events} == {"gradient"}

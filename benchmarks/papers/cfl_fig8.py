@@ -7,8 +7,8 @@ a 5-layer convolutional network, 3 local epochs at batch 100; splits in rounds 5
 first and is close to 60 % after the last; g is large before a split and below zero in every cluster at the end. `--full` has this setting
 with cnn-cifar and 200 rounds, and needs a GPU; the scale for a CPU has cnn-ali, 300 samples a client, batch 20 and 60 rounds. Ours: the
 learning rate; and, since ε1 and ε2 are not printed, clusters may split in the rounds 50, 100, 150 of 200 alone (in proportion where there
-are fewer), which stand for ε1, and do so where CFL's default evidence and γ_max say so. A client is tested on its share of the test set,
-not on all of it. Images are read from SECURECLUSTER_DATA or the hub.
+are fewer), which stand for ε1, and do so where CFL's default significance test and γ_max say so. A client is tested on its share of the
+test set, not on all of it. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Watched(CFL):
         super()._test(net, state, look)
         self.looks = (*self.looks, look)
 
-    def _incongruent(self, look: Look) -> bool:
-        return self.seen + 1 in splits(self.rounds) and super()._incongruent(look)
+    def _incongruent(self, state: Any, look: Look) -> bool:
+        return self.seen + 1 in splits(self.rounds) and super()._incongruent(state, look)
 
     def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
         """Adds `gaps`, (cluster, g) pairs, and `by_truth`, a list over true clusters."""

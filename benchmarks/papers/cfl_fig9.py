@@ -60,8 +60,11 @@ class Watched(cfl_fig8.Watched):
         for other in sorted(rivals, key=alike)[1:]:
             other.halves = None
 
-    def _incongruent(self, look: Look) -> bool:
+    def _incongruent(self, state: Any, look: Look) -> bool:
         return self.seen + 1 in splits(self.rounds)
+
+    def _significant(self, *_: Any) -> bool:
+        return True
 
 
 def alike(look: Look) -> float:

@@ -25,9 +25,9 @@ from securecluster.protocols import CFL, FLHC, Settings
 from securecluster import Federation, LabelSwap
 from securecluster.clustering import members
 from securecluster.distances import alike, distances
-from securecluster.hierarchy import cut, gap_of, merges, threshold
+from securecluster.hierarchy import cut, gap_of, merges
 from securecluster.metrics import agreement
-from securecluster.partitions import CLUSTERERS, halves, partition, weighed
+from securecluster.partitions import CLUSTERERS, chance_of_split, default_threshold, halves, partition
 from securecluster.privacy import quantise
 from securecluster.privacy.draws import Draws
 from securecluster.privacy.gaussian import Clip, Noise
@@ -109,9 +109,9 @@ def _brief(rows: torch.Tensor, cell: Cell, sigma: float, bound: float, draw: int
 def _flhc(rows: torch.Tensor, noise: float, clusterer: str, sketch: int | None, first: float) -> list[int]:
     """As FL+HC clusters, by its defaults."""
     if clusterer != "paper":
-        return partition(alike(rows, "l2", noise).numpy(), clusterer)
-    tree = merges(distances(rows, "l2", noise).numpy(), "ward")
-    return cut(tree, threshold(tree, gap_of("l2", "ward")))
+        return partition(alike(rows, "chord", noise).numpy(), clusterer)
+    tree = merges(distances(rows, "chord", noise).numpy(), "ward")
+    return cut(tree, default_threshold(tree, gap_of("chord", "ward"), alike(rows, "cosine", noise).numpy(), seed=0))
 
 
 def _cfl(rows: torch.Tensor, noise: float, clusterer: str, sketch: int | None, first: float) -> list[int]:
@@ -129,8 +129,9 @@ def _cfl(rows: torch.Tensor, noise: float, clusterer: str, sketch: int | None, f
             continue
         part = alpha[np.ix_(own, own)]
         found = halves(part, clusterer)
-        sure = weighed(part, found, clusterer, clear**0.5)[1] * longest / first
-        if sure > plan.evidence and plan.gamma_max < largest_noise(found.cross_max):
+        chance = chance_of_split(part, clusterer, plan.level, seed=0)
+        incongruent = longest > plan.eps2 * max(first, longest)
+        if incongruent and chance <= plan.level and plan.gamma_max < largest_noise(found.cross_max):
             new = 1 + max(labels)
             for k in found.second:
                 labels[own[k]] = new

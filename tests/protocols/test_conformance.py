@@ -318,7 +318,7 @@ def test_clients_that_are_no_federation_are_refused(small: Federation) -> None:
         fitted.predict(small.select([]))
 
 
-@pytest.mark.parametrize("params", [{"eps1": np.inf}, {"evidence": np.inf}])
+@pytest.mark.parametrize("params", [{"eps1": np.inf}, {"eps2": np.inf}])
 def test_what_is_not_finite_is_no_bound(params: dict[str, Any], small: Federation) -> None:
     with pytest.raises(UsageError, match="finite"):  # a configuration is JSON, which has no infinity
         CFL(**params).fit(small)
@@ -334,7 +334,7 @@ def test_what_the_plain_sum_reads_of_each_client_is_said(protocol: type[Protocol
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"eps1": "a"}, {"evidence": np.nan}, {"min_size": None}, {"gamma_max": "x"}, {"fallback": "x"}, {"fallback": np.nan}, {"mask": None}],
+    [{"eps1": "a"}, {"level": np.nan}, {"min_size": None}, {"gamma_max": "x"}, {"fallback": "x"}, {"fallback": np.nan}, {"mask": None}],
 )
 def test_what_is_no_number_or_name_is_refused(wrong: dict[str, Any], small: Federation) -> None:
     with pytest.raises(UsageError):

@@ -290,11 +290,11 @@ def test_the_nearest_cluster_by_brute_force(seed: int, m: int, clusters: int) ->
     [
         ({"metric": "l3"}, "unknown metric 'l3'"),
         ({"linkage": "wards"}, "unknown linkage 'wards'"),
-        ({"metric": "cosine"}, "linkage 'ward' is defined for the metric l2 only"),
-        ({"metric": "l1", "linkage": "centroid"}, "linkage 'centroid' is defined for the metric l2 only"),
+        ({"metric": "cosine"}, "linkage 'ward' is defined for the metrics l2 and chord only"),
+        ({"metric": "l1", "linkage": "centroid"}, "linkage 'centroid' is defined for the metrics l2 and chord only"),
         (
             {"metric": "l1", "linkage": "complete", "mask": "rotation"},
-            "mask 'rotation' mixes coordinates, which changes l1 distances: use permutation",
+            "mask 'rotation' mixes coordinates, which changes l1 distances: use a permutation",
         ),
         ({"metric": "l1", "linkage": "complete", "mask": "haar"}, "mask 'haar' mixes coordinates"),
         ({"pre_rounds": 40}, "pre_rounds = 40 of 40 rounds"),

@@ -151,13 +151,13 @@ def test_a_clients_model_is_loaded_into_ones_own_module(small: Federation) -> No
 
 
 def test_what_was_learned_stays_whatever_its_object_is_told_later(small: Federation, later: Federation, tmp_path: Path) -> None:
-    fitted = CFL(rounds=3, eps1=0.9, evidence=0.01).fit(small)
+    fitted = CFL(rounds=3, eps1=0.9, level=0.01).fit(small)
     found, node = list(fitted.predict(later)), fitted.node_model(0)
     fitted.set_params(mask="none", model="linear", tree=False, rounds=1)
     assert list(fitted.predict(later)) == found
     assert all(torch.equal(fitted.node_model(0)[name], value) for name, value in node.items())
     fitted.save(tmp_path)
-    assert CFL.load(tmp_path).get_params() == CFL(rounds=3, eps1=0.9, evidence=0.01).get_params()
+    assert CFL.load(tmp_path).get_params() == CFL(rounds=3, eps1=0.9, level=0.01).get_params()
     fitted.fit(small)
     assert len(fitted.history_) == 1
     assert not hasattr(fitted, "joined_")  # of another run
