@@ -99,9 +99,9 @@ def table(name: str, of: Callable[[str, int], Sequence[Cell]], options: Any) -> 
 def draw(rows: Sequence[Row]) -> Any:
     """Accuracy by method: a bar from the lowest to the highest seed, a dot for each, their mean as a line; a panel a scenario."""
     names = list(dict.fromkeys(row["scenario"] for row in rows))
-    most = len({row["method"] for row in rows})
-    width = max(4.4, 0.55 * most)  # inches, so that the names of many methods fit
-    made, axes = figure(width * len(names), 3.6, columns=len(names))
+    methods_shown = len({row["method"] for row in rows})
+    panel = max(4.4, 0.55 * methods_shown)  # inches, so that the names of many methods fit
+    made, axes = figure(panel * len(names), 3.6, columns=len(names))
     for place, name in zip(axes[0], names, strict=True):
         own = [row for row in rows if row["scenario"] == name]
         methods = list(dict.fromkeys(row["method"] for row in own))
