@@ -65,7 +65,7 @@ class CFL(Briefly):
     gamma_max: float = 0.5
     """accept a split only if γ_max < sqrt((1 − α_cross^max) / 2), in [0, 1)"""
     min_size: int = 3
-    """clusters with fewer members are not split"""
+    """clusters with fewer members are not split (ours; the paper's examples of two clients need 2)"""
     similarity: str = "update"
     """what α compares: update, or gradient (the full one, for which members of a stationary cluster are asked besides)"""
     average: str = "uniform"

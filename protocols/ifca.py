@@ -6,7 +6,8 @@ F_i    the mean loss of client i's training samples; its estimate of its cluster
 s_ij   1 where client i takes model j: it tells its choice, and its update goes into a sum over those who chose alike
 
 Restarts: a start whose models begin badly may keep two clusters in one model, so the paper starts several times from random models.
-That all starts are short, and only the one with the lowest training loss goes on, is ours.
+That all starts are short, and only the one with the lowest training loss goes on, is ours. So is the
+weighting of a model's mean by |D_i|: the paper takes the plain mean over the clients with s_ij = 1.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class IFCA(Protocol):
     k: int = 4
     """number of models"""
     starts: int = 10
-    """short starts from other models, of which the best goes on; 1 tries no other"""
+    """short starts from other models, of which the best goes on (ours); 1 tries no other"""
     start_rounds: int = 5
     """rounds of a short start, at most all; those of the best count towards rounds"""
 
@@ -164,7 +165,7 @@ class IFCA(Protocol):
 
     @property
     def weighted(self) -> bool:
-        """Always: each model is the mean over samples."""
+        """Always: each model is the mean over samples (ours; the paper's is over clients)."""
         return True
 
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:

@@ -6,9 +6,10 @@ The paper: the training data split evenly among 20 clients in 4 clusters, each w
 a 5-layer convolutional network, 3 local epochs at batch 100; splits in rounds 50, 100 and 150; accuracy stagnates at about 20 % before the
 first and is close to 60 % after the last; g is large before a split and below zero in every cluster at the end. `--full` has this setting
 with cnn-cifar and 200 rounds, and needs a GPU; the scale for a CPU has cnn-ali, 300 samples a client, batch 20 and 60 rounds. Ours: the
-learning rate; and, since ε1 and ε2 are not printed, clusters may split in the rounds 50, 100, 150 of 200 alone (in proportion where there
-are fewer), which stand for ε1, and do so where CFL's default significance test and γ_max say so. A client is tested on its share of the
-test set, not on all of it. Images are read from SECURECLUSTER_DATA or the hub.
+learning rate; and, since ε1 and ε2 are not printed, the rounds of splits are given: clusters may split in 50, 100, 150 of 200 alone (in
+proportion where there are fewer), and do so where CFL's default significance test and γ_max say so. The rows have the true g of those
+rounds, so a correct split that was refused shows. A client is tested on its share of the test set, not on all of it. Images are read from
+SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def _run(cell: Cell, at: float | str) -> dict[str, Any]:
 
 
 def _best(cell: Cell) -> dict[str, Any]:
-    """The run with the best accuracy in the last round: of our default rule's, whose figures stand beside it, and a few thresholds."""
+    """The run with the best test accuracy in the last round: of our default rule's, whose figures stand beside it, and a few thresholds."""
     rule = _run(cell, "gap")
     runs, known = [rule], {rule["clusters"]}
     for at, quantile in zip(rule["heights"], QUANTILES, strict=True):

@@ -51,15 +51,21 @@ def cells(
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """One run: agreement, clusters found, mean test accuracy over clients, bytes; of SR-FCA those of relayed models, λ and its gap."""
-    kind = scenario(cell["scenario"], cell["clusters"], overlap=cell["overlap"] or None)
+    """One run: agreement, clusters found, mean test accuracy over clients, bytes; of SR-FCA those of relayed models, λ and its gap.
+
+    Of clients whose true clusters are not known (scenario natural) there is no agreement, and the
+    cell's clusters are only what IFCA and Local-KMeans are told.
+    """
+    declared = None if cell["scenario"] == "natural" else cell["clusters"]
+    kind = scenario(cell["scenario"], declared, overlap=cell["overlap"] or None)
     federation = Federation.simulate(cell["data"], scenario=kind, clients=cell["clients"], samples=cell["samples"], seed=cell["seed"])
     given = {name: cell[name] for name in TRAINING} | {"mask": "none"}
-    fitted = MADE[cell["method"]](cell, given).fit(federation, Settings(transcript="none"))
-    assert fitted.agreement_ is not None
+    made = MADE[cell["method"].partition(" ")[0]]
+    fitted = made(cell, given).fit(federation, Settings(transcript="none"))
+    agreement = fitted.agreement_ or {}
     found = {
-        "exact": fitted.agreement_["exact"],
-        "ari": fitted.agreement_["ari"],
+        "exact": agreement.get("exact"),
+        "ari": agreement.get("ari"),
         "found": len(set(fitted.labels_.tolist())),
         "accuracy": mean(fitted.scores_),
         "least": float(np.nanmin(fitted.scores_)),
@@ -93,7 +99,9 @@ def table(name: str, of: Callable[[str, int], Sequence[Cell]], options: Any) -> 
 def draw(rows: Sequence[Row]) -> Any:
     """Accuracy by method: a bar from the lowest to the highest seed, a dot for each, their mean as a line; a panel a scenario."""
     names = list(dict.fromkeys(row["scenario"] for row in rows))
-    made, axes = figure(4.4 * len(names), 3.6, columns=len(names))
+    methods_shown = len({row["method"] for row in rows})
+    panel = max(4.4, 0.55 * methods_shown)  # inches, so that the names of many methods fit
+    made, axes = figure(panel * len(names), 3.6, columns=len(names))
     for place, name in zip(axes[0], names, strict=True):
         own = [row for row in rows if row["scenario"] == name]
         methods = list(dict.fromkeys(row["method"] for row in own))
@@ -104,7 +112,9 @@ def draw(rows: Sequence[Row]) -> Any:
             points = [value for row in own if row["method"] == method for value in numbers(row.get("accuracy", ""))]
             place.plot([x] * len(points), points, color=colour, linestyle="none", marker="o", markersize=3.5)
         place.set_xticks(range(len(methods)), methods, rotation=20, ha="right", rotation_mode="anchor")
-        place.set(title=f"{own[0]['data']}, {name} ({own[0]['clusters']} clusters)", xlim=(-0.6, len(methods) - 0.4))
+        truth = f" ({own[0]['clusters']} clusters)" if own[0]["clusters"] else ""
+        title = f"{own[0]['data']}, {name}{truth}"
+        place.set(title=title, xlim=(-0.6, len(methods) - 0.4))
         place.grid(axis="y", alpha=0.25)
     axes[0, 0].set_ylabel("mean test accuracy over clients")
     return made

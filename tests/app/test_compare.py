@@ -118,7 +118,7 @@ def test_values_go_to_every_protocol_that_has_the_option_and_defaults_stay(tmp_p
 def test_help_says_which_protocol_has_an_option_and_each_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "cfl", "fedavg", "--help"]) == 0
     text = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
-    assert "cfl: clusters with fewer members are not split (default: 3)" in text
+    assert re.search(r"cfl: clusters with fewer members are not split \(ours;[^)]*\) \(default: 3\)", text)
     assert "communication rounds in all (default: 40)" in text
     assert "(default: cfl: permutation; fedavg: none)" in text
     assert "training samples per client" in text and "--force" in text and "chance that a client does not reply" in text

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from securecluster.benchmarks.papers import srfca_cifar, srfca_mnist, srfca_runs
+from securecluster.benchmarks.papers import srfca_cifar, srfca_femnist, srfca_mnist, srfca_runs
 from securecluster.protocols import SRFCA, FedAvg
 
 from securecluster import Federation, Rotation
+from securecluster.data import Source
+from securecluster.data.pools import ArrayPool
+from securecluster.data.sources import digits
 
 SETTING: dict[str, Any] = {"data": "digits", "overlap": False, "clients": 8, "samples": 60, "clusters": 2, "model": "mlp-32", "rounds": 3}
 SETTING |= {"optimizer": "sgd", "lr": 0.2, "batch_size": 20, "participation": 1.0}
@@ -63,3 +66,48 @@ def test_a_sheet_is_measured_drawn_and_gone_on_with(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(srfca_runs, "measure", None)
     srfca_runs.table("t", of, OPTIONS)
     assert path.read_bytes() == before
+
+
+def writers(name: str) -> Source:
+    """Digits that belong to twelve writers, in place of FEMNIST."""
+    assert name == "femnist"
+    pool = digits().train
+    y = np.asarray(pool.y)
+    names = np.array([f"w{k % 12:02}" for k in range(len(y))])
+    return Source(name, 10, (1, 8, 8), ArrayPool(pool.read(np.arange(len(y))), y, names))
+
+
+def test_the_cells_of_femnist() -> None:
+    for scale, clients in (("cpu", 30), ("full", 100)):
+        cells = srfca_femnist.cells(scale, 2)
+        assert len(cells) == 2 * (4 + 2 * 4)
+        assert len({str(sorted(cell.items(), key=str)) for cell in cells}) == len(cells)
+        assert {cell["clients"] for cell in cells} == {clients}
+        assert {cell["lr"] for cell in cells} == {0.03}
+        told = {cell["method"]: cell["clusters"] for cell in cells}
+        assert [told[f"ifca k={k}"] for k in (2, 3, 4, 5)] == [2, 3, 4, 5]
+        assert (told["srfca"], told["cfl"], told["global"]) == (None, None, None)
+        assert {cell["starts"] for cell in cells if cell["method"].startswith("ifca")} == {10}
+        assert {cell["refine"] for cell in cells if cell["method"] == "srfca"} == {1}
+
+
+def test_writers_without_true_clusters_are_measured(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("securecluster.data.federation.source", writers)
+    small = {"clients": 5, "samples": 20, "model": "mlp-32", "rounds": 2}
+
+    def of(scale: str, seeds: int) -> list[Any]:
+        return [{**cell, **small} for cell in srfca_femnist.cells(scale, seeds)]
+
+    sheet = srfca_runs.table("f", of, OPTIONS)
+    rows = list(csv.DictReader(sheet.path.read_text().splitlines()[1:]))
+    done = {row["method"]: row for row in rows if row["status"] == "done"}
+    assert len(done) == 12
+    assert {row["ari"] for row in done.values()} == {""}
+    assert int(done["ifca k=2"]["found"]) <= 2 and int(done["local-kmeans k=3"]["found"]) <= 3
+    assert done["global"]["found"] == "1" and done["local"]["found"] == "5"
+    assert all(0 <= float(row["accuracy"]) <= 1 for row in done.values())
+    assert sheet.path.with_name("f.png").read_bytes().startswith(b"\x89PNG")
