@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securecluster.protocols.newcomers import Record, check_sizes, number_of, samples_batches, training_sizes
-from securecluster.protocols.saving import SCHEMA, Kept, Learned
+from securecluster.protocols.saving import SCHEMA, SHARED, Kept, Learned
 
 from securecluster import files
 from securecluster.backend import torch
@@ -207,7 +207,9 @@ def carry_out(
         device=client.cohort.device.type,
     )
     assert models.index is not None
-    return Kept(learned, pack(state), TraineeState(models.table, list(models.index), keys.secrets)), transcript
+    shared = protocol.shared_models(client)
+    extra = {} if shared is None else {SHARED: shared}
+    return Kept(learned, pack(state), TraineeState(models.table, list(models.index), keys.secrets, extra=extra)), transcript
 
 
 def join(protocol: Protocol, newcomers: Federation) -> Joined:

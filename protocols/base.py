@@ -18,7 +18,7 @@ from securecluster.protocols.assembly import Joined, build_client, carry_out, jo
 from securecluster.protocols.method import Method
 from securecluster.protocols.newcomers import Record, warn_if_dear
 from securecluster.protocols.private import Private, Releases
-from securecluster.protocols.saving import Kept, load, read_kept, save
+from securecluster.protocols.saving import SHARED, Kept, load, read_kept, save
 
 from securecluster import manifest, wire
 from securecluster.backend import torch
@@ -211,7 +211,10 @@ class Protocol(Private, Method):
 
     def _cluster_model(self, label: int) -> dict[str, Any] | None:
         """Return the model that a cluster's members share; None where noise is asked for and all they have was trained alone."""
-        learned = self._fitted().learned
+        learned, shared = self._fitted().learned, self.kept_.clients.extra.get(SHARED)
+        if shared is not None:
+            state: dict[str, Any] = self._flat.state_dict(shared[label])
+            return state
         members = [i for i, own in enumerate(learned.labels) if own == label]
         if self.keeps_local_models(learned.config):
             members = [i for i in members if i not in learned.local]
