@@ -232,6 +232,16 @@ class Cohort:
         drawn = [self._randomness.generator("client", self.ids[i], "dropout", step).integers(1 << 62, size=steps) for i in who]
         return replace(chunk, keys=torch.as_tensor(np.stack(drawn, 1)).to(self.device))
 
+    @property
+    def training_samples(self) -> Samples:
+        """What clients train on."""
+        return self._train_on
+
+    @property
+    def test_samples(self) -> Samples:
+        """What clients hold out."""
+        return self._test_on
+
     def drawn(self, *path: Part) -> torch.Tensor:
         """Other initial weights than θ_0, (d,): every client of a run draws the same ones for `path`."""
         return self.model.redrawn(self._randomness, *path)

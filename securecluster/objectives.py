@@ -61,6 +61,10 @@ class Objective(ABC):
     def check(self, name: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
         """Raise UsageError where client `name`'s samples cannot be learned."""
 
+    @abstractmethod
+    def fixed_loss(self, y: NDArray[Any]) -> float:
+        """Return the least mean loss of one answer to all samples, which ignores x; y (n, …)."""
+
     def loss_bound(self, classes: int) -> float:
         """B up to which a sample's loss counts where losses are released with noise in units of it (ours): half more than a guess has."""
         return 1.5 * math.log(max(classes, 2))
@@ -93,6 +97,10 @@ class Classification(Objective):
     def check(self, name: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
         """Labels lie in 0 … classes − 1."""
         _check_range(name, "label", y, classes)
+
+    def fixed_loss(self, y: NDArray[Any]) -> float:
+        """Return the entropy of the labels, nats."""
+        return _entropy(y)
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,10 @@ class Language(Objective):
             raise UsageError(f"client {name!r}: text is x and y of token numbers, both (n, L), not {x.dtype} {x.shape} and {y.shape}")
         for tokens in (x, y):
             _check_range(name, "token", tokens, classes)
+
+    def fixed_loss(self, y: NDArray[Any]) -> float:
+        """Return the entropy of single tokens, nats."""
+        return _entropy(y)
 
 
 @dataclass(frozen=True)
@@ -194,6 +206,10 @@ class Trajectory(Objective):
         if self.metres and len(self.metres) != classes:
             raise UsageError(f"metres are {len(self.metres)} numbers, and positions have {classes} coordinates: give one for each")
 
+    def fixed_loss(self, y: NDArray[Any]) -> float:
+        """Return the mean variance of the coordinates: the answer is the mean position."""
+        return float(y.astype(np.float64).var(axis=0).mean())
+
     def loss_bound(self, classes: int) -> float:
         """That of the middle of a unit area, at most."""
         return 0.25
@@ -212,6 +228,13 @@ def objective(values: Mapping[str, Any]) -> Objective:
     """The objective that `as_json` wrote."""
     own = {name: tuple(value) for name, value in values.items() if name != "kind"}
     return OBJECTIVES[values["kind"]](**own)
+
+
+def _entropy(values: NDArray[Any]) -> float:
+    """Return the entropy of whole numbers from 0, nats."""
+    counts = np.bincount(values.ravel())
+    shares = counts[counts > 0] / values.size
+    return float(-(shares * np.log(shares)).sum())
 
 
 def _uniform(shape: Sequence[int]) -> torch.Tensor:
