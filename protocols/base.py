@@ -170,7 +170,7 @@ class Protocol(Private, Method):
             kept, transcript, judged = carry_out(self, federation, settings, folder, report)
         self.transcript_ = transcript
         self.adopt(kept)
-        self.warning_ = None if judged is None else self._doubt(judged, federation)
+        self.warning_: str | None = None if judged is None else self._doubt(judged, federation)
         return self._belongs_to(folder)
 
     def _doubt(self, found: Chance, federation: Federation) -> str | None:
@@ -221,7 +221,7 @@ class Protocol(Private, Method):
         """Take over what was learned: it becomes the attributes that end in an underscore."""
         learned, config = kept.learned, kept.learned.config
         self.kept_ = kept
-        self.warning_: str | None = None
+        self.warning_ = None
         self._made = copy.deepcopy(self.get_params())
         vars(self).pop("joined_", None)  # of a run before this one
         self.labels_ = np.asarray(learned.labels)

@@ -92,5 +92,5 @@ def _above_frequent_label(cohort: Cohort, members: Sequence[int], scores: NDArra
     sizes = np.diff(cohort.test_samples.offsets)[tested]
     accuracy = float(np.average(scores[tested], weights=sizes))
     labels = cohort.test_samples.targets(tested)
-    most = np.bincount(labels).max() / len(labels)
+    most = float(np.bincount(labels).max()) / len(labels)
     return accuracy > most + 1e-9
