@@ -79,8 +79,9 @@ class Protocol(Private, Method):
     """network that clients train: mlp, mlp-32, mlp-200, linear, cnn-briggs, cnn-ali, cnn-cifar, resnet9, lstm-words, lstm-chars,
     lstm-chars-256, lstm-trajectory; auto is what suits the data, mlp for images and tables; in Python also any nn.Module"""
     lr: float | None = None
-    """learning rate of the clients' optimizer; None is the network's own: with sgd 0.2 for images and tables, and 0.03 for known sets of
-    bright images (femnist, cifar10, cifar100, negatives of mnist and fashion_mnist); with adam 0.001; others for text and trajectories"""
+    """learning rate of the clients' optimizer; None is the network's own: with sgd 0.2 for images and tables, and 0.03 for networks
+    without convolutions on known sets of bright images (femnist, cifar10, cifar100, negatives of mnist and fashion_mnist); with adam
+    0.001; others for text and trajectories"""
     epochs: int = 3
     """passes over its own data a client makes in a round"""
     batch_size: int = 20

@@ -1,4 +1,4 @@
-"""Default learning rates: by network, and lower for known sets of bright images."""
+"""Default learning rates: by network, and lower for known sets of bright images where a layer sees all of one."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def known(federation: Federation, data: str, scenario: str) -> Federation:
     return replace(federation, data=data, scenario=scenario)
 
 
+def convolution() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(72, 10))
+
+
 @pytest.mark.parametrize(
     ("data", "scenario", "lr"),
     [
@@ -48,6 +52,8 @@ def test_bright_images_of_known_sets_have_a_lower_rate(data: str, scenario: str,
     dealt = known(small, data, scenario)
     assert resolved(dealt) == lr
     assert resolved(dealt, model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))) == lr
+    assert resolved(dealt, model="mlp-32") == resolved(dealt, model="linear") == lr
+    assert resolved(dealt, model="cnn-briggs") == resolved(dealt, model=convolution()) == 0.2
     assert resolved(dealt, optimizer="adam") == RATE["adam"]
     assert resolved(dealt, lr=0.7) == 0.7
 
