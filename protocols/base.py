@@ -68,7 +68,7 @@ class Protocol(Private, Method):
         accuracy_ (of text perplexity_, of trajectories position_error_ in metres): each client's on its test data, (m,); scores_ is
             whichever it is, and metric_ its name. agreement_: scores against the true clusters, where they are known.
         warning_: a sentence where a run of ten rounds or more has taught many clients' models nothing, else None; it compares their
-            training loss and accuracy with those of one fixed answer, as the observer, outside the protocol and outside ε.
+            training loss and accuracy with those of an answer that ignores its input, as the observer, outside the protocol and outside ε.
         start_: the weights that a module of your own began with; what you load into it later changes nothing here.
         joined_: after `predict`, what placing the newcomers released and cost in that call.
     """
@@ -189,8 +189,8 @@ class Protocol(Private, Method):
         advice += ["less noise"] * self.noisy + ["more rounds"] * (rounds < FEW_ROUNDS)
         advice += ["fewer epochs"] * (self.epochs > 1 and other < lr)
         return (
-            f"after {rounds} rounds the models of {len(found.clients)} of {found.judged} clients do no better than one answer to"
-            f" every sample (training loss {found.loss:.3g}, of the best such answer {found.fixed:.3g}): try {', or '.join(advice)}"
+            f"after {rounds} rounds the models of {len(found.clients)} of {found.judged} clients do no better than chance"
+            f" (training loss {found.loss:.3g}, chance {found.chance:.3g}): try {', or '.join(advice)}"
         )
 
     def restore_from(self, folder: Path) -> Self:

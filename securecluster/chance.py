@@ -1,4 +1,4 @@
-"""Whether models have learned anything: more than one fixed answer to every sample would do.
+"""Whether models have learned anything: more than an answer that ignores its input knows.
 
 It is the observer's question, asked once a run is over, outside the protocol.
 """
@@ -22,19 +22,19 @@ SHARE = 0.25
 
 @dataclass(frozen=True)
 class Chance:
-    """Clients whose model does no better than the best fixed answer.
+    """Clients whose model does no better than chance.
 
     Args:
         clients: their positions.
         judged: how many clients could be judged.
         loss: the mean training loss of these clients' samples.
-        fixed: that of the best fixed answers.
+        chance: that of chance, as the objective has it.
     """
 
     clients: list[int]
     judged: int
     loss: float
-    fixed: float
+    chance: float
 
     @property
     def notable(self) -> bool:
@@ -45,9 +45,9 @@ class Chance:
 def at_chance(cohort: Cohort, models: Rows, scores: NDArray[np.float64]) -> Chance:
     """Return the clients whose model has learned nothing.
 
-    A model that ignores its input, as after too large steps, has at least the training loss of the best fixed answer to the
+    A model that ignores its input, as after too large steps, has at least the training loss of the best single answer to the
     samples of all clients that hold it, and at most the share of the most frequent label as its accuracy. Both must be
-    so. Models whose clients' targets are all the same are not judged, since there a fixed answer is right.
+    so. Models whose clients' targets are all the same are not judged, since there a single answer is right.
 
     Args:
         models: each client's own, (m, d).
@@ -55,24 +55,25 @@ def at_chance(cohort: Cohort, models: Rows, scores: NDArray[np.float64]) -> Chan
     """
     found: list[int] = []
     losses: list[float] = []
-    answers: list[float] = []
+    chances: list[float] = []
     judged = 0
     for members in _sharing(models):
-        fixed = cohort.model.objective.fixed_loss(cohort.training_samples.targets(members))
-        if fixed <= 0:
+        targets = cohort.training_samples.targets(members)
+        chance = cohort.model.objective.chance_loss(targets, cohort.classes)
+        if chance <= 0:
             continue
         judged += len(members)
         if _above_frequent_label(cohort, members, scores):
             continue
         sizes = [cohort.sizes[k] for k in members]
         loss = float(np.average(cohort.loss(models.select(members), members), weights=sizes))
-        if not loss < fixed:
+        if not loss < chance:
             found += members
             losses += [loss] * len(members)
-            answers += [fixed] * len(members)
+            chances += [chance] * len(members)
     if not found:
         return Chance([], judged, 0.0, 0.0)
-    return Chance(sorted(found), judged, float(np.mean(losses)), float(np.mean(answers)))
+    return Chance(sorted(found), judged, float(np.mean(losses)), float(np.mean(chances)))
 
 
 def _sharing(models: Rows) -> list[list[int]]:

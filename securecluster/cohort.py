@@ -85,7 +85,7 @@ class Cohort:
         self.device, self.dtype = device, dtype or torch.float32
         self.model = model.to(device, self.dtype)
         self._workers: list[_Worker] = []
-        self.start = self.model.initial()
+        self.start, self.classes = self.model.initial(), federation.classes
         self._randomness, self.secret = randomness, secret
         shards = [federation.shards[k] for k in here]
         kept = [self._kept(i, len(s.y), aside) for i, s in zip(self.ids, shards, strict=True)]

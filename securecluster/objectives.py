@@ -62,8 +62,12 @@ class Objective(ABC):
         """Raise UsageError where client `name`'s samples cannot be learned."""
 
     @abstractmethod
-    def fixed_loss(self, y: NDArray[Any]) -> float:
-        """Return the least mean loss of one answer to all samples, which ignores x; y (n, …)."""
+    def chance_loss(self, y: NDArray[Any], classes: int) -> float:
+        """Return the mean loss that needs no learning, on samples with targets y (n, …): of an answer that ignores x.
+
+        Args:
+            classes: outputs of the network.
+        """
 
     def loss_bound(self, classes: int) -> float:
         """B up to which a sample's loss counts where losses are released with noise in units of it (ours): half more than a guess has."""
@@ -98,9 +102,11 @@ class Classification(Objective):
         """Labels lie in 0 … classes − 1."""
         _check_range(name, "label", y, classes)
 
-    def fixed_loss(self, y: NDArray[Any]) -> float:
-        """Return the entropy of the labels, nats."""
-        return _entropy(y)
+    def chance_loss(self, y: NDArray[Any], classes: int) -> float:
+        """Return the entropy of the labels, nats: the least loss of an answer that ignores x."""
+        counts = np.bincount(y)
+        shares = counts[counts > 0] / len(y)
+        return float(-(shares * np.log(shares)).sum())
 
 
 @dataclass(frozen=True)
@@ -143,9 +149,12 @@ class Language(Objective):
         for tokens in (x, y):
             _check_range(name, "token", tokens, classes)
 
-    def fixed_loss(self, y: NDArray[Any]) -> float:
-        """Return the entropy of single tokens, nats."""
-        return _entropy(y)
+    def chance_loss(self, y: NDArray[Any], classes: int) -> float:
+        """Return that of a guess among all tokens, nats.
+
+        Their frequencies are a better answer, but networks take many rounds to learn more, so that a run which has not is no mistake.
+        """
+        return math.log(classes)
 
 
 @dataclass(frozen=True)
@@ -206,7 +215,7 @@ class Trajectory(Objective):
         if self.metres and len(self.metres) != classes:
             raise UsageError(f"metres are {len(self.metres)} numbers, and positions have {classes} coordinates: give one for each")
 
-    def fixed_loss(self, y: NDArray[Any]) -> float:
+    def chance_loss(self, y: NDArray[Any], classes: int) -> float:
         """Return the mean variance of the coordinates: the answer is the mean position."""
         return float(y.astype(np.float64).var(axis=0).mean())
 
@@ -228,13 +237,6 @@ def objective(values: Mapping[str, Any]) -> Objective:
     """The objective that `as_json` wrote."""
     own = {name: tuple(value) for name, value in values.items() if name != "kind"}
     return OBJECTIVES[values["kind"]](**own)
-
-
-def _entropy(values: NDArray[Any]) -> float:
-    """Return the entropy of whole numbers from 0, nats."""
-    counts = np.bincount(values.ravel())
-    shares = counts[counts > 0] / values.size
-    return float(-(shares * np.log(shares)).sum())
 
 
 def _uniform(shape: Sequence[int]) -> torch.Tensor:

@@ -46,7 +46,7 @@ def test_too_large_steps_are_told_with_what_to_try(method: Any, white: Federatio
     (said,) = [str(each.message) for each in caught]
     assert caught[0].filename == __file__
     assert said == fitted.warning_
-    assert "after 10 rounds the models of 4 of 4 clients do no better than one answer to every sample" in said
+    assert "after 10 rounds the models of 4 of 4 clients do no better than chance" in said
     assert "a lower learning rate (--lr 0.2 in place of 0.5), or more rounds, or fewer epochs" in said
     assert fitted.accuracy_.mean() < 0.35
 
@@ -124,10 +124,12 @@ def text(predictable: bool) -> Federation:
     return Federation.from_arrays(clients, objective=Language(), classes=12, seed=0)
 
 
-def test_text_is_held_against_the_frequencies_of_its_tokens() -> None:
+def test_text_is_held_against_a_guess_among_all_tokens() -> None:
+    """Not against their frequencies, which a network may not have left behind yet."""
     assert FedAvg(rounds=12).fit(text(True)).warning_ is None
-    with pytest.warns(SecureClusterWarning, match="do no better than one answer"):
-        FedAvg(rounds=10, lr=1e-6).fit(text(True))
+    assert FedAvg(rounds=10, lr=0.3).fit(text(False)).warning_ is None
+    with pytest.warns(SecureClusterWarning, match=r"do no better than chance \(training loss .*, chance 2\.48\)"):
+        FedAvg(rounds=10, lr=1e3).fit(text(False))
 
 
 def test_trajectories_are_held_against_the_mean_position() -> None:
@@ -157,7 +159,7 @@ def test_the_command_line_says_it_and_quiet_does_not(tmp_path: Path, capsys: pyt
     dull = ["run", "fedavg", "--rounds", "10", "--clients", "4", "--lr", "2", "--epochs", "1"]
     assert main([*dull, "--out", str(tmp_path / "a")]) == 0
     said = capsys.readouterr().err
-    assert "securecluster: note: after 10 rounds the models of 4 of 4 clients do no better" in said
+    assert "securecluster: note: after 10 rounds the models of 4 of 4 clients do no better than chance" in said
     assert "--lr 0.2 in place of 2" in said
     assert main([*dull, "--quiet", "--out", str(tmp_path / "b")]) == 0
     assert capsys.readouterr().err == ""
