@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
 
 from securecluster import Federation, synthetic
 from securecluster.errors import SecureClusterWarning
@@ -57,6 +57,7 @@ SPLIT = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
 PROTOCOLS: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
     "fedavg": (FedAvg, {"rounds": 4, "participation": 0.5}),
     "fedavg adam": (FedAvg, {"rounds": 3, "optimizer": "adam", "batch_size": 9}),
+    "finetune": (FineTune, {"rounds": 4, "tune_rounds": 2}),
     "random": (RandomClusters, {"k": 2, "rounds": 3}),
     "cfl": (CFL, {**SPLIT, "rounds": 4, "fallback": 0.25}),
     "cfl of gradients": (CFL, {**SPLIT, "rounds": 3, "similarity": "gradient"}),

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from securecluster.benchmarks.table import write
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, RandomClusters, Settings
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, Local, LocalKMeans, OneShot, RandomClusters, Settings
 from securecluster.protocols.assembly import build_client
 
 from securecluster import Federation, synthetic, wire
@@ -76,6 +76,7 @@ CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1}),
     "ifca, private": (IFCA, {"k": 2, "starts": 1, "mask": "none", **PRIVATE}),
     "fedavg": (FedAvg, {"mask": "permutation"}),
+    "finetune": (FineTune, {"mask": "permutation", "tune_rounds": 1}),
     "local-kmeans": (LocalKMeans, {"k": 2, "local_rounds": 1}),
     "random": (RandomClusters, {"k": 3, "mask": "signed-permutation"}),
     "local": (Local, {}),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Local, LocalKMeans, OneShot, RandomClusters
+from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, FineTune, Local, LocalKMeans, OneShot, RandomClusters
 
 from securecluster import Federation, Iid, LabelSwap, Pathological, Rotation, Tasks
 
@@ -26,7 +26,7 @@ SCENARIOS: dict[str, tuple[Any, int]] = {
     "tasks": (Tasks(), 2),
     "iid": (Iid(), 4),
 }
-PROTOCOLS: dict[str, Any] = {p.name: p for p in (CFL, FLHC, OneShot, SRFCA, IFCA, LocalKMeans, RandomClusters, FedAvg, Local)}
+PROTOCOLS: dict[str, Any] = {p.name: p for p in (CFL, FLHC, OneShot, SRFCA, IFCA, LocalKMeans, RandomClusters, FedAvg, FineTune, Local)}
 SAMPLES = {"cpu": 200, "full": None}
 
 

@@ -3,6 +3,7 @@
 from securecluster.protocols.base import Protocol
 from securecluster.protocols.cfl import CFL
 from securecluster.protocols.fedavg import FedAvg
+from securecluster.protocols.finetune import FineTune
 from securecluster.protocols.flhc import FLHC
 from securecluster.protocols.ifca import IFCA
 from securecluster.protocols.local import Local
@@ -14,4 +15,18 @@ from securecluster.protocols.srfca import SRFCA
 
 from securecluster.settings import Settings
 
-__all__ = ["CFL", "FLHC", "IFCA", "NSIM", "SRFCA", "FedAvg", "Local", "LocalKMeans", "OneShot", "Protocol", "RandomClusters", "Settings"]
+__all__ = [
+    "CFL",
+    "FLHC",
+    "IFCA",
+    "NSIM",
+    "SRFCA",
+    "FedAvg",
+    "FineTune",
+    "Local",
+    "LocalKMeans",
+    "OneShot",
+    "Protocol",
+    "RandomClusters",
+    "Settings",
+]

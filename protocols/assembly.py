@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securecluster.protocols.newcomers import Record, check_sizes, number_of, samples_batches, training_sizes
-from securecluster.protocols.saving import SCHEMA, Kept, Learned
+from securecluster.protocols.saving import SCHEMA, SHARED, Kept, Learned
 
 from securecluster import files
 from securecluster.backend import torch
 from securecluster.bounds import Limits
+from securecluster.chance import ENOUGH_ROUNDS, Chance, at_chance
 from securecluster.cohort import Cohort
 from securecluster.data import Federation
 from securecluster.devices import choose_device, cpu_threads, reproducible
@@ -116,8 +117,12 @@ def _keys(config: Mapping[str, Any], pipeline: Pipeline, simulated: bool, identi
 
 def carry_out(
     protocol: Protocol, federation: Federation, settings: Settings, folder: Path | None, report: Callable[[Line], None]
-) -> tuple[Kept, Transcript]:
-    """Run a protocol on a federation in this process, or go on with the run in the folder."""
+) -> tuple[Kept, Transcript, Chance | None]:
+    """Run a protocol on a federation in this process, or go on with the run in the folder.
+
+    Returns:
+        What was learned, the transcript, and the clients whose models have learned nothing, where there were rounds enough.
+    """
     endpoint = protocol.build_client(federation, settings)
     client, keys = endpoint.client, endpoint.keys
     if folder:
@@ -207,7 +212,11 @@ def carry_out(
         device=client.cohort.device.type,
     )
     assert models.index is not None
-    return Kept(learned, pack(state), TraineeState(models.table, list(models.index), keys.secrets)), transcript
+    shared = protocol.shared_models(client)
+    extra = {} if shared is None else {SHARED: shared}
+    kept = Kept(learned, pack(state), TraineeState(models.table, list(models.index), keys.secrets, extra=extra))
+    judged = at_chance(client.cohort, models, scores) if len(run.history) >= ENOUGH_ROUNDS else None
+    return kept, transcript, judged
 
 
 def join(protocol: Protocol, newcomers: Federation) -> Joined:

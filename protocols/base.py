@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -18,18 +19,19 @@ from securecluster.protocols.assembly import Joined, build_client, carry_out, jo
 from securecluster.protocols.method import Method
 from securecluster.protocols.newcomers import Record, warn_if_dear
 from securecluster.protocols.private import Private, Releases
-from securecluster.protocols.saving import Kept, load, read_kept, save
+from securecluster.protocols.saving import SHARED, Kept, load, read_kept, save
 
 from securecluster import manifest, wire
 from securecluster.backend import torch
 from securecluster.bounds import Limits
+from securecluster.chance import Chance
 from securecluster.checks import check_number, check_whole
 from securecluster.cohort import Cohort, check_training
 from securecluster.data import Federation
 from securecluster.devices import choose_device, cpu_threads, reproducible
 from securecluster.displacements import Trainee
 from securecluster.endpoint import Endpoint, config_hash, message_types
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messages import Rows
 from securecluster.network import Network, NetworkState
 from securecluster.objectives import Objective, objective
@@ -49,6 +51,9 @@ if TYPE_CHECKING:
     from securecluster.models import FlatModel
 
 
+FEW_ROUNDS = 30  # more of them may help
+
+
 @dataclass
 class Protocol(Private, Method):
     """Base of the methods: the constructor only stores, `fit` returns self, and what was learned ends in an underscore.
@@ -62,6 +67,8 @@ class Protocol(Private, Method):
         bytes_: totals by direction and message.
         accuracy_ (of text perplexity_, of trajectories position_error_ in metres): each client's on its test data, (m,); scores_ is
             whichever it is, and metric_ its name. agreement_: scores against the true clusters, where they are known.
+        warning_: a sentence where a run of ten rounds or more has taught many clients' models nothing, else None; it compares their
+            training loss and accuracy with those of an answer that ignores its input, as the observer, outside the protocol and outside ε.
         start_: the weights that a module of your own began with; what you load into it later changes nothing here.
         joined_: after `predict`, what placing the newcomers released and cost in that call.
     """
@@ -72,7 +79,9 @@ class Protocol(Private, Method):
     """network that clients train: mlp, mlp-32, mlp-200, linear, cnn-briggs, cnn-ali, cnn-cifar, resnet9, lstm-words, lstm-chars,
     lstm-chars-256, lstm-trajectory; auto is what suits the data, mlp for images and tables; in Python also any nn.Module"""
     lr: float | None = None
-    """learning rate of the clients' optimizer; None is the network's own, with sgd 0.2 for all but those for text and trajectories"""
+    """learning rate of the clients' optimizer; None is the network's own: with sgd 0.2 for images and tables, and 0.03 for networks
+    without convolutions on known sets of bright images (femnist, cifar10, cifar100, negatives of mnist and fashion_mnist); with adam
+    0.001; others for text and trajectories"""
     epochs: int = 3
     """passes over its own data a client makes in a round"""
     batch_size: int = 20
@@ -137,10 +146,13 @@ class Protocol(Private, Method):
         self.check(len(federation))
         check_settings(settings, federation)
         if folder is None:
-            return self._run(federation, settings, None, report)
-        # The one call upwards, hence by name: what a run folder holds (results, pictures) is the app's to write.
-        recorder = importlib.import_module("securecluster.app.runs")
-        recorder.fit(self, federation, settings, Path(folder), report)
+            self._run(federation, settings, None, report)
+        else:
+            # The one call upwards, hence by name: what a run folder holds (results, pictures) is the app's to write.
+            recorder = importlib.import_module("securecluster.app.runs")
+            recorder.fit(self, federation, settings, Path(folder), report)
+        if self.warning_ is not None:
+            warnings.warn(self.warning_, SecureClusterWarning, stacklevel=2)
         return self
 
     def run_in(self, folder: Path, federation: Federation, settings: Settings, report: Callable[[Line], None]) -> Self:
@@ -156,10 +168,30 @@ class Protocol(Private, Method):
     ) -> Self:
         device = choose_device(settings.device)
         with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
-            kept, transcript = carry_out(self, federation, settings, folder, report)
+            kept, transcript, judged = carry_out(self, federation, settings, folder, report)
         self.transcript_ = transcript
         self.adopt(kept)
+        self.warning_: str | None = None if judged is None else self._doubt(judged, federation)
         return self._belongs_to(folder)
+
+    def _doubt(self, found: Chance, federation: Federation) -> str | None:
+        """Return a sentence on models that have learned nothing, and on what to try; None where there is no need for one."""
+        from securecluster.networks import rate
+
+        if not found.notable:
+            return None
+        config, rounds = self.kept_.learned.config, len(self.history_)
+        usual = rate(self.model, federation.objective, federation.classes, self.optimizer, federation.bright)
+        lr = float(config["lr"])
+        is_usual = usual / 2 <= lr <= 1.5 * usual
+        other = float(f"{lr / 3:.1g}") if is_usual else usual
+        advice = [f"{'a higher' if other > lr else 'a lower'} learning rate (--lr {other:g} in place of {lr:g})"]
+        advice += ["less noise"] * self.noisy + ["more rounds"] * (rounds < FEW_ROUNDS)
+        advice += ["fewer epochs"] * (self.epochs > 1 and other < lr)
+        return (
+            f"after {rounds} rounds the models of {len(found.clients)} of {found.judged} clients do no better than chance"
+            f" (training loss {found.loss:.3g}, chance {found.chance:.3g}): try {', or '.join(advice)}"
+        )
 
     def restore_from(self, folder: Path) -> Self:
         """Take over what a finished run in a folder learned; its hyper-parameters are this protocol's."""
@@ -190,6 +222,7 @@ class Protocol(Private, Method):
         """Take over what was learned: it becomes the attributes that end in an underscore."""
         learned, config = kept.learned, kept.learned.config
         self.kept_ = kept
+        self.warning_ = None
         self._made = copy.deepcopy(self.get_params())
         vars(self).pop("joined_", None)  # of a run before this one
         self.labels_ = np.asarray(learned.labels)
@@ -211,7 +244,10 @@ class Protocol(Private, Method):
 
     def _cluster_model(self, label: int) -> dict[str, Any] | None:
         """Return the model that a cluster's members share; None where noise is asked for and all they have was trained alone."""
-        learned = self._fitted().learned
+        learned, shared = self._fitted().learned, self.kept_.clients.extra.get(SHARED)
+        if shared is not None:
+            state: dict[str, Any] = self._flat.state_dict(shared[label])
+            return state
         members = [i for i, own in enumerate(learned.labels) if own == label]
         if self.keeps_local_models(learned.config):
             members = [i for i in members if i not in learned.local]
@@ -317,7 +353,7 @@ class Protocol(Private, Method):
 
         given, kind, classes = self.model, federation.objective, federation.classes
         name = {"model": chosen(given, kind, classes)} if isinstance(given, str) else {}
-        lr = float(rate(given, kind, classes, self.optimizer) if self.lr is None else self.lr)
+        lr = float(rate(given, kind, classes, self.optimizer, federation.bright) if self.lr is None else self.lr)
         return {**name, "lr": lr, **self.resolved_noise(federation, lr, self.aside)}
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:

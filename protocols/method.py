@@ -158,6 +158,10 @@ class Method(ABC):
         models: Rows = client.models
         return models
 
+    def shared_models(self, client: Any) -> Any:
+        """Return the clusters' models (k, d) where clients go on from these alone; None where clients' own tell them."""
+        return None
+
     def observe(self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]) -> Line:
         """The researcher's numbers after a round; `scores` are what `evaluate` found, (m,)."""
         line: Line = {"clusters": len(set(state.labels)), federation.objective.metric: mean(scores)}

@@ -27,6 +27,7 @@ P = TypeVar("P", bound="Protocol")
 SCHEMA = 5
 LEARNED, SERVER, CLIENTS = "learned.safetensors", "server.safetensors", "clients.safetensors"
 MODELS, START = "models.safetensors", "start.safetensors"
+SHARED = "shared"  # among what clients remember: the clusters' models (k, d), where no client's own is one of them
 ALWAYS = [CLIENTS, LEARNED, MODELS, SERVER]
 
 

@@ -32,6 +32,7 @@ class Contributor(Trainee):
         self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, start: torch.Tensor | None = None
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted, start)
+        self.training_alone = training
         self._trained = [0] * len(cohort.ids)  # the last call in which each client trained alone
         self._unshared: set[int] = set()  # positions of clients whose model holds what they learned alone
 
@@ -59,7 +60,7 @@ class Contributor(Trainee):
     def _train_alone(self, turn: Turn, query: Means) -> None:
         self.catch_up(turn, query)
         self.models = self._apart(turn.at)
-        updates = self.cohort.train(self._rows(turn.at), turn.at, self.training, turn.step)
+        updates = self.cohort.train(self._rows(turn.at), turn.at, self.training_alone, turn.step)
         bad = [i for i, update in zip(turn.ids, updates, strict=True) if not bool(update.isfinite().all())]
         if bad and not self._pipeline.private:  # no update is sent, so no server can tell
             few = ", ".join(map(str, bad[:5]))

@@ -85,7 +85,7 @@ class Cohort:
         self.device, self.dtype = device, dtype or torch.float32
         self.model = model.to(device, self.dtype)
         self._workers: list[_Worker] = []
-        self.start = self.model.initial()
+        self.start, self.classes = self.model.initial(), federation.classes
         self._randomness, self.secret = randomness, secret
         shards = [federation.shards[k] for k in here]
         kept = [self._kept(i, len(s.y), aside) for i, s in zip(self.ids, shards, strict=True)]
@@ -231,6 +231,16 @@ class Cohort:
         steps = len(chunk.active)
         drawn = [self._randomness.generator("client", self.ids[i], "dropout", step).integers(1 << 62, size=steps) for i in who]
         return replace(chunk, keys=torch.as_tensor(np.stack(drawn, 1)).to(self.device))
+
+    @property
+    def training_samples(self) -> Samples:
+        """What clients train on."""
+        return self._train_on
+
+    @property
+    def test_samples(self) -> Samples:
+        """What clients hold out."""
+        return self._test_on
 
     def drawn(self, *path: Part) -> torch.Tensor:
         """Other initial weights than θ_0, (d,): every client of a run draws the same ones for `path`."""

@@ -45,6 +45,12 @@ class Samples:
         found.update(self.y[own].cpu().numpy().tobytes())
         return found.digest()
 
+    def targets(self, who: Sequence[int]) -> NDArray[Any]:
+        """Return the targets of some clients' samples, one client after the other."""
+        parts = [self.y[int(self.offsets[k]) : int(self.offsets[k + 1])] for k in who]
+        found: NDArray[Any] = torch.cat(parts).cpu().numpy()
+        return found
+
     def mean(
         self,
         score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -104,6 +105,8 @@ NETWORKS: dict[str, dict[str, Make]] = {  # by kind of objective, the default fi
 AUTO = "auto"
 RATE = {"sgd": 0.2, "adam": 0.001}  # learning rates (ours) of networks that have none of their own
 RATES = {"sgd": {"lstm-words": 3.0, "lstm-chars": 4.0, "lstm-chars-256": 4.0, "lstm-trajectory": 0.1}, "adam": {"lstm-trajectory": 0.003}}
+DENSE = ("mlp", "mlp-32", "mlp-200", "linear")  # networks whose first layer sees a whole image
+BRIGHT_RATE = 0.03  # theirs with sgd, on images of large norm (`benchmarks.rates`); convolutions learn little at it
 CHARACTERS = 256  # tokens up to which text is taken for characters
 
 
@@ -135,10 +138,27 @@ def network(name: str, objective: Objective, classes: int) -> Make:
     return own[name]
 
 
-def rate(name: str | nn.Module, objective: Objective, classes: int, optimizer: str) -> float:
-    """The learning rate a network is trained with where none is given (ours)."""
+def rate(
+    name: str | nn.Module,
+    objective: Objective,
+    classes: int,
+    optimizer: str,
+    bright: bool = False,
+) -> float:
+    """Return the learning rate a network is trained with where none is given (ours).
+
+    Args:
+        bright: whether the images are those of a known set, or their negatives, whose norms are too large for the usual rate.
+    """
     own = chosen(name, objective, classes) if isinstance(name, str) else ""
+    if bright and optimizer == "sgd" and (own in DENSE if own else not _convolves(name)):
+        return BRIGHT_RATE
     return RATES[optimizer].get(own, RATE[optimizer])
+
+
+def _convolves(module: Any) -> bool:
+    """Return whether a module has a convolution, whose kernels see few pixels at once."""
+    return any(isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d) for part in module.modules())
 
 
 def _features(shape: Shape) -> int:

@@ -61,6 +61,14 @@ class Objective(ABC):
     def check(self, name: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
         """Raise UsageError where client `name`'s samples cannot be learned."""
 
+    @abstractmethod
+    def chance_loss(self, y: NDArray[Any], classes: int) -> float:
+        """Return the mean loss that needs no learning, on samples with targets y (n, …): of an answer that ignores x.
+
+        Args:
+            classes: outputs of the network.
+        """
+
     def loss_bound(self, classes: int) -> float:
         """B up to which a sample's loss counts where losses are released with noise in units of it (ours): half more than a guess has."""
         return 1.5 * math.log(max(classes, 2))
@@ -93,6 +101,12 @@ class Classification(Objective):
     def check(self, name: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
         """Labels lie in 0 … classes − 1."""
         _check_range(name, "label", y, classes)
+
+    def chance_loss(self, y: NDArray[Any], classes: int) -> float:
+        """Return the entropy of the labels, nats: the least loss of an answer that ignores x."""
+        counts = np.bincount(y)
+        shares = counts[counts > 0] / len(y)
+        return float(-(shares * np.log(shares)).sum())
 
 
 @dataclass(frozen=True)
@@ -134,6 +148,13 @@ class Language(Objective):
             raise UsageError(f"client {name!r}: text is x and y of token numbers, both (n, L), not {x.dtype} {x.shape} and {y.shape}")
         for tokens in (x, y):
             _check_range(name, "token", tokens, classes)
+
+    def chance_loss(self, y: NDArray[Any], classes: int) -> float:
+        """Return that of a guess among all tokens, nats.
+
+        Their frequencies are a better answer, but networks take many rounds to learn more, so that a run which has not is no mistake.
+        """
+        return math.log(classes)
 
 
 @dataclass(frozen=True)
@@ -193,6 +214,10 @@ class Trajectory(Objective):
             raise UsageError(f"client {name!r}: a position is NaN or infinite: clean the data first")
         if self.metres and len(self.metres) != classes:
             raise UsageError(f"metres are {len(self.metres)} numbers, and positions have {classes} coordinates: give one for each")
+
+    def chance_loss(self, y: NDArray[Any], classes: int) -> float:
+        """Return the mean variance of the coordinates: the answer is the mean position."""
+        return float(y.astype(np.float64).var(axis=0).mean())
 
     def loss_bound(self, classes: int) -> float:
         """That of the middle of a unit area, at most."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, LocalKMeans, OneShot, Protocol, Settings
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Protocol, Settings
 
 from securecluster import Federation, wire
 from securecluster.banks import Moves
@@ -94,7 +94,7 @@ def test_large_finite_numbers_are_no_infinity() -> None:
     check(message(rows=Picks(torch.full((2, 4), 3e38), ((0, 1),))), LIMITS)
 
 
-PROTOCOLS = (CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, LocalKMeans, OneShot)
+PROTOCOLS = (CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

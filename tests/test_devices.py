@@ -24,6 +24,7 @@ from securecluster.protocols import (
     NSIM,
     SRFCA,
     FedAvg,
+    FineTune,
     Local,
     LocalKMeans,
     OneShot,
@@ -260,6 +261,7 @@ RUNS: list[tuple[type[Protocol], str, dict[str, Any]]] = [
     (LocalKMeans, "signed-permutation", {"k": 2, "local_rounds": 1}),
     (RandomClusters, "permutation", {"k": 2}),
     (FedAvg, "rotation", {}),
+    (FineTune, "rotation", {"tune_rounds": 1}),
     (FedAvg, "none", {"clip": 1.0, "noise": 0.5, "dp_unit": "example"}),
     (Local, "none", {}),
 ]

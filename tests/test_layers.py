@@ -22,6 +22,7 @@ LAYERS = [
     {"models", "per_example"},
     {"evaluation", "features", "estimator"},
     {"cohort", "transcript"},
+    {"chance"},
     {"transport", "privacy", "settings"},
     {"endpoint", "run", "replies", "noisy_gram"},
     {"costs"},

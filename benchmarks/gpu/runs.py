@@ -21,6 +21,7 @@ from securecluster.protocols import (
     NSIM,
     SRFCA,
     FedAvg,
+    FineTune,
     Local,
     LocalKMeans,
     OneShot,
@@ -101,6 +102,7 @@ PROTOCOLS = {
     "local-kmeans": Case(LocalKMeans, "rotation", {"k": 2, "local_rounds": 1}),
     "random": Case(RandomClusters, "permutation", {"k": 2}),
     "fedavg": Case(FedAvg, "rotation"),
+    "finetune": Case(FineTune, "rotation", {"tune_rounds": 1}),
     "local": Case(Local),
 }
 PRIVATE = {"clip": 1.0, "noise": 0.5}

@@ -15,7 +15,7 @@ from securecluster.endpoint import PAIRS, SUM, release_of
 from securecluster.privacy.ledger import Event, Row
 from securecluster.privacy.stages import Kind, Pipeline
 from securecluster.protocols.base import Protocol
-from securecluster.protocols.saving import CLIENTS, LEARNED, MODELS
+from securecluster.protocols.saving import CLIENTS, LEARNED, MODELS, SHARED
 
 CLIENT = "client"  # the reader of what is sealed: other clients
 READ_BY_SERVER = {SUM: " (the plain sum reads every reply)", PAIRS: " (the plain pairs read the rows)"}
@@ -199,7 +199,7 @@ def uncovered(fitted: Protocol) -> list[str]:
 def _shown_alone(fitted: Protocol) -> list[int]:
     """Return the clusters whose model in the results is one that a client trained alone, without noise."""
     learned = fitted.kept_.learned
-    if fitted.keeps_local_models(learned.config):
+    if fitted.keeps_local_models(learned.config) or SHARED in fitted.kept_.clients.extra:
         return []
     first: dict[int, int] = {}
     for client, label in enumerate(learned.labels):

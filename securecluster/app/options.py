@@ -27,6 +27,7 @@ PROTOCOLS = {  # module and class
     "local-kmeans": "local_kmeans:LocalKMeans",
     "random": "random_clusters:RandomClusters",
     "fedavg": "fedavg:FedAvg",
+    "finetune": "finetune:FineTune",
     "local": "local:Local",
 }
 

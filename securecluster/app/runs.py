@@ -153,7 +153,10 @@ def carry_out(plan: Plan, federation: Federation, folder: Path, console: Any) ->
         with output():
             console.print(report.line_text(line, plan.protocol.total))
 
-    return _record(plan, federation, folder, say)
+    content, pictures = _record(plan, federation, folder, say)
+    if plan.protocol.warning_ is not None and not console.quiet:
+        print(f"securecluster: note: {plan.protocol.warning_}", file=sys.stderr)
+    return content, pictures
 
 
 def _record(plan: Plan, federation: Federation, folder: Path, say: Callable[[Line], None]) -> tuple[dict[str, Any], list[Path]]:

@@ -22,10 +22,12 @@ from securecluster.data.parts import numbered, spread
 from securecluster.data.pools import Labels, Pool
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.scenarios import scenario as scenario_named
-from securecluster.data.sources import Source, source
+from securecluster.data.sources import Source, is_bright, source
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.objectives import CLASSIFICATION, Classification, Objective
 from securecluster.randomness import Randomness
+
+OWN = "own"  # the scenario of users' own data
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,7 +64,7 @@ class Federation:
     seed: int
     truth: tuple[int, ...] | None = None
     data: str = "arrays"
-    scenario: str = "own"
+    scenario: str = OWN
     objective: Objective = CLASSIFICATION
     feature_names: tuple[str, ...] | None = None
     recipe: Mapping[str, Any] | None = field(default=None, compare=False)
@@ -95,6 +97,11 @@ class Federation:
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
         return self.shards[0].x.shape[1:]
+
+    @property
+    def bright(self) -> bool:
+        """Whether it is a known image set, in a scenario, that needs a lower learning rate; of users' own data it is not known."""
+        return self.scenario != OWN and is_bright(self.data, self.scenario)
 
     @classmethod
     def simulate(

@@ -90,6 +90,25 @@ SOURCES: dict[str, Callable[[], Source]] = {
 _SCENARIOS = {"ag_news": "topics", "shakespeare": "natural", "mobility": "natural"}
 
 
+BRIGHT = frozenset({"cifar10", "cifar100", "femnist"})
+"""sets whose images have a mean squared norm of 700 and more; that of digits is 15, of mnist 90, of fashion_mnist 160"""
+DARK = frozenset({"mnist", "fashion_mnist"})
+"""sets whose negatives have a mean squared norm of 670 and 500; that of digits' is 40"""
+
+
+def is_bright(name: str, scenario: str) -> bool:
+    """Return whether images of a named set are so bright that training needs a lower learning rate.
+
+    It follows from the name of the set and of the scenario alone, which are public.
+
+    Args:
+        name: of the data set.
+        scenario: as `str` writes one, its parts joined by "+".
+    """
+    inverted = "inversion" in scenario.split("+")
+    return name in BRIGHT or (inverted and name in DARK)
+
+
 def source(name: str) -> Source:
     """The named data set.
 
@@ -109,4 +128,16 @@ def default_scenario(name: str) -> str:
     return _SCENARIOS.get(name) or ("natural" if name in IMAGE_SETS and IMAGE_SETS[name].owner else "label-swap")
 
 
-__all__ = ["FOLDER", "IMAGE_SETS", "SOURCES", "ImageSet", "Source", "Task", "default_scenario", "digits", "image_set", "source"]
+__all__ = [
+    "FOLDER",
+    "IMAGE_SETS",
+    "SOURCES",
+    "ImageSet",
+    "Source",
+    "Task",
+    "default_scenario",
+    "digits",
+    "image_set",
+    "is_bright",
+    "source",
+]

@@ -10,7 +10,21 @@ import conformance
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
+from securecluster.protocols import (
+    CFL,
+    FLHC,
+    IFCA,
+    NSIM,
+    SRFCA,
+    FedAvg,
+    FineTune,
+    Local,
+    LocalKMeans,
+    OneShot,
+    Protocol,
+    RandomClusters,
+    Settings,
+)
 
 from securecluster import Federation, Iid, LabelSwap, Tasks
 from securecluster.cohort import Cohort
@@ -24,13 +38,14 @@ from securecluster.transcript import Transcript, load_entries
 from securecluster.transport import InProcess, Recorded
 
 MASKS = ("permutation", "signed-permutation", "rotation", "haar")
-AVERAGING = (CFL, FLHC, FedAvg, IFCA, LocalKMeans, NSIM, OneShot, RandomClusters, SRFCA)
+AVERAGING = (CFL, FLHC, FedAvg, FineTune, IFCA, LocalKMeans, NSIM, OneShot, RandomClusters, SRFCA)
 MASKED = [(protocol, mask) for protocol in AVERAGING for mask in ("none", *MASKS)]
-ONE_MODEL = [(p, mask) for p, mask in MASKED if p not in (IFCA, SRFCA)]  # several models, or restarts: see their own tests
+ONE_MODEL = [(p, mask) for p, mask in MASKED if p not in (FineTune, IFCA, SRFCA)]  # several models, or restarts: see their own tests
 EVERY = [*MASKED, (Local, "none")]
 
 
 OWN: dict[type[Protocol], dict[str, Any]] = {
+    FineTune: {"tune_rounds": 1},
     IFCA: {"k": 2, "starts": 2, "start_rounds": 1},
     LocalKMeans: {"k": 2, "local_rounds": 1},
     NSIM: {"synthetic": 8, "walks": conformance.digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0},
@@ -70,7 +85,7 @@ def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], mask: str
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("protocol", [CFL, FLHC, LocalKMeans, NSIM, OneShot, SRFCA])
+@pytest.mark.parametrize("protocol", [CFL, FLHC, FineTune, LocalKMeans, NSIM, OneShot, SRFCA])
 def test_nodes_with_one_client_each_mask_alike_behind_real_frames(protocol: type[Protocol], mask: str, small: Federation) -> None:
     conformance.check_nodes(partial(method, protocol), small, mask=mask)
 
@@ -108,7 +123,7 @@ def _update(fitted: Protocol, number: int) -> torch.Tensor:
     return delta
 
 
-@pytest.mark.parametrize("protocol", [FedAvg, Local, RandomClusters])
+@pytest.mark.parametrize("protocol", [FedAvg, FineTune, Local, RandomClusters])
 def test_clients_of_methods_that_need_sums_alone_refuse_to_answer_one_by_one(protocol: type[Protocol], small: Federation) -> None:
     made = method(protocol, "none", rounds=1)
     endpoint, query = made.build_client(small, Settings()), Outbox.start(6, fresh=False).letter([0])
@@ -267,7 +282,7 @@ def test_client_and_server_agree_on_the_dimension(small: Federation) -> None:
 @pytest.mark.parametrize(
     "change", [{"lr": 0.1}, {"model": "linear"}, {"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))}]
 )
-@pytest.mark.parametrize("protocol", [CFL, FedAvg, IFCA, Local, LocalKMeans, OneShot, RandomClusters, SRFCA])
+@pytest.mark.parametrize("protocol", [CFL, FedAvg, FineTune, IFCA, Local, LocalKMeans, OneShot, RandomClusters, SRFCA])
 def test_a_folder_of_another_configuration_is_not_resumed(
     protocol: type[Protocol], change: dict[str, Any], small: Federation, tmp_path: Path
 ) -> None:
@@ -280,7 +295,7 @@ def test_a_folder_of_another_configuration_is_not_resumed(
     assert len(protocol(**start).fit(small, folder=tmp_path).history_) == protocol(**start).total
 
 
-@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg, IFCA, Local, LocalKMeans, OneShot, RandomClusters, SRFCA])
+@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg, FineTune, IFCA, Local, LocalKMeans, OneShot, RandomClusters, SRFCA])
 def test_divergence_is_an_error_that_names_the_clients(protocol: type[Protocol], small: Federation) -> None:
     with pytest.raises(UpdateError, match=r"round 1: .* client\(s\) \d.*lower the learning rate"):
         method(protocol, "none", rounds=3, lr=1e30).fit(small)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, LocalKMeans, OneShot, Protocol, Settings
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Protocol, Settings
 
 from securecluster import Federation, synthetic
 from securecluster.app.cli import main
@@ -48,6 +48,7 @@ METHODS: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
         NSIM,
         {**EXAMPLE, "synthetic": 8, "walks": users, "radius": 0.0, "layer": "last", "eps": 1.0, "rounds": 2, "local_rounds": 1},
     ),
+    "finetune of examples": (FineTune, {**EXAMPLE, "rounds": 3, "tune_rounds": 1}),
     "fedavg, central": (FedAvg, {"rounds": 5, "placement": "central", "participation": 0.5}),
 }
 KMEANS: dict[str, Any] = {**EXAMPLE, "rounds": 1, "k": 2, "local_rounds": 1, "clip": 0.7, "target_epsilon": TARGET}

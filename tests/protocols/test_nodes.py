@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, RandomClusters
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, Local, LocalKMeans, OneShot, RandomClusters
 
 from securecluster import Federation, LabelSwap, synthetic, wire
 from securecluster.banks import Start
@@ -72,6 +72,7 @@ CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "sr-fca loss": (SRFCA, REFINED),
     "sr-fca l2": (SRFCA, {**REFINED, "distance": "l2"}),
     "local": (Local, {}),
+    "finetune": (FineTune, {"tune_rounds": 2}),
 }
 NOISY: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "fedavg, clients": (FedAvg, {**PRIVATE, "dp_unit": "client"}),
@@ -80,6 +81,7 @@ NOISY: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "sr-fca, clients": (SRFCA, {**REFINED, **PRIVATE, "dp_unit": "client"}),
     "fedavg, examples": (FedAvg, EXAMPLE),
     "cfl sketch, examples": (CFL, {**SPLITS, **EXAMPLE, "sketch": 64}),
+    "finetune, examples": (FineTune, {**EXAMPLE, "tune_rounds": 2}),
     "one-shot, examples": (OneShot, {"tasks": 2, "gram_noise": 0.05}),
 }
 MASKED_ONLY = ("cfl gradient", "cfl compress", "flhc 4bit", "nsim apart")  # variants of methods that are tried without a mask
@@ -322,6 +324,9 @@ def some(what: str, but: tuple[str, ...] = ("alone",)) -> Fault:
 ONCE = ("key_offer", "key_seal", "key_open", "hand_in", "pool", "eigen", "relevance", "losses", "receive", "judge", "post")
 
 
+UNLIKE = ("local", "finetune", "finetune, examples")  # every client ends with a model of its own
+
+
 @pytest.mark.parametrize(("name", "mask"), FEW)
 def test_a_lost_reply_ends_as_a_lost_request_does(name: str, mask: str, federation: Federation) -> None:
     """Training alone is another matter: it is done, whether the server hears of it or not (below)."""
@@ -330,7 +335,7 @@ def test_a_lost_reply_ends_as_a_lost_request_does(name: str, mask: str, federati
         world = World(name, mask, federation)
         world.fault = some(what)
         found[what] = world.result()
-        if name != "local":
+        if name not in UNLIKE:
             assert found[what].peers_agree()
     for what in ("reply", "late"):
         assert found[what].state == found["request"].state, what
@@ -338,7 +343,8 @@ def test_a_lost_reply_ends_as_a_lost_request_does(name: str, mask: str, federati
         assert found[what].ledger == found["request"].ledger, what
 
 
-LONE = [(name, mask) for name, mask in ALL if name in ("flhc apart", "local k-means", "nsim", "nsim apart", "random", "sr-fca l2", "local")]
+WITH_LONE = ("flhc apart", "local k-means", "nsim", "nsim apart", "random", "sr-fca l2", *UNLIKE)
+LONE = [(name, mask) for name, mask in ALL if name in WITH_LONE]
 
 
 @pytest.mark.parametrize(("name", "mask"), LONE)

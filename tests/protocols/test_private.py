@@ -12,7 +12,21 @@ import conformance
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
+from securecluster.protocols import (
+    CFL,
+    FLHC,
+    IFCA,
+    NSIM,
+    SRFCA,
+    FedAvg,
+    FineTune,
+    Local,
+    LocalKMeans,
+    OneShot,
+    Protocol,
+    RandomClusters,
+    Settings,
+)
 
 from securecluster import Federation, wire
 from securecluster.endpoint import message_types
@@ -40,6 +54,7 @@ OWN: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
     "local-kmeans": (LocalKMeans, {"k": 2, "local_rounds": 1}),
     "random": (RandomClusters, {"k": 2}),
     "fedavg": (FedAvg, {}),
+    "finetune": (FineTune, {"tune_rounds": 1}),
 }
 EVERY = [(name, way) for name in OWN for way in WAYS]
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
+from securecluster.protocols import CFL, FedAvg, FineTune, Local, Protocol, Settings
 
 from securecluster import Federation, Iid, LabelSwap
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
 
-EVERY = [(CFL, "permutation"), (CFL, "rotation"), (FedAvg, "none"), (FedAvg, "permutation"), (Local, "none")]
+EVERY = [(CFL, "permutation"), (CFL, "rotation"), (FedAvg, "none"), (FedAvg, "permutation"), (FineTune, "permutation"), (Local, "none")]
 PLACED = ("labels_", "bytes_", "history_", "dropped_", "agreement_", "server_state_", "seconds_", "device_")
 
 
