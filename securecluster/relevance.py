@@ -25,7 +25,7 @@ from securecluster.partitions import CLUSTERERS, partition
 from securecluster.privacy.draws import digest
 from securecluster.privacy.keys import Hello
 from securecluster.privacy.stages import Pipeline
-from securecluster.spectra import projected, relevance, top
+from securecluster.spectra import projected, relevance, span_relevance, top
 
 DIGEST = 32  # bytes of the digest of a noisy matrix
 
@@ -151,14 +151,15 @@ class Relative(Contributor):
         ]
 
     def _relevant(self, k: int, vectors: torch.Tensor) -> torch.Tensor:
-        """r(i, ·) from G_i, or, where that has noise, from the very matrix that the client's eigenvectors are of."""
+        """Return r(i, ·) from G_i, or, where that has noise, r of spans from the noisy matrix that the client's eigenvectors are of."""
         features, flat = self._features(k), vectors.flatten(0, 1)
         if self._noise is None or self._noise.naive:
             image = projected(features, flat)
             return relevance(self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, vectors.any(-1))
         noisy = self._noisy(k, features, self._noise)
         image = (flat.to(noisy) @ noisy).norm(dim=1)
-        return relevance(self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, told_by_all(vectors))
+        own = self._spectrum(k)[0]
+        return span_relevance(own, image.view(vectors.shape[:2]), self._floor, told_by_all(vectors))
 
     def _opened(self, query: Others) -> torch.Tensor:
         """(r, p, D) of the query's table."""
