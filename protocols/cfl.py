@@ -55,7 +55,7 @@ class CFL(Briefly):
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
     criterion: str = "relative"
-    """split test: relative (scale-free: eps1 as a share of max ‖Δ‖, and evidence) or absolute (eps1 and eps2 are norms)"""
+    """split test: relative (scale-free: eps1 as a share of max ‖Δ‖, and evidence) or absolute (norms; the authors' need keep_momentum)"""
     eps1: float = 0.5
     """a cluster is stationary when ‖mean Δ‖ is below this"""
     eps2: float = 0.6
