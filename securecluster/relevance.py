@@ -21,7 +21,7 @@ from securecluster.hierarchical import Layered
 from securecluster.hierarchy import between, cut, into, merges, tasks_of
 from securecluster.messages import Picks, Rows
 from securecluster.noisy_gram import GramNoise, told_by_all
-from securecluster.partitions import CLUSTERERS, partition
+from securecluster.partitions import CLUSTERERS, contrasted, partition
 from securecluster.privacy.draws import digest
 from securecluster.privacy.keys import Hello
 from securecluster.privacy.stages import Pipeline
@@ -300,7 +300,9 @@ def agglomerate(
         at = height if height is not None else tasks_of(tree, noisy) if tasks is None else between(tree, min(tasks, len(r)))
         labels = cut(tree, at) if tasks is None else into(tree, min(tasks, len(r)))
         if clusterer != "paper":
-            labels = partition(1 - apart.numpy(), clusterer, 1 + max(labels), seed)
+            nearly_one = noisy and clusterer == "spectral"  # R of spans
+            similarity = contrasted(apart.numpy()) if nearly_one else 1 - apart.numpy()
+            labels = partition(similarity, clusterer, 1 + max(labels), seed)
         return Grouping(labels, torch.from_numpy(tree), float(at), r.cpu())
 
     return of
