@@ -89,7 +89,9 @@ class Protocol(Private, Method):
     optimizer: str = "sgd"
     """sgd or adam"""
     momentum: float = 0.0
-    """of sgd, in [0, 1); starts anew each round"""
+    """of sgd, in [0, 1); starts anew each round unless keep_momentum says otherwise"""
+    keep_momentum: bool = dataclasses.field(default=False, kw_only=True)
+    """momentum buffers live on between rounds, one a client; takes memory for two more models a client"""
     participation: float = 1.0
     """share of clients asked in a round, in (0, 1]"""
     mask: str = "none"
@@ -99,6 +101,9 @@ class Protocol(Private, Method):
         """Raise UsageError for hyper-parameters or a federation this method cannot work with."""
         self.check_private()
         check_training(self.training({"lr": 1.0 if self.lr is None else self.lr, "clip": self.clip or 1.0, "noise": self.noise}))
+        if self.keep_momentum and not self.one_model:
+            whose = f"clients of {self.name} start anew from other models, whose momentum is not theirs"
+            raise UsageError(f"{whose}: leave keep_momentum out")
         build(self.mask)
         check_whole(self, rounds=1)
         check_number(self, "participation", 0, 1, low_in=False, high_in=True)

@@ -55,7 +55,7 @@ class CFL(Briefly):
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
     criterion: str = "relative"
-    """split test: relative (eps1 and eps2 are shares, and clusters must be significant) or absolute (eps1 and eps2 are norms)"""
+    """split test: relative (eps1 and eps2 are shares, clusters must be significant) or absolute (norms; the authors' need keep_momentum)"""
     eps1: float = 0.5
     """a cluster is stationary when ‖mean Δ‖ is below this; relative: below this share of max ‖Δ‖"""
     eps2: float = 0.25

@@ -69,6 +69,7 @@ class IFCA(Protocol):
 
     name: ClassVar[str] = "ifca"
     client: ClassVar[type[Trainee]] = Chooser
+    one_model: ClassVar[bool] = False
 
     def serve(self, net: Network, run: Run) -> State:
         """Algorithm 1."""

@@ -25,6 +25,8 @@ class Method(ABC):
     client: ClassVar[type[Trainee]] = Trainee
     scenario: ClassVar[str | None] = None
     """What the command line deals where no scenario is named; None is the data set's default."""
+    one_model: ClassVar[bool] = True
+    """Whether a client trains one model all the run, so that its momentum can live on."""
     gps: ClassVar[type] = object
     """The global parameter server: what it answers local parameter servers with, where the method has some."""
     rounds: int

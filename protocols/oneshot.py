@@ -3,6 +3,7 @@ Federated Learning", 2024. Algorithms 1 and 2.
 
 G_i        Φ(X_i)ᵀΦ(X_i)/n_i, the Gram matrix of client i's features; λ_k, v_k its p leading eigenvalues and eigenvectors
 r(i, j)    relevance of j's data to i: Π_k (min/max of λ_k^(i) and λ̂_k = ‖G_i v_k^(j)‖)^(1/p)
+           of noisy Gram matrices r(i, j) compares Σ_k λ_k² and Σ_k λ̂_k² instead: `spectra.span_relevance` (ours)
 R          (r(i, j) + r(j, i)) / 2, all that clusters are made from: before any training, without a model or a loss
 GPS, LPS   the global parameter server, and the local one of each cluster
 T, G       the number of tasks, and of rounds
@@ -73,7 +74,7 @@ class OneShot(Protocol):
     dp_unit: str = field(default="example", kw_only=True)
     """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in local training)"""
     gram_noise: float = field(default=0.0, kw_only=True)
-    """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its dp_unit"""
+    """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its dp_unit; relevance is then of spans"""
     gram_mechanism: str = field(default="gram", kw_only=True)
     """gram, or naive: noise on unit eigenvectors by their trivial sensitivity 2√p, for research; relevance is exact, and ε infinite"""
 

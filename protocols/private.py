@@ -55,6 +55,7 @@ class Private(ABC):
     batch_size: int
     optimizer: str
     momentum: float
+    keep_momentum: bool
     participation: float
     mask: str
     clip: float | None = None
@@ -144,7 +145,15 @@ class Private(ABC):
 
     def training(self, config: Mapping[str, Any]) -> LocalTraining:
         """What a client does in a round, at the learning rate, and with the noise, that the run goes by."""
-        return self.private_training(LocalTraining(config["lr"], self.epochs, self.batch_size, self.optimizer, self.momentum), config)
+        plan = LocalTraining(
+            config["lr"],
+            self.epochs,
+            self.batch_size,
+            self.optimizer,
+            self.momentum,
+            keep_momentum=bool(self.keep_momentum),
+        )
+        return self.private_training(plan, config)
 
     def trainings(self, usual: LocalTraining, config: Mapping[str, Any]) -> dict[str, LocalTraining]:
         """The kinds of training that clients' methods name (`Release.trains`)."""

@@ -71,6 +71,7 @@ class SRFCA(Protocol):
 
     name: ClassVar[str] = "srfca"
     client: ClassVar[type[Trainee]] = Refiner
+    one_model: ClassVar[bool] = False
 
     def serve(self, net: Network, run: Run) -> State:
         """Algorithm 1."""

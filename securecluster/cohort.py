@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.evaluation import Samples
 from securecluster.messages import Rows
-from securecluster.optimizers import Optimizer
+from securecluster.optimizers import Momenta, Optimizer
 from securecluster.optimizers import build as build_optimizer
 from securecluster.randomness import Part, Randomness
 from securecluster.training import LocalTraining, Secret, check_training
@@ -86,6 +86,7 @@ class Cohort:
         self.model = model.to(device, self.dtype)
         self._workers: list[_Worker] = []
         self.start, self.classes = self.model.initial(), federation.classes
+        self._momenta: Momenta | None = None  # made by the first training that keeps its momentum
         self._randomness, self.secret = randomness, secret
         shards = [federation.shards[k] for k in here]
         kept = [self._kept(i, len(s.y), aside) for i, s in zip(self.ids, shards, strict=True)]
@@ -113,9 +114,13 @@ class Cohort:
 
         Raises:
             UsageError: DP-SGD without secret draws.
+            PolicyError: clients that keep their momentum have trained in a later call.
         """
         if plan.private and self.secret is None:
             raise UsageError("DP-SGD draws its noise and its batches from each client's own key: this cohort was given none (secret=…)")
+        if plan.keep_momentum:
+            self._momenta = self._momenta or Momenta(len(self.ids), self.start)
+            self._momenta.begin(who, step)
         order = sorted(range(len(who)), key=lambda k: -plan.number(self.sizes[who[k]]))
         threads = torch.get_num_threads() if self.device.type == "cpu" else 1
         parts = _split(order, self._chunk_size(), threads)
@@ -155,7 +160,11 @@ class Cohort:
         """All steps of a chunk, weights (b, d) in place."""
         private = self._private(who, task, weights)
         chunk, params = self._schedule(who, task.plan, task.step, private), model.views(weights)
-        optimizer = build_optimizer(task.plan.optimizer, params, task.plan.lr, task.plan.momentum)
+        momenta = self._momenta if task.plan.keep_momentum else None
+        buffers = None if momenta is None else momenta.start(who)
+        velocity = None if buffers is None else model.views(buffers)
+        plan = task.plan
+        optimizer = build_optimizer(plan.optimizer, params, plan.lr, plan.momentum, velocity)
         for s, k in enumerate(chunk.active):
             if not task.jobs:  # cleared after an error in another thread
                 return
@@ -168,6 +177,8 @@ class Cohort:
                 self._step(model, own, x, y, weight, keys, optimizer)
             else:
                 private.step(model, own, x, y, weight, keys, index - chunk.first[:k], optimizer)
+        if momenta is not None and buffers is not None:
+            momenta.end(who, buffers)
 
     def _step(
         self,
@@ -241,6 +252,17 @@ class Cohort:
     def test_samples(self) -> Samples:
         """What clients hold out."""
         return self._test_on
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return what clients remember of their trainings, by name: momentum that is kept."""
+        return {} if self._momenta is None else self._momenta.memory()
+
+    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned, among other things that a client remembers."""
+        self._momenta = None
+        if "momentum" in memory:
+            self._momenta = Momenta(len(self.ids), self.start)
+            self._momenta.recall(memory)
 
     def drawn(self, *path: Part) -> torch.Tensor:
         """Other initial weights than θ_0, (d,): every client of a run draws the same ones for `path`."""

@@ -227,11 +227,12 @@ class Trainee:
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return what clients remember beside their models, by name: all that a later call depends on."""
-        return {"had": torch.as_tensor(self._had)}
+        return {"had": torch.as_tensor(self._had), **self.cohort.memory()}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Take over what `memory` returned."""
         self._had = memory["had"].tolist()
+        self.cohort.recall(memory)
 
 
 class Discloser(Trainee):

@@ -19,6 +19,7 @@ POINTS = ("l2", "chord")  # metrics that are distances of points
 GAPS = {"single": 1.15, "complete": 1.2, "average": 1.2, "centroid": 1.2, "ward": 1.4}
 ANGLE = 0.26  # least gap between clusters of `tasks_of`, in radians; found by trial, as GAPS
 SCATTER = 2.0  # where R has noise, or so many times the range of all angles below it; found by trial (`benchmarks.papers.oneshot_noise`)
+NESTED = 0.25  # least share of the largest gap of a lower one that counts, where R has noise; found by trial, as SCATTER
 TINY = 1e-9  # share of the last merge's height below which heights are rounding
 
 
@@ -119,7 +120,8 @@ def tasks_of(tree: Array, noisy: bool = False) -> float:
     Args:
         tree: merges of m clients by average linkage, heights in [0, 1] (`benchmarks.tasks` tells how often the rule is right).
         noisy: R compares the few eigenvectors that stand out of noise, by which clients of other tasks, too, are fairly alike. A gap then
-            also counts if it is at least `SCATTER` times the range of all angles below it.
+            also counts if it is at least `SCATTER` times the range of all angles below it. The lowest such gap of at least `NESTED` times
+            the largest is where to cut: the largest gap may lie between groups of tasks.
 
     Returns:
         the mean of the heights on both sides of the gap, or that of the last merge.
@@ -132,7 +134,12 @@ def tasks_of(tree: Array, noisy: bool = False) -> float:
     gap = np.diff(angles)
     gap[: m - 1 - m // 2] = 0  # as in `threshold`
     k = int(gap.argmax())
-    apart = gap[k] >= ANGLE or (noisy and 0 < SCATTER * (angles[k] - angles[0]) <= gap[k])
+    apart = bool(gap[k] >= ANGLE)
+    if noisy:
+        below = angles[:-1] - angles[0]
+        clear = (below > 0) & (gap >= SCATTER * below) & (gap >= NESTED * gap[k])
+        if clear.any():
+            k, apart = int(clear.argmax()), True
     return float((high[k] + high[k + 1]) / 2) if apart else float(high[-1])
 
 

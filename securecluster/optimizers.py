@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from securecluster.backend import torch
-from securecluster.errors import UsageError
+from securecluster.errors import PolicyError, UsageError
 
 
 class Optimizer(Protocol):
@@ -29,11 +29,23 @@ class Optimizer(Protocol):
 
 
 class Sgd:
-    """SGD with momentum, as `torch.optim.SGD`: v ← μv + g, θ ← θ − lr·v."""
+    """SGD with momentum, as `torch.optim.SGD`: v ← μv + g, θ ← θ − lr·v.
 
-    def __init__(self, params: Mapping[str, torch.Tensor], lr: float, momentum: float = 0.0) -> None:
+    Args:
+        velocity: v by name, shaped as the parameters and changed in place; None starts from zero.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, torch.Tensor],
+        lr: float,
+        momentum: float = 0.0,
+        velocity: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         self._params, self._lr, self._momentum = params, lr, momentum
-        self._velocity = {name: torch.zeros_like(p) for name, p in params.items()} if momentum else {}
+        if velocity is None and momentum:
+            velocity = {name: torch.zeros_like(p) for name, p in params.items()}
+        self._velocity = velocity or {}
 
     def begin(self) -> None:
         """Nothing changes from step to step."""
@@ -83,12 +95,78 @@ class Adam:
 OPTIMIZERS = ("sgd", "adam")
 
 
-def build(name: str, params: Mapping[str, torch.Tensor], lr: float, momentum: float = 0.0) -> Optimizer:
+def build(
+    name: str,
+    params: Mapping[str, torch.Tensor],
+    lr: float,
+    momentum: float = 0.0,
+    velocity: Mapping[str, torch.Tensor] | None = None,
+) -> Optimizer:
     """The named optimizer over `params`.
+
+    Args:
+        velocity: momentum buffers of sgd to go on from, changed in place.
 
     Raises:
         UsageError: an unknown name.
     """
     if name not in OPTIMIZERS:
         raise UsageError(f"unknown optimizer {name!r}: choose one of {', '.join(OPTIMIZERS)}")
-    return Sgd(params, lr, momentum) if name == "sgd" else Adam(params, lr)
+    return Sgd(params, lr, momentum, velocity) if name == "sgd" else Adam(params, lr)
+
+
+class Momenta:
+    """Momentum buffers of clients, which live on between their trainings.
+
+    A training that is asked for again, after its reply was lost, starts from the buffer that it
+    started from before. So each client has two, and the number of the call that lies between them.
+
+    Args:
+        clients: how many.
+        like: a model (d,), whose type and device buffers have.
+    """
+
+    def __init__(self, clients: int, like: torch.Tensor) -> None:
+        self._before = like.new_zeros(clients, len(like))
+        self._after = like.new_zeros(clients, len(like))
+        self._calls = [-1] * clients
+
+    def begin(self, who: Sequence[int], call: int) -> None:
+        """Note that clients at positions `who` train in a call, for the first time or again.
+
+        Raises:
+            PolicyError: a client has trained in a later call, and its earlier buffer is gone.
+        """
+        if any(self._calls[k] > call for k in who):
+            raise PolicyError(
+                "a client has trained for a later request than this one, and keeps its momentum since"
+                " then: the request comes too late, or from a server that started over without its"
+                " checkpoint"
+            )
+        for k in who:
+            if self._calls[k] < call:
+                self._before[k] = self._after[k]
+                self._calls[k] = call
+
+    def start(self, who: Sequence[int]) -> torch.Tensor:
+        """Return the buffers (b, d) that the training which has begun starts from, as a copy."""
+        return self._before[list(who)]
+
+    def end(self, who: Sequence[int], buffers: torch.Tensor) -> None:
+        """Keep the buffers (b, d) at the end of a training; one that is not finite starts anew."""
+        finite = buffers.isfinite().all(1, keepdim=True)
+        self._after[list(who)] = torch.where(finite, buffers, 0.0)
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return everything that a later training depends on, by name."""
+        return {
+            "momentum": self._after,
+            "momentum_before": self._before,
+            "momentum_calls": torch.tensor(self._calls, dtype=torch.int64),
+        }
+
+    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned."""
+        self._after = memory["momentum"].to(self._after, copy=True)
+        self._before = memory["momentum_before"].to(self._before, copy=True)
+        self._calls = memory["momentum_calls"].tolist()

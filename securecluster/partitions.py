@@ -49,6 +49,16 @@ def partition(similarity: Array, clusterer: str, k: int | None = None, seed: int
     return numbered(kmeans(points @ points.T, k, seed))
 
 
+def contrasted(distance: Array) -> Array:
+    """Return exp(−d / mean d) of distances (m, m): similarities that differ however small distances are.
+
+    Similarities that are all near 1 leave spectral clustering the eigenvalues of the diagonal alone.
+    """
+    others = distance[~np.eye(len(distance), dtype=bool)]
+    mean = float(others.mean()) if others.size else 0.0
+    return np.exp(-distance / mean) if mean > 0 else 1 - distance
+
+
 def affinity(similarity: Array) -> Array:
     """D^-½·W·D^-½ of W = max(similarity, 0) off the diagonal, 0 on it; D its row sums. Eigenvalues lie in [-1, 1]."""
     weight = np.where(np.eye(len(similarity), dtype=bool), 0.0, similarity.clip(0))

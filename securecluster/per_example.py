@@ -144,7 +144,8 @@ def _keyed(secret: bytes, about: bytes, row: torch.Tensor) -> bytes:
 
 def _digests(weights: torch.Tensor, plan: LocalTraining) -> Iterator[bytes]:
     """What each client's call is about, beside its number: the weights it starts from, often its neighbour's, and how it trains."""
-    values = [v if v is None or isinstance(v, str | bool) else float(v) for v in astuple(plan)]  # numpy's numbers are the same numbers
+    plain = astuple(plan)[:-1]  # without keep_momentum, which DP-SGD has not
+    values = [v if v is None or isinstance(v, str | bool) else float(v) for v in plain]  # numpy's numbers are the same numbers
     training, found = json.dumps(values).encode(), b""
     for k, row in enumerate(weights):
         if not k or not torch.equal(row, weights[k - 1]):

@@ -21,11 +21,11 @@ from securecluster.hierarchical import Layered
 from securecluster.hierarchy import between, cut, into, merges, tasks_of
 from securecluster.messages import Picks, Rows
 from securecluster.noisy_gram import GramNoise, told_by_all
-from securecluster.partitions import CLUSTERERS, partition
+from securecluster.partitions import CLUSTERERS, contrasted, partition
 from securecluster.privacy.draws import digest
 from securecluster.privacy.keys import Hello
 from securecluster.privacy.stages import Pipeline
-from securecluster.spectra import projected, relevance, top
+from securecluster.spectra import projected, relevance, span_relevance, top
 
 DIGEST = 32  # bytes of the digest of a noisy matrix
 
@@ -151,14 +151,15 @@ class Relative(Contributor):
         ]
 
     def _relevant(self, k: int, vectors: torch.Tensor) -> torch.Tensor:
-        """r(i, ·) from G_i, or, where that has noise, from the very matrix that the client's eigenvectors are of."""
+        """Return r(i, ·) from G_i, or, where that has noise, r of spans from the noisy matrix that the client's eigenvectors are of."""
         features, flat = self._features(k), vectors.flatten(0, 1)
         if self._noise is None or self._noise.naive:
             image = projected(features, flat)
             return relevance(self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, vectors.any(-1))
         noisy = self._noisy(k, features, self._noise)
         image = (flat.to(noisy) @ noisy).norm(dim=1)
-        return relevance(self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, told_by_all(vectors))
+        own = self._spectrum(k)[0]
+        return span_relevance(own, image.view(vectors.shape[:2]), self._floor, told_by_all(vectors))
 
     def _opened(self, query: Others) -> torch.Tensor:
         """(r, p, D) of the query's table."""
@@ -299,7 +300,9 @@ def agglomerate(
         at = height if height is not None else tasks_of(tree, noisy) if tasks is None else between(tree, min(tasks, len(r)))
         labels = cut(tree, at) if tasks is None else into(tree, min(tasks, len(r)))
         if clusterer != "paper":
-            labels = partition(1 - apart.numpy(), clusterer, 1 + max(labels), seed)
+            nearly_one = noisy and clusterer == "spectral"  # R of spans
+            similarity = contrasted(apart.numpy()) if nearly_one else 1 - apart.numpy()
+            labels = partition(similarity, clusterer, 1 + max(labels), seed)
         return Grouping(labels, torch.from_numpy(tree), float(at), r.cpu())
 
     return of

@@ -151,9 +151,55 @@ def relevance(values: torch.Tensor, projected: torch.Tensor, floor: float = 0.0,
         shared: (j, p), which vectors there are; those beyond the other's rank are none, and do not count either.
     """
     own, other = values.double(), projected.double()
-    counts = ((own > 0) & (own > floor * own.max()) if len(own) else own > 0).expand(other.shape)
-    counts = counts if shared is None else counts & shared.to(counts.device)
+    counts = _counted(own, other, floor, shared)
     safe = torch.where(counts, own, torch.ones_like(own))
     logs = torch.where(counts, other.log() - safe.log(), torch.zeros_like(other)).abs()  # log 0 is −inf, whose ratio is 0
     number = counts.sum(1)
     return torch.where(number > 0, torch.exp(-logs.sum(1) / number.clamp_min(1)), torch.zeros_like(logs[:, 0]))
+
+
+def span_relevance(
+    values: torch.Tensor,
+    projected: torch.Tensor,
+    floor: float = 0.0,
+    shared: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return r(i, j) of whole spans, min(E, Ê) / max(E, Ê) with E² = Σ_k λ_k² and Ê² = Σ_k λ̂_k² (ours).
+
+    For one vector it is `relevance`. With more, `relevance` compares each vector on its own, and an
+    error of angle θ in one mixes λ_1 into its λ̂_k: the ratio is wrong by about (θ λ_1 / λ_k)² / 2,
+    which is large for every k but the first. Noise turns the vectors, so clients of one distribution
+    may look farther apart the more vectors there are. Ê² = tr(V G² Vᵀ) is the same for all bases V
+    of a span and at most E² for the exact eigenvalues (Ky Fan 1949), so it falls with the square of
+    the angle between spans, and isotropic noise adds equally to all λ̂_k².
+
+    Args:
+        values: the client's own eigenvalues λ, (p,), descending.
+        projected: λ̂ of j other clients' vectors, (j, p).
+        floor: share of λ_1, in [0, 1), below which an eigenvalue does not count.
+        shared: (j, p), which vectors there are.
+
+    Returns:
+        (j,) float64 in [0, 1]; 0 where no eigenvalue counts.
+    """
+    own, other = values.double(), projected.double()
+    counts = _counted(own, other, floor, shared)
+    unit = torch.where(counts, own, 0.0).amax(1, keepdim=True)  # so that no square underflows
+    energy = torch.where(counts, own / unit, 0.0).norm(dim=1)
+    found = torch.where(counts, other / unit, 0.0).norm(dim=1)
+    ratio = torch.minimum(energy, found) / torch.maximum(energy, found)
+    return torch.where(counts.any(1), ratio, 0.0)
+
+
+def _counted(
+    values: torch.Tensor,
+    projected: torch.Tensor,
+    floor: float,
+    shared: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return which pairs of eigenvalue and vector count, (j, p)."""
+    counts = values > 0
+    if len(values):
+        counts = counts & (values > floor * values.max())
+    counts = counts.expand(projected.shape)
+    return counts if shared is None else counts & shared.to(counts.device)

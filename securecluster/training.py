@@ -26,6 +26,8 @@ class LocalTraining:
     With `clip` it is DP-SGD (Abadi et al. 2016, Algorithm 1): each example is in a mini-batch with probability `rate`, on its own, each
     example's gradient is clipped to the L2 norm `clip`, and their sum gets Gaussian noise of standard deviation `noise`·`clip` in each
     coordinate before it is divided by the number of examples expected.
+
+    With `keep_momentum` each client's momentum buffer lives on between its trainings; else it starts from zero in each.
     """
 
     lr: float
@@ -37,6 +39,7 @@ class LocalTraining:
     dropout: bool = True
     clip: float = 0.0
     noise: float = 0.0
+    keep_momentum: bool = False
 
     @property
     def private(self) -> bool:
@@ -81,6 +84,20 @@ def check_training(plan: LocalTraining) -> None:
     if plan.optimizer == "adam" and plan.momentum:
         raise UsageError("Adam has its own momentum: leave momentum at 0, or use the optimizer sgd")
     _check_private(plan)
+    _check_kept(plan)
+
+
+def _check_kept(plan: LocalTraining) -> None:
+    """Raise UsageError where no momentum can live on between trainings."""
+    if not plan.keep_momentum:
+        return
+    if plan.optimizer != "sgd" or not plan.momentum:
+        raise UsageError("keep_momentum keeps the momentum of sgd: give a momentum too, or leave it out")
+    if plan.private:
+        raise UsageError(
+            "keep_momentum would carry a training whose reply was lost, and is not counted, into later"
+            " updates: with dp_unit example and a clip leave it out, or take dp_unit client"
+        )
 
 
 def _check_private(plan: LocalTraining) -> None:

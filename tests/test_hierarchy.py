@@ -217,3 +217,24 @@ def test_under_noise_a_gap_counts_beside_the_range_below_it(angles: list[float],
     high = np.sin(np.array(angles) / 2) ** 2
     tree = np.array([[0, 1, high[0], 2], [6, 2, high[1], 3], [3, 4, high[2], 2], [8, 5, high[3], 3], [7, 9, high[4], 6]])
     assert [1 + max(cut(tree, tasks_of(tree, noise))) for noise in (False, True)] == [clean, noisy]
+
+
+@pytest.mark.parametrize(
+    ("angles", "clean", "noisy"),
+    [
+        ([0.05, 0.05, 0.06, 0.06, 0.07, 0.07, 0.36, 0.37, 0.70], 2, 4),  # two pairs of tasks
+        ([0.05, 0.05, 0.06, 0.06, 0.07, 0.07, 0.13, 0.13, 0.70], 2, 2),  # less than a quarter of the largest gap
+        ([0.05, 0.05, 0.10, 0.15, 0.20, 0.25, 0.45, 0.50, 0.90], 2, 2),  # less than twice the range below
+        ([0.05, 0.40, 0.41, 0.42, 0.43, 0.44, 0.45, 0.46, 0.47], 1, 1),  # more clusters than m / 2
+    ],
+)
+def test_under_noise_the_lowest_clear_gap_is_where_to_cut(
+    angles: list[float],
+    clean: int,
+    noisy: int,
+) -> None:
+    high = np.sin(np.array(angles) / 2) ** 2
+    first = [[0, 1], [10, 2], [3, 4], [5, 6], [13, 7], [8, 9], [11, 12], [14, 15], [16, 17]]
+    tree = np.array([[*pair, h, 2] for pair, h in zip(first, high, strict=True)])
+    found = [1 + max(cut(tree, tasks_of(tree, noise))) for noise in (False, True)]
+    assert found == [clean, noisy]

@@ -16,6 +16,7 @@ from securecluster.partitions import (
     CLUSTERERS,
     affinity,
     chance_of_split,
+    contrasted,
     eigengap,
     gap_between,
     halves,
@@ -158,3 +159,16 @@ def test_what_is_refused() -> None:
     for bad in (np.full((3, 3), np.nan), np.ones((2, 3))):
         with pytest.raises(UsageError, match="finite square"):
             partition(bad, "average")
+
+
+def test_similarities_that_are_all_near_one_are_told_apart() -> None:
+    """Three groups on a line: one eigenvector tells them apart, and the next is of rounding."""
+    draw = np.random.default_rng(0)
+    truth = np.repeat([0, 1, 2], [5, 3, 2])
+    places = np.array([0.0, 0.1, -0.1])[truth] + 0.005 * draw.normal(size=10)
+    distance = np.subtract.outer(places, places) ** 2
+    assert partition(contrasted(distance), "spectral", 3, 0) == truth.tolist()
+    assert partition(1 - distance, "spectral", 3, 0) != truth.tolist()
+    near = contrasted(np.array([[0.0, 0.2], [0.2, 0.0]]))
+    np.testing.assert_allclose(near, [[1, np.exp(-1)], [np.exp(-1), 1]])
+    np.testing.assert_array_equal(contrasted(np.zeros((3, 3))), np.ones((3, 3)))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from securecluster import spectra
-from securecluster.spectra import projected, relevance, top
+from securecluster.spectra import projected, relevance, span_relevance, top
 
 Rows = NDArray[np.float64]
 
@@ -160,3 +160,59 @@ def test_clients_of_one_distribution_are_relevant_to_each_other() -> None:
     r = [[float(relevance(spectrum[i][0], projected(clients[i], spectrum[j][1])[None])) for j in range(3)] for i in range(3)]
     np.testing.assert_allclose(np.diag(r), 1, rtol=1e-9)
     assert min(r[0][1], r[1][0]) > 0.8 and max(r[0][2], r[2][0], r[1][2], r[2][1]) < 0.3
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 4), st.floats(0, 0.5))
+def test_relevance_of_spans_is_the_ratio_of_their_energies(
+    seed: int,
+    p: int,
+    j: int,
+    floor: float,
+) -> None:
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(20, 7)) * 0.7 ** np.arange(7)
+    gram = x.T @ x
+    own = np.linalg.eigvalsh(gram)[::-1][:p]
+    bases = [np.linalg.qr(draw.normal(size=(7, p)))[0] for _ in range(j)]
+    images = np.stack([np.linalg.norm(gram @ basis, axis=0) for basis in bases])
+    counts = own > floor * own[0]
+    found = span_relevance(torch.from_numpy(own.copy()), torch.from_numpy(images), floor)
+    energy = np.linalg.norm(own[counts])
+    seen = [np.linalg.norm(gram @ basis[:, counts]) for basis in bases]  # Frobenius
+    np.testing.assert_allclose(found.numpy(), np.array(seen) / energy, rtol=1e-9)
+    assert bool((found <= 1 + 1e-12).all())  # Ky Fan
+
+
+def test_relevance_of_spans_does_not_depend_on_the_basis() -> None:
+    draw = np.random.default_rng(3)
+    basis, turn = (np.linalg.qr(draw.normal(size=size))[0] for size in ((9, 3), (3, 3)))
+    gram = np.diag(np.arange(9.0, 0, -1))
+    own = torch.tensor([9.0, 8.0, 7.0], dtype=torch.float64)
+    images = np.stack([np.linalg.norm(gram @ v, axis=0) for v in (basis, basis @ turn)])
+    found = span_relevance(own, torch.from_numpy(images)).numpy()
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-12)
+    alone = relevance(own, torch.from_numpy(images)).numpy()
+    assert abs(alone[0] - alone[1]) > 0.01  # one vector at a time, it does
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.floats(1e-6, 1e6), st.lists(st.floats(0, 1e7), min_size=1, max_size=5))
+def test_of_one_vector_both_relevances_are_the_papers(value: float, others: list[float]) -> None:
+    own = torch.tensor([value], dtype=torch.float64)
+    images = torch.tensor(others, dtype=torch.float64)[:, None]
+    expected = relevance(own, images).numpy()
+    np.testing.assert_allclose(span_relevance(own, images).numpy(), expected, rtol=1e-9)
+
+
+def test_relevance_of_spans_at_its_limits() -> None:
+    own = torch.tensor([4.0, 3.0, 0.0], dtype=torch.float64)  # rank two: the padding does not count
+    rows = [[4.0, 3.0, 7.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.0], [8.0, 6.0, 0.0]]
+    other = torch.tensor(rows, dtype=torch.float64)
+    np.testing.assert_allclose(span_relevance(own, other).numpy(), [1, 0.8, 0, 0.5], rtol=1e-14)
+    first = torch.tensor([[True, False, False]]).expand(4, 3)
+    found = span_relevance(own, other, shared=first).numpy()
+    np.testing.assert_allclose(found, [1, 1, 0, 0.5], rtol=1e-14)
+    np.testing.assert_array_equal(span_relevance(torch.zeros(3), other).numpy(), np.zeros(4))
+    tiny = torch.full((5,), 1e-200, dtype=torch.float64)  # whose squares underflow
+    np.testing.assert_allclose(span_relevance(tiny, tiny[None] / 4).numpy(), [0.25], rtol=1e-9)

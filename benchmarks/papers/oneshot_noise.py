@@ -34,7 +34,7 @@ from securecluster.privacy.accounting import epsilon, find_noise
 from securecluster.privacy.draws import Draws
 from securecluster.randomness import Randomness
 from securecluster.relevance import agglomerate
-from securecluster.spectra import projected, relevance, top
+from securecluster.spectra import projected, relevance, span_relevance, top
 
 Array = NDArray[np.float64]
 DELTA, VECTORS, CLIENTS, FIRST = 1e-5, 5, 10, 20
@@ -106,7 +106,8 @@ def noisy(features: Sequence[torch.Tensor], noise: GramNoise) -> Array:
     spectra = [noise.spectrum(a, VECTORS) for a in made]
     vectors = torch.stack([own for _, own in spectra])
     images = [(vectors.flatten(0, 1) @ a).norm(dim=1).view(len(made), -1) for a in made]
-    rows = [relevance(values, image, shared=told_by_all(vectors)).numpy() for (values, _), image in zip(spectra, images, strict=True)]
+    shared = told_by_all(vectors)
+    rows = [span_relevance(values, image, shared=shared).numpy() for (values, _), image in zip(spectra, images, strict=True)]
     return symmetric(np.stack(rows))
 
 

@@ -18,6 +18,7 @@ from securecluster.benchmarks.papers import (
     oneshot_runs,
     oneshot_table1,
     oneshot_table2,
+    oneshot_vectors,
 )
 from securecluster.benchmarks.papers.oneshot_runs import CLUSTERS, RandomTasks, dealt, judged, matrices, parts, trained, usable
 from securecluster.benchmarks.papers.sheet import figure, numbers
@@ -204,3 +205,29 @@ def test_epsilon_is_drawn_with_and_without_a_projection() -> None:
     axes = oneshot_noise.draw(rows).axes
     assert len(axes) == 6 and [len(place.lines) for place in axes] == [5] * 3 + [7] * 3
     assert all(np.allclose(line.get_ydata(), 0.2) for place in axes for line in place.lines)
+
+
+def test_vectors_alone_and_their_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = {"data": "digits", "samples": 100, "features": "dct", "scale": "cpu", "seed": 20}
+    cells = [{"scenario": scenario, **fixed} for scenario in ("tasks", "rotation")]
+    monkeypatch.setattr(oneshot_vectors, "DEALT", 100)
+    monkeypatch.setattr(oneshot_vectors, "SIZES", (3, 3))
+    monkeypatch.setattr(oneshot_vectors, "draw", lambda rows: figure(2, 2)[0])
+    monkeypatch.setattr(oneshot_vectors, "cells", lambda scale, seeds: cells)
+    oneshot_vectors.main([])
+    rows = on_disk("oneshot_vectors")
+    assert [row["status"] for row in rows] == ["done", "done"]
+    for row in rows:
+        for e in oneshot_vectors.EPSILONS:
+            assert row[f"alone_1_{e:g}"] == row[f"span_1_{e:g}"]
+        assert {row[f"span_{p}_16"] for p in oneshot_vectors.VECTORS} == {"1"}
+
+
+def test_vectors_are_drawn_alone_and_as_a_span() -> None:
+    names = [f"{what}_{p}_{e:g}" for what in ("alone", "span") for p in oneshot_vectors.VECTORS for e in oneshot_vectors.EPSILONS]
+    rows = [
+        dict(zip(oneshot_vectors.KEYS, map(str, setting), strict=True)) | dict.fromkeys(names, "0.5")
+        for setting in oneshot_vectors.SETTINGS
+    ]
+    axes = oneshot_vectors.draw(rows).axes
+    assert [len(place.lines) for place in axes] == [2 * len(oneshot_vectors.VECTORS) + 1] * 9

@@ -84,6 +84,12 @@ NOISY: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "finetune, examples": (FineTune, {**EXAMPLE, "tune_rounds": 2}),
     "one-shot, examples": (OneShot, {"tasks": 2, "gram_noise": 0.05}),
 }
+MOMENTUM: dict[str, Any] = {"momentum": 0.9, "lr": 0.05, "keep_momentum": True}
+KEPT = {
+    f"{name}, momentum": (CASES[name][0], {**CASES[name][1], **MOMENTUM})
+    for name in ("fedavg", "cfl", "cfl sketch", "flhc apart", "local k-means", "nsim", "one-shot", "local")
+}
+LASTING = [(name, "none") for name in KEPT]
 MASKED_ONLY = ("cfl gradient", "cfl compress", "flhc 4bit", "nsim apart")  # variants of methods that are tried without a mask
 PLAIN = [(name, "none") for name in CASES if name not in MASKED_ONLY]
 EVERY = [*PLAIN, *((name, "permutation") for name in CASES if name != "local")]
@@ -93,8 +99,8 @@ FEW = [case for case in ALL if case not in TURNED[1:] and case[0] not in ("rando
 
 
 def method(name: str, mask: str) -> Any:
-    """A protocol by its name in `CASES` or `NOISY`, with few rounds and a small network."""
-    kind, params = (CASES | NOISY)[name]
+    """A protocol by its name in `CASES`, `NOISY` or `KEPT`, with few rounds and a small network."""
+    kind, params = (CASES | NOISY | KEPT)[name]
     return kind(**{"rounds": 4, "model": "mlp-32", "mask": mask, "epochs": 1, **params})
 
 
@@ -289,7 +295,7 @@ def calm(federation: Federation) -> Callable[[str, str], tuple[Result, list[tupl
     return run
 
 
-@pytest.mark.parametrize(("name", "mask"), ALL)
+@pytest.mark.parametrize(("name", "mask"), [*ALL, *LASTING])
 def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_does(
     name: str, mask: str, federation: Federation, calm: Any
 ) -> None:
@@ -298,7 +304,7 @@ def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_doe
     assert found.state == whole.state
     assert found.same_models(whole)
     assert found.alone == whole.alone
-    if name in ("flhc apart", "nsim apart", "local"):
+    if name.removesuffix(", momentum") in ("flhc apart", "nsim apart", "local"):
         assert found.alone == list(range(CLIENTS))
 
 
@@ -355,7 +361,7 @@ def test_who_trained_alone_has_done_so_whether_its_reply_came_or_not(name: str, 
     assert world.result().same_models(calm(name, mask)[0])
 
 
-@pytest.mark.parametrize(("name", "mask"), FEW)
+@pytest.mark.parametrize(("name", "mask"), [*FEW, *LASTING])
 def test_frames_that_come_twice_and_again_when_a_round_has_passed_change_nothing(
     name: str, mask: str, federation: Federation, calm: Any
 ) -> None:
@@ -373,7 +379,7 @@ def test_frames_that_come_twice_and_again_when_a_round_has_passed_change_nothing
     assert world.seen == frames
 
 
-@pytest.mark.parametrize(("name", "mask"), ALL)
+@pytest.mark.parametrize(("name", "mask"), [*ALL, *LASTING])
 def test_a_server_killed_in_every_call_ends_as_if_it_never_had_been(
     name: str, mask: str, federation: Federation, calm: Any, tmp_path: Path
 ) -> None:

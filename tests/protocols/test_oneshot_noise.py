@@ -58,9 +58,10 @@ def spectrum(matrix: np.ndarray, p: int, z: float) -> tuple[np.ndarray, np.ndarr
 
 
 def row(matrix: np.ndarray, values: np.ndarray, vectors: np.ndarray) -> float:
-    """r(i, j) of vectors (D, q), by the q leading eigenvalues."""
-    own, seen = values[: vectors.shape[1]], np.linalg.norm(matrix @ vectors, axis=0)
-    return float(np.prod(np.minimum(own, seen) / np.maximum(own, seen)) ** (1 / len(own)))
+    """Return r(i, j) of the span of vectors (D, q), by the q leading eigenvalues."""
+    energy = np.linalg.norm(values[: vectors.shape[1]])
+    seen = np.linalg.norm(matrix @ vectors)  # Frobenius
+    return float(min(energy, seen) / max(energy, seen))
 
 
 def served(made: OneShot, federation: Federation) -> tuple[Any, Endpoint[Any]]:
@@ -86,9 +87,47 @@ def test_hardly_any_noise_is_none(tasks: Federation) -> None:
     def short(x: torch.Tensor) -> torch.Tensor:  # nothing to clip
         return x.flatten(1) / 10
 
-    plain, noised = (OneShot(rounds=1, features=short, tasks=2, gram_noise=z).fit(tasks) for z in (0.0, 1e-9))
+    made = [OneShot(rounds=1, features=short, tasks=2, vectors=1, gram_noise=z) for z in (0.0, 1e-9)]
+    plain, noised = (one.fit(tasks) for one in made)
     assert torch.allclose(plain.state_.relevance, noised.state_.relevance, rtol=0, atol=1e-5)
     assert torch.equal(plain.client_models_.values, noised.client_models_.values)
+
+
+def test_hardly_any_noise_leaves_the_energies_of_spans(tasks: Federation) -> None:
+    state, _ = served(OneShot(rounds=1, gram_noise=1e-9, vectors=3, model="linear"), tasks)
+    matrices = [direct(tasks, i) for i in range(10)]
+    spectra = [spectrum(a, 3, 0.0) for a in matrices]
+    r = np.eye(10)
+    for i, j in np.argwhere(r == 0):
+        r[i, j] = row(matrices[i], spectra[i][0], spectra[j][1])
+    np.testing.assert_allclose(state.relevance.numpy(), (r + r.T) / 2, rtol=0, atol=1e-5)
+
+
+def leaning(seed: int, angle: float = 0.3, n: int = 200) -> Federation:
+    """Return three clusters of five clients whose leading directions differ by a small angle.
+
+    The other seven eigenvalues are equal, so those eigenvectors are any basis of what is left.
+    """
+    draw = np.random.default_rng(seed)
+    samples, truth = {}, {}
+    for i in range(15):
+        name, cluster = f"client {i:02d}", i // 5
+        direction = np.eye(8)[0] * np.cos(angle) + np.eye(8)[1 + cluster] * np.sin(angle)
+        sign = draw.choice([-1.0, 1.0], size=(n, 1))
+        x = sign * direction + 0.25 * draw.normal(size=(n, 8))
+        y = draw.integers(2, size=n)
+        samples[name], truth[name] = (x.astype(np.float32), y), cluster
+    test = {name: (x[:5], y[:5]) for name, (x, y) in samples.items()}
+    return Federation.from_arrays(samples, test=test, truth=truth, classes=2, seed=seed)
+
+
+@pytest.mark.parametrize("p", [1, 2, 5])
+def test_clusters_get_no_worse_with_less_noise(p: int) -> None:
+    federation = leaning(1)
+    for z in (3.73, 1.08, 0.33):  # ε = 1, 4 and 16 at δ = 1e-5
+        fitted = OneShot(rounds=1, tasks=3, vectors=p, gram_noise=z, model="linear").fit(federation)
+        assert fitted.agreement_ is not None
+        assert fitted.agreement_["ari"] == 1
 
 
 def test_more_noise_is_needed_to_lose_the_tasks_where_samples_are_projected(tasks: Federation) -> None:
