@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -29,7 +30,7 @@ from securecluster.data import Federation
 from securecluster.devices import choose_device, cpu_threads, reproducible
 from securecluster.displacements import Trainee
 from securecluster.endpoint import Endpoint, config_hash, message_types
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messages import Rows
 from securecluster.network import Network, NetworkState
 from securecluster.objectives import Objective, objective
@@ -419,7 +420,8 @@ class Protocol(Private, Method):
         """As `replay`, but return the server's final state, and that of its network with the ledger."""
         transport, place = Replay(transcript), choose_device(device)
         net = self.build_network(transport, config, device=place)
-        with torch.inference_mode(False), cpu_threads(threads), reproducible(place):
+        with warnings.catch_warnings(), torch.inference_mode(False), cpu_threads(threads), reproducible(place):
+            warnings.simplefilter("ignore", SecureClusterWarning)  # the run itself has warned
             state = self.final_state(net, Run(begin=lambda number: setattr(net, "round", number)))
         transport.finish()
         return state, net.state

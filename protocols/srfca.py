@@ -33,7 +33,7 @@ from securecluster.privacy.keys import Hello
 from securecluster.privacy.masks import ENTRYWISE, build
 from securecluster.privacy.seals import Seal
 from securecluster.privacy.stages import Pipeline
-from securecluster.refinement import State, first_clusters, nearness
+from securecluster.refinement import Graphing, State, first_clusters, nearness
 from securecluster.refiner import Refiner, Refining, seen, seen_by_clients
 from securecluster.run import Run
 
@@ -103,14 +103,14 @@ class SRFCA(Protocol):
         """ONE_SHOT(λ, t). Without a component of t clients everyone is one cluster (ours)."""
         got = net.gather(Refiner.hand_in, Hello(), to=net.clients, tries=TRIES)
         distance = refinement.compared(net, state, got, self.distance, self.local_rounds if self.per_example else 1)
-        edges = first_clusters(state, distance, self.size, self.threshold, self.quantile)
+        edges = first_clusters(state, distance, self._graphing)
         run.note(**{"lambda": state.reach}, edges=edges.tolist(), clustered=groups(state.clusters))
 
     def _refine(self, net: Network, run: Run, state: State, last: bool) -> None:
         """RECLUSTER and MERGE. Where no member of any cluster replies, clusters and models stay as they are (ours)."""
         models = refinement.cluster_models(net, state, state.step if self.distance == "l2" else None)
         if models.kept:
-            near = nearness(net, state, models, self.distance, scattered=self.threshold is None and self.quantile is None)
+            near = nearness(net, state, models, self.distance, scattered=not self._graphing.given)
             before = [models.kept.index(c) if c in models.kept else OUTSIDE for c in state.clusters]
             taken = refinement.recluster(near, before, len(models.kept))
             state.clusters, table = refinement.merge(near, taken, models, state.reach, self.size)
@@ -135,6 +135,11 @@ class SRFCA(Protocol):
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Add how often models start from w_0 anew: before and after each refinement."""
         return {**super().frame_sizes(config), "restarts": 2 * int(self.refine) + 2}
+
+    @property
+    def _graphing(self) -> Graphing:
+        """How one-shot models are clustered."""
+        return Graphing(self.distance, self.size, self.threshold, self.quantile)
 
     @property
     def total(self) -> int:
