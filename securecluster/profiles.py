@@ -1,69 +1,89 @@
-"""Cluster models by their profiles of dissimilarities, for when nobody gives a λ (ours; Vardhan et al. 2024 leave λ to tuning).
+"""Cluster models by their dissimilarities without a threshold (ours; Vardhan et al. 2024 leave λ to tuning).
 
-The single distance of two models mixes what separates them with how well each model generalises: a model trained on few samples
-is far from everyone. The profile of model i, its dissimilarities with all others, shows the difference: two models of one
-distribution have parallel profiles, whatever their levels.
+A single dissimilarity mixes what separates two models with how well each of them generalises: a model trained on few samples is far
+from everyone. The profile of a model, its dissimilarities with all others, shows which it is: models of one distribution have parallel
+profiles, whatever their levels. So clusters are searched among parallel profiles, and chosen by a model of the whole matrix in which
+every model has a level, and every two clusters an offset.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.components import OUTSIDE, components, renumbered, tree_edges
+from securecluster.components import renumbered, tree_edges
 
 Array = NDArray[np.float64]
-WAITING = 0.25  # the largest share of models that may be left in no cluster
-CONTRAST = 1.1  # the least mean dissimilarity of two clusters, in units of the mean within them
-LEAST_RATIO = 1.15  # of consecutive edges of profile distances, however many models there are: losses have heavy tails
-RESOLUTION = 0.01  # a difference of profiles below this share of the dissimilarities counts as none
+EVIDENCE = 4.0  # by how much the criterion of clusters must be lower, per model, than that of no clusters
+CONTRAST = 1.05  # the least mean distance of two clusters, in units of the mean distance within them
+SHARE = 0.25  # the least offset of two clusters, in units of the largest
+RESOLUTION = 0.02  # relative differences of this size count as none
 LEAST_LOSS = 0.02  # losses below this share of the median loss count as this much
 FEWEST = 4  # models, of which two clusters can be told apart
-DIVIDED = 8  # the fewest members of a cluster that is divided again: the profiles of fewer are too short for a second look
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Clusters found without a λ.
+    """Clusters found without a threshold.
 
     Args:
-        labels: (m,) each model's cluster; OUTSIDE where it has none.
-        threshold: a λ, in the unit of the distances: between the mean within clusters and the least mean across two.
+        labels: (m,) each model's cluster, numbered by their first members.
+        threshold: a λ, in the unit of the distances: the geometric mean of the mean distance within clusters and the least mean
+            distance of two; of one cluster the least λ that joins everyone.
     """
 
     labels: list[int]
     threshold: float
 
 
-def cluster_without_threshold(distance: Array, least: int, squared: bool) -> Partition:
-    """Return the clusters of models whose profiles run parallel.
+@dataclass(frozen=True)
+class Fit:
+    """A model of a matrix of dissimilarities: a level for every model, and an offset for every two clusters.
 
-    The profile distances' minimum spanning tree is cut at the largest ratio of consecutive edges, among the cuts that give two
-    clusters or more and leave no more than a quarter of the models in none. All models are one cluster where no ratio exceeds
-    what chance gives (`chance_ratio`), or where two clusters are not farther from each other than their own members are
-    (`CONTRAST`). Each cluster of eight
-    or more is then divided in the same way: two that are near to each other show once a third is out of sight.
+    Args:
+        criterion: −2 log-likelihood, plus the cost of levels and offsets (BIC) and of labels (2 log K each).
+        offsets: (K(K − 1)/2,) what two clusters add to their models' levels.
+    """
+
+    criterion: float
+    offsets: Array
+
+
+def cluster_without_threshold(distance: Array, least: int, squared: bool) -> Partition:
+    """Return the clusters of models that explain their distances best.
+
+    Candidates are the cuts of average linkage over `profile_distances`. One is admitted whose clusters are all farther from each
+    other than their members are (`CONTRAST`), by offsets of comparable size (`SHARE`: a cluster must not fall apart beside others
+    that are far away). The best of them by `fit_offsets` is taken, or one cluster where it is not better by far (`EVIDENCE`).
 
     Args:
         distance: (m, m), symmetric: mean losses in nats, or norms of differences of weights; the diagonal is not read.
         least: the fewest models of a cluster.
-        squared: whether squares of the distances add up (weights), rather than the distances themselves (losses).
+        squared: whether squares of the distances add up (weights); otherwise their logarithms do (losses).
     """
-    dissimilarity = np.asarray(distance, dtype=float) ** (2 if squared else 1)
-    np.fill_diagonal(dissimilarity, 0)
-    found = _divided(dissimilarity, least, squared)
-    labels = renumbered(found)
-    if len(_numbers(labels)) < 2:
-        return Partition([0] * len(labels), float(tree_edges(distance).max(initial=0.0)))
-    means = block_means(dissimilarity, labels)
-    within = max(float(np.diag(means).mean()), 0.0)
-    across = float(means[np.triu_indices(len(means), 1)].min())
-    middle = math.sqrt(within * across)
-    return Partition(labels, math.sqrt(middle) if squared else middle)
+    m = len(distance)
+    together = Partition([0] * m, float(tree_edges(distance).max(initial=0.0)))
+    if m < FEWEST:
+        return together
+    level = _levels(distance, squared)
+    if level is None:
+        return together
+    bar = fit_offsets(level, [0] * m).criterion - EVIDENCE * m
+    found = together
+    for labels in _cuts(profile_distances(level), least):
+        means = block_means(distance, labels)
+        fit = fit_offsets(level, labels)
+        contrast = _ratios(means).min()
+        if contrast < CONTRAST or fit.offsets.min() < SHARE * fit.offsets.max() or fit.criterion >= bar:
+            continue
+        bar = fit.criterion
+        across = means[np.triu_indices(len(means), 1)].min()
+        found = Partition(labels, math.sqrt(float(np.diag(means).mean() * across)))
+    return found
 
 
 def profile_distances(level: Array) -> Array:
@@ -87,82 +107,76 @@ def profile_distances(level: Array) -> Array:
     return found
 
 
-def chance_ratio(models: int) -> float:
-    """Return how large a ratio of consecutive edges chance may give without clusters: e^(3 / (m − 3)), at least `LEAST_RATIO`.
+def fit_offsets(level: Array, labels: Sequence[int]) -> Fit:
+    """Return the least-squares fit of level_ij ≈ a_i + a_j + b_cc', where i is in c, j in c', and b_cc = 0.
 
-    Of 200 draws of m alike models with Gaussian differences 99 % stay below it for m = 5 to 100 (m = 8: 1.67 against 1.82; m = 20:
-    1.08 against 1.19): a standard deviation over m − 2 others is the more certain the more there are.
+    Once the means of all blocks are taken off, what is left of a_i is the row's sum over m − 2.
+
+    Args:
+        level: (m, m), symmetric, m ≥ 4; the diagonal is not read.
+        labels: (m,) 0 … K − 1, of two models or more each.
     """
-    return max(LEAST_RATIO, math.exp(3 / (models - 3)))
+    m, clusters = len(level), 1 + max(labels)
+    others = ~np.eye(m, dtype=bool)
+    means = block_means(level, labels)
+    rest = np.where(others, level - means[np.ix_(labels, labels)], 0.0)
+    own = rest.sum(1) / (m - 2)
+    residual = np.where(others, rest - own[:, None] - own, 0.0)
+    pairs = m * (m - 1) // 2
+    variance = float((residual**2).sum()) / 2 / pairs
+    offsets = clusters * (clusters - 1) // 2
+    cost = (m + offsets) * math.log(pairs) + 2 * m * math.log(clusters)
+    within = np.diag(means)
+    excess = means - (within[:, None] + within) / 2
+    return Fit(pairs * math.log(variance + RESOLUTION**2) + cost, excess[np.triu_indices(clusters, 1)])
 
 
-def block_means(dissimilarity: Array, labels: Sequence[int]) -> Array:
-    """Return the mean over the pairs of two clusters, and of different members of one, (K, K); labels are 0 … K − 1 or OUTSIDE."""
-    own = np.array([[float(label == c) for label in labels] for c in _numbers(labels)])
+def block_means(distance: Array, labels: Sequence[int]) -> Array:
+    """Return the mean over the pairs of two clusters, and over pairs of different members of one, (K, K); labels are 0 … K − 1."""
+    own = np.eye(1 + max(labels))[list(labels)].T
     sizes = own.sum(1)
-    between = np.where(np.eye(len(dissimilarity), dtype=bool), 0.0, dissimilarity)
+    between = np.where(np.eye(len(distance), dtype=bool), 0.0, distance)
     pairs = np.outer(sizes, sizes) - np.diag(sizes)
     found: Array = own @ between @ own.T / np.maximum(pairs, 1)
     return found
 
 
-def _numbers(labels: Sequence[int]) -> list[int]:
-    return sorted(set(labels) - {OUTSIDE})
-
-
-def _divided(dissimilarity: Array, least: int, squared: bool) -> list[int]:
-    """Return the labels of the smallest clusters that can be told apart, in any numbering."""
-    labels = _cut_once(dissimilarity, least, squared)
-    numbers = _numbers(labels)
-    if len(numbers) < 2:
-        return labels
-    found = [OUTSIDE] * len(labels)
-    used = 0
-    for c in numbers:
-        members = [i for i, label in enumerate(labels) if label == c]
-        inner = [0] * len(members)
-        if len(members) >= DIVIDED:
-            inner = _divided(dissimilarity[np.ix_(members, members)], least, squared)
-        for i, label in zip(members, inner, strict=True):
-            found[i] = label if label == OUTSIDE else used + label
-        used += 1 + max(inner)
-    return found
-
-
-def _cut_once(dissimilarity: Array, least: int, squared: bool) -> list[int]:
-    """Return the labels of one cut, 0 for everyone where the models cannot be told apart."""
-    together = [0] * len(dissimilarity)
-    if len(dissimilarity) < FEWEST:
-        return together
-    others = ~np.eye(len(dissimilarity), dtype=bool)
+def _levels(distance: Array, squared: bool) -> Array | None:
+    """Return what is a sum of the models' levels and the clusters' offsets, in relative units; None where the distances have no unit."""
+    others = ~np.eye(len(distance), dtype=bool)
+    dissimilarity = np.where(others, np.asarray(distance, dtype=float) ** (2 if squared else 1), 0.0)
     unit = float(np.median(dissimilarity[others]))
     if not 0 < unit < math.inf:
-        return together
+        return None
     relative = dissimilarity / unit
-    level = relative if squared else np.log(np.maximum(relative, LEAST_LOSS))
-    labels = _widest_cut(profile_distances(level), least)
-    return labels if _apart(dissimilarity, labels) else together
+    return relative if squared else np.log(np.maximum(relative, LEAST_LOSS))
 
 
-def _apart(dissimilarity: Array, labels: Sequence[int]) -> bool:
-    """Return whether every two clusters are farther from each other than their own members are."""
-    means = block_means(dissimilarity, labels)
+def _ratios(means: Array) -> Array:
+    """Return the mean across every two clusters over that within them, (K(K − 1)/2,)."""
     within = np.diag(means)
     own = (within[:, None] + within) / 2
     pairs = np.triu_indices(len(means), 1)
-    return bool(np.all(means[pairs] >= CONTRAST * own[pairs]))
+    tiny = np.finfo(float).tiny
+    return np.asarray(means[pairs] / np.maximum(own[pairs], tiny))
 
 
-def _widest_cut(distance: Array, least: int) -> list[int]:
-    """Return the labels at the largest ratio of consecutive edges above chance; 0 for everyone where there is none."""
+def _cuts(distance: Array, least: int) -> Iterator[list[int]]:
+    """Yield the labels of average linkage's cuts into two clusters or more; those of too few members join the nearest other."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+
     m = len(distance)
-    edges = tree_edges(distance)
-    ratios = (edges[1:] + RESOLUTION) / (edges[:-1] + RESOLUTION)
-    for k in np.argsort(-ratios, kind="stable"):
-        if ratios[k] <= chance_ratio(m):
+    tree = linkage(distance[np.triu_indices(m, 1)], "average")
+    seen = set[tuple[int, ...]]()
+    for clusters in range(2, m):
+        raw = fcluster(tree, clusters, "maxclust") - 1
+        sizes = np.bincount(raw)
+        kept = np.flatnonzero(sizes >= least)
+        if not len(kept):
             break
-        middle = float(edges[k] + edges[k + 1]) / 2
-        labels = components(distance, middle, least)
-        if labels.count(OUTSIDE) <= m * WAITING and len(_numbers(labels)) > 1:
-            return labels
-    return [0] * m
+        member = np.eye(len(sizes))[raw]
+        near = (distance @ member / sizes)[:, kept].argmin(1)
+        labels = renumbered([int(c) if sizes[c] >= least else int(kept[n]) for c, n in zip(raw, near, strict=True)])
+        if max(labels) and tuple(labels) not in seen:
+            seen.add(tuple(labels))
+            yield labels

@@ -16,7 +16,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from securecluster import Federation, Iid, LabelSwap, Rotation
 from securecluster.endpoint import Endpoint
-from securecluster.errors import UpdateError, UsageError
+from securecluster.errors import SecureClusterWarning, UpdateError, UsageError
 from securecluster.messages import Call, Rows
 from securecluster.network import Network
 from securecluster.run import Run
@@ -135,8 +135,10 @@ def test_the_l2_graph_is_that_of_the_models_that_clients_train_alone(mask: str, 
 
 @pytest.mark.parametrize("distance", ["loss", "l2"])
 def test_a_threshold_decides_how_many_clusters_there_are(distance: str, two: Federation) -> None:
-    assert len(set(short(distance=distance, threshold=1e6).fit(two).labels_)) == 1
-    none = short(distance=distance, threshold=0.0).fit(two)  # no edge: everyone is one cluster
+    with pytest.warns(SecureClusterWarning, match="joins all 8"):
+        assert len(set(short(distance=distance, threshold=1e6).fit(two).labels_)) == 1
+    with pytest.warns(SecureClusterWarning, match="joins no 2 of the 8"):
+        none = short(distance=distance, threshold=0.0).fit(two)  # no edge: everyone is one cluster
     assert list(none.labels_) == [0] * 8
     assert notes(none, "clustered")[0] == [list(range(8))]
     middle = notes(short(distance=distance).fit(two), "lambda")[0]
