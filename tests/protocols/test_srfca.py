@@ -58,7 +58,7 @@ def overlapping(scenario: Any, share: float, seed: int) -> Federation:
 
 def short(**params: Any) -> SRFCA:
     """Enough rounds for two clusters of rotated digits."""
-    return SRFCA(**{"local_rounds": 8, "rounds": 3, "model": "linear", "mask": "none", **params})
+    return SRFCA(**{"local_rounds": 8, "rounds": 3, "refine": 2, "model": "linear", "mask": "none", **params})
 
 
 def served(
