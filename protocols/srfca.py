@@ -45,7 +45,7 @@ class SRFCA(Protocol):
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
     rounds: int = 40
-    """rounds of each refinement, besides local_rounds and retrain"""
+    """rounds of each refinement, besides local_rounds and retrain; each begins from the first weights, so the clusters' models have so many"""
     distance: str = "loss"
     """of models: loss (cross-cluster loss; every model goes to every client once) or l2 (of the weights, which the server compares)"""
     threshold: float | None = None
@@ -61,7 +61,7 @@ class SRFCA(Protocol):
     """β: share of the updates left out at each end of every coordinate, in [0, 0.5). Algorithm 3 trims; the default 0 does not (ours):
     a plain mean needs no more than a secure sum, and trimming has the server read every update"""
     refine: int = 1
-    """R: refinements"""
+    """R: refinements; the paper's experiments take at most 2, and 1 on real data"""
     local_rounds: int = 20
     """rounds in which clients train alone before they are clustered"""
     variant: str = "fedavg"
