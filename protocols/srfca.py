@@ -45,7 +45,7 @@ class SRFCA(Protocol):
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
     rounds: int = 40
-    """rounds of each refinement, besides local_rounds and retrain; each begins from the first weights, so the clusters' models have so many"""
+    """rounds of each refinement, besides local_rounds and retrain; each begins from the first weights"""
     distance: str = "loss"
     """of models: loss (cross-cluster loss; every model goes to every client once) or l2 (of the weights, which the server compares)"""
     threshold: float | None = None
