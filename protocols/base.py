@@ -460,7 +460,8 @@ class Protocol(Private, Method):
         """As `replay`, but return the server's final state, and that of its network with the ledger."""
         transport, place = Replay(transcript), choose_device(device)
         net = self.build_network(transport, config, device=place)
-        with torch.inference_mode(False), cpu_threads(threads), reproducible(place):
+        with warnings.catch_warnings(), torch.inference_mode(False), cpu_threads(threads), reproducible(place):
+            warnings.simplefilter("ignore", SecureClusterWarning)  # the run itself has warned
             state = self.final_state(net, Run(begin=lambda number: setattr(net, "round", number)))
         transport.finish()
         return state, net.state

@@ -33,7 +33,7 @@ from securecluster.privacy.keys import Hello
 from securecluster.privacy.masks import ENTRYWISE, build
 from securecluster.privacy.seals import Seal
 from securecluster.privacy.stages import Pipeline
-from securecluster.refinement import State, first_clusters, nearness
+from securecluster.refinement import Graphing, State, first_clusters, nearness
 from securecluster.refiner import Refiner, Refining, seen, seen_by_clients
 from securecluster.run import Run
 
@@ -44,20 +44,24 @@ class SRFCA(Protocol):
 
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
-    rounds: int = 20
-    """rounds of each refinement, besides local_rounds and retrain"""
+    rounds: int = 40
+    """rounds of each refinement, besides local_rounds and retrain; each begins from the first weights"""
     distance: str = "loss"
     """of models: loss (cross-cluster loss; every model goes to every client once) or l2 (of the weights, which the server compares)"""
     threshold: float | None = None
-    """λ: models within this distance are joined; None takes quantile, or the middle of the largest gap of the spanning tree's edges"""
+    """λ: models within this distance are joined. In the unit of the distance: for loss the mean training loss of a sample, in nats
+    (cross-entropy; of texts that of a token, of trajectories a squared error in units of the area), for l2 the norm of a difference of
+    weights. The authors' λ is that loss over the number of samples in a batch: their 0.02 is about 1.0 here. None takes the quantile, or
+    tells clusters apart without a λ (ours)"""
     quantile: float | None = None
     """λ as a quantile of all pairwise distances, in [0, 1]"""
     size: int = 2
     """t: the fewest clients of a cluster, at least 2"""
     trim: float = 0.0
-    """β: share of the updates left out at each end of every coordinate, in [0, 0.5); 0 needs no more than a sum"""
-    refine: int = 2
-    """R: refinements"""
+    """β: share of the updates left out at each end of every coordinate, in [0, 0.5). Algorithm 3 trims; the default 0 does not (ours):
+    a plain mean needs no more than a secure sum, and trimming has the server read every update"""
+    refine: int = 1
+    """R: refinements; the paper's experiments take at most 2, and 1 on real data"""
     local_rounds: int = 20
     """rounds in which clients train alone before they are clustered"""
     variant: str = "fedavg"
@@ -104,14 +108,14 @@ class SRFCA(Protocol):
         """ONE_SHOT(λ, t). Without a component of t clients everyone is one cluster (ours)."""
         got = net.gather(Refiner.hand_in, Hello(), to=net.clients, tries=TRIES)
         distance = refinement.compared(net, state, got, self.distance, self.local_rounds if self.per_example else 1)
-        edges = first_clusters(state, distance, self.size, self.threshold, self.quantile)
+        edges = first_clusters(state, distance, self._graphing)
         run.note(**{"lambda": state.reach}, edges=edges.tolist(), clustered=groups(state.clusters))
 
     def _refine(self, net: Network, run: Run, state: State, last: bool) -> None:
         """RECLUSTER and MERGE. Where no member of any cluster replies, clusters and models stay as they are (ours)."""
         models = refinement.cluster_models(net, state, state.step if self.distance == "l2" else None)
         if models.kept:
-            near = nearness(net, state, models, self.distance, scattered=self.threshold is None and self.quantile is None)
+            near = nearness(net, state, models, self.distance, scattered=not self._graphing.given)
             before = [models.kept.index(c) if c in models.kept else OUTSIDE for c in state.clusters]
             taken = refinement.recluster(near, before, len(models.kept))
             state.clusters, table = refinement.merge(near, taken, models, state.reach, self.size)
@@ -136,6 +140,11 @@ class SRFCA(Protocol):
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Add how often models start from w_0 anew: before and after each refinement."""
         return {**super().frame_sizes(config), "restarts": 2 * int(self.refine) + 2}
+
+    @property
+    def _graphing(self) -> Graphing:
+        """How one-shot models are clustered."""
+        return Graphing(self.distance, self.size, self.threshold, self.quantile)
 
     @property
     def total(self) -> int:

@@ -15,7 +15,6 @@ from securecluster.similarity import BLOCK
 
 Array = NDArray[np.float64]
 OUTSIDE = -1  # the label of those in no cluster yet
-WAITING = 0.25  # the largest share of clients that the default λ leaves in no cluster
 
 
 def components(distance: Array, reach: float, least: int, sizes: Sequence[int] | None = None) -> list[int]:
@@ -60,26 +59,12 @@ def tree_edges(distance: Array) -> Array:
     return heights
 
 
-def gap_reach(distance: Array, edges: Array, least: int) -> float:
-    """A λ for when nobody knows one (ours): the middle of a gap between consecutive edges of the minimum spanning tree.
-
-    Edges within clusters lie below it, those that join clusters above. It is the largest of the gaps that leave no more than a quarter of
-    the clients in components of fewer than `least`: where the models of one cluster lie closer to each other than those of another do,
-    the largest gap of all may lie between the edges of the two. Without such a gap: the longest edge, which joins everyone.
-    """
-    gaps = np.diff(edges)
-    for k in np.argsort(-gaps, kind="stable"):
-        middle = float(edges[k] + edges[k + 1]) / 2
-        if components(distance, middle, least).count(OUTSIDE) <= len(distance) * WAITING:
-            return middle
-    return float(edges.max(initial=0.0))
-
-
-def choose_reach(distance: Array, edges: Array, least: int, threshold: float | None = None, quantile: float | None = None) -> float:
-    """λ as it is given, as a quantile of all pairwise distances (m, m), or from the `edges` of their spanning tree (`gap_reach`)."""
+def choose_reach(distance: Array, threshold: float | None, quantile: float | None) -> float:
+    """Return the λ that is given: as it is, or as a quantile of all pairwise distances (m, m); 0 of fewer than two models."""
     if threshold is not None:
         return float(threshold)
-    return gap_reach(distance, edges, least) if quantile is None or not len(edges) else float(np.quantile(pairwise(distance), quantile))
+    distances = pairwise(distance)
+    return float(np.quantile(distances, quantile)) if quantile is not None and len(distances) else 0.0
 
 
 def check_clustering(size: object, clients: int, threshold: object, quantile: object) -> None:
@@ -89,7 +74,7 @@ def check_clustering(size: object, clients: int, threshold: object, quantile: ob
     if threshold is not None and quantile is not None:
         raise UsageError("threshold and quantile both say what λ is: give one of them")
     if threshold is not None and not (isinstance(threshold, Real) and 0 <= float(threshold) < math.inf):
-        raise UsageError(f"threshold = {threshold!r} is no distance: give a finite number from 0, or leave it out for the largest gap")
+        raise UsageError(f"threshold = {threshold!r} is no distance: give a finite number from 0, or leave it out")
     if quantile is not None and not (isinstance(quantile, Real) and 0 <= float(quantile) <= 1):
         raise UsageError(f"quantile = {quantile!r} is no share of the pairwise distances: give a number in [0, 1]")
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.backend import torch
+from securecluster.components import pairwise
 from securecluster.displacements import check_offered, nothing
 from securecluster.distances import euclidean, to_others
 from securecluster.endpoint import MINIMUM
@@ -94,10 +95,21 @@ class ByLoss:
         ids: the clients whose one-shot models came.
         judges: those that have judged them all.
         old: each client's cluster when the models were made.
+        alone: distances of the judges' one-shot models, (r, r), where MERGE compares clusters as two clients of theirs would be
+            compared (ours); without it, by their models alone.
     """
 
-    def __init__(self, net: Network, ids: Sequence[int], judges: Sequence[int], models: Clusters, old: Sequence[int]) -> None:
+    def __init__(
+        self,
+        net: Network,
+        ids: Sequence[int],
+        judges: Sequence[int],
+        models: Clusters,
+        old: Sequence[int],
+        alone: Array | None = None,
+    ) -> None:
         self._net, self._models = net, models
+        self._judges, self._alone = judges, alone
         self._others = self._heard(ids, judges, old)
         self._judged: set[int] = set()
 
@@ -132,14 +144,32 @@ class ByLoss:
         return Choose(Picks(self._models.table, picks), self._models.step, Rows(torch.as_tensor(others)))
 
     def between(self, labels: Sequence[int]) -> Array:
-        """½(F[c, c']/|c| + F[c', c]/|c'|) of F[c, c'] = Σ_{i∈c} f_i(ω_c'); one half alone where nobody tells the other."""
+        """Return ½(F[c, c']/|c| + F[c', c]/|c'|) of F[c, c'] = Σ_{i∈c} f_i(ω_c'), (K, K); one half alone where nobody tells the other.
+
+        Where `alone` is given, ½(v_c + v_c') comes on top: v_c is how much less c's model loses on c's clients than their one-shot
+        models lose on each other. Averaging takes that away, so a λ of one-shot models may lie above all losses of averages.
+        """
         K = len(self._models.table)
         sums, counts = _sums(self._net, Refiner.fits, {i: labels[i] for i in sorted(self._judged)}, K, K)
         mean = np.full((K, K), math.nan)
         told = [c for c, count in enumerate(counts) if count]
         mean[told] = sums[told] / np.array(counts)[told, None]
         half = np.where(np.isnan(mean), mean.T, mean)
-        return np.nan_to_num((half + half.T) / 2, nan=math.inf)
+        spread = self._spread(labels, np.diag(mean))
+        return np.nan_to_num((half + half.T) / 2, nan=math.inf) + (spread[:, None] + spread) / 2
+
+    def _spread(self, labels: Sequence[int], own: Array) -> Array:
+        """Return v_c of every cluster, (K,); 0 where it cannot be told."""
+        spread = np.zeros(len(own))
+        if self._alone is None:
+            return spread
+        cluster = np.array([labels[i] for i in self._judges])
+        for c in np.flatnonzero(~np.isnan(own)):
+            members = np.flatnonzero(cluster == c)
+            if len(members) >= MINIMUM:
+                apart = pairwise(self._alone[np.ix_(members, members)])
+                spread[c] = max(0.0, float(apart.mean()) - float(own[c]))
+        return spread
 
 
 def _sums(net: Network, method: Any, own: dict[int, int], groups_: int, width: int) -> tuple[Array, tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,11 @@ from securecluster.clustering import largest
 from securecluster.components import OUTSIDE, choose_reach, components, groups, renumbered, tree_edges, trimmed_mean
 from securecluster.displacements import Outbox, Update, invite, nothing
 from securecluster.endpoint import MINIMUM
+from securecluster.errors import SecureClusterWarning
 from securecluster.messages import Picks, Rows, Shared
 from securecluster.nearness import TRIES, ByDistance, ByLoss, Clusters, Nearness, apart
 from securecluster.network import Network
+from securecluster.profiles import cluster_without_threshold
 from securecluster.refiner import Choose, Refiner, Relay
 from securecluster.replies import Pairs, Replies
 
@@ -86,18 +89,78 @@ def compared(net: Network, state: State, got: Replies[Update], distance: str, tr
     return found
 
 
-def first_clusters(state: State, distance: Array, size: int, threshold: float | None, quantile: float | None) -> Array:
-    """Clusters of the `judges`, from their distances (r, r), and the edges of their spanning tree, (r − 1,); the rest has none yet.
+@dataclass(frozen=True)
+class Graphing:
+    """How one-shot models are clustered.
 
-    Ours: without a component of `size` clients everyone is one cluster.
+    Args:
+        distance: loss or l2.
+        size: t, the fewest clients of a cluster.
+        threshold: λ; None where it is not given.
+        quantile: λ as a quantile of all pairwise distances; None where it is not given.
+    """
+
+    distance: str
+    size: int
+    threshold: float | None = None
+    quantile: float | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether the user gives λ."""
+        return self.threshold is not None or self.quantile is not None
+
+    @property
+    def option(self) -> str:
+        """How the user gives λ."""
+        given = f"threshold = {self.threshold}"
+        return given if self.quantile is None else f"quantile = {self.quantile}"
+
+
+def first_clusters(state: State, distance: Array, graphing: Graphing) -> Array:
+    """Cluster the `judges` by their distances (r, r); the rest has no cluster yet.
+
+    Ours: without a component of `size` clients everyone is one cluster, and where λ is not given, `cluster_without_threshold` finds
+    the clusters, and a λ for MERGE.
+
+    Returns:
+        The edges of the distances' spanning tree, (r − 1,).
+
+    Warns:
+        SecureClusterWarning: a λ that is given joins nobody, or everybody.
     """
     edges: Array = tree_edges(distance)
-    state.reach = choose_reach(distance, edges, size, threshold, quantile)
-    found = dict(zip(state.judges, components(distance, state.reach, size), strict=True))
+    if graphing.given:
+        state.reach = choose_reach(distance, graphing.threshold, graphing.quantile)
+        labels = components(distance, state.reach, graphing.size)
+        _warn_of_one_cluster(labels, edges, state.reach, graphing)
+    else:
+        partition = cluster_without_threshold(distance, graphing.size, squared=graphing.distance == "l2")
+        state.reach, labels = partition.threshold, partition.labels
+    found = dict(zip(state.judges, labels, strict=True))
     none = max(found.values(), default=OUTSIDE) == OUTSIDE
     state.clusters = [0 if none else found.get(i, OUTSIDE) for i in range(len(state.clusters))]
     state.graph = Graph(list(state.judges), torch.from_numpy(edges), state.reach, torch.from_numpy(distance))
     return edges
+
+
+def _warn_of_one_cluster(labels: Sequence[int], edges: Array, reach: float, graphing: Graphing) -> None:
+    """Warn where a λ that is given tells nothing apart."""
+    if not len(edges):
+        return
+    shortest, longest = float(edges[0]), float(edges[-1])
+    if max(labels) == OUTSIDE:
+        problem = f"joins no {graphing.size} of the {len(labels)} clients' models (the two nearest are {shortest:.4g} apart)"
+    elif reach >= longest:
+        problem = f"joins all {len(labels)} clients' models (their spanning tree's longest edge is {longest:.4g})"
+    else:
+        return
+    warnings.warn(
+        f"{graphing.option}, a λ of {reach:.4g}, {problem}, so everyone starts in one cluster:"
+        f" try a threshold between {shortest:.4g} and {longest:.4g}, or give none",
+        SecureClusterWarning,
+        stacklevel=2,
+    )
 
 
 def trimmed(net: Network, state: State, share: float, trim: float, t: int) -> None:
@@ -174,7 +237,8 @@ def nearness(net: Network, state: State, models: Clusters, distance: str, scatte
     """The `distance` by its name, before clients go elsewhere."""
     if distance == "l2":
         return ByDistance(state.ids, state.rows, models, scattered, state.blur)
-    return ByLoss(net, state.ids, state.judges, models, state.clusters)
+    alone = state.graph.distance.numpy() if scattered and state.graph is not None else None
+    return ByLoss(net, state.ids, state.judges, models, state.clusters, alone)
 
 
 def recluster(near: Nearness, before: Sequence[int], clusters: int) -> list[int]:

@@ -18,7 +18,6 @@ from securecluster.components import (
     check_clustering,
     choose_reach,
     components,
-    gap_reach,
     groups,
     renumbered,
     tree_edges,
@@ -63,28 +62,12 @@ def test_tree_edges_are_those_of_the_minimum_spanning_tree(seed: int) -> None:
     assert tree_edges(np.zeros((3, 3))).tolist() == [0, 0]  # of clients with equal models, which a sparse graph would take for no edge
 
 
-def line(*places: float) -> Any:
-    """Distances of points on a line."""
-    return np.abs(np.subtract.outer(places, places))
-
-
-def test_the_default_reach_lies_in_the_middle_of_the_largest_gap_of_edges() -> None:
-    distance = line(0, 1, 2.1, 7, 8.3, 9.3)  # edges 1, 1, 1.1, 1.3, 4.9
-    assert gap_reach(distance, tree_edges(distance), 2) == pytest.approx(3.1)
-    assert choose_reach(distance, tree_edges(distance), 2, quantile=0.25) == np.quantile(distance[np.triu_indices(6, 1)], 0.25)
-    assert choose_reach(distance, tree_edges(distance), 2, threshold=0.5) == 0.5
-
-
-def test_a_gap_that_leaves_many_clients_out_is_not_taken() -> None:
-    places = (0, 0.1, 0.2, 0.3, 10.3, 18.3, 26.3, 34.3)  # the second cluster's own edges lie beyond the largest gap
-    distance = line(*places)
-    assert gap_reach(distance, tree_edges(distance), 2) == pytest.approx(9)
-    lone = line(*np.arange(9) * 1.0, 100)  # one client of ten may stay out
-    assert components(lone, gap_reach(lone, tree_edges(lone), 2), 2) == [0] * 9 + [OUTSIDE]
-    apart = line(0, 1, 10)  # the only gap leaves a third of the clients out: all are joined
-    assert gap_reach(apart, tree_edges(apart), 2) == 9
-    assert gap_reach(line(0, 5), tree_edges(line(0, 5)), 2) == 5
-    assert gap_reach(np.zeros((1, 1)), np.zeros(0), 2) == 0
+def test_the_reach_is_the_threshold_or_a_quantile_of_all_pairs() -> None:
+    places = np.array([0, 1, 2.1, 7, 8.3, 9.3])
+    distance = np.abs(np.subtract.outer(places, places))
+    assert choose_reach(distance, None, 0.25) == np.quantile(distance[np.triu_indices(6, 1)], 0.25)
+    assert choose_reach(distance, 0.5, None) == 0.5
+    assert choose_reach(np.zeros((1, 1)), None, 0.5) == 0
 
 
 @pytest.mark.parametrize("trim", [0.0, 0.1, 0.15, 0.25, 0.49])

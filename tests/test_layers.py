@@ -16,7 +16,7 @@ LAYERS = [
     {"files", "messages", "state", "similarity", "clustering", "metrics", "optimizers", "dropout", "devices", "objectives"},
     {"grid_noise", "clipping", "batches", "manifest", "digests", "bounds", "significance"},
     {"wire", "stacks", "data", "distances", "hierarchy", "recurrent", "separation", "training", "spectra", "components", "pretrained"},
-    {"lcss", "kernels", "walks", "pair_network", "partitions"},
+    {"lcss", "kernels", "walks", "pair_network", "partitions", "profiles"},
     {"sequence_networks"},
     {"networks", "flat"},
     {"models", "per_example"},

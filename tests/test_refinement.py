@@ -17,7 +17,7 @@ from securecluster.displacements import Means, Outbox
 from securecluster.endpoint import Turn, config_hash
 from securecluster.errors import PolicyError
 from securecluster.messages import Call, Picks, Rows
-from securecluster.nearness import ByDistance, Clusters
+from securecluster.nearness import ByDistance, ByLoss, Clusters
 from securecluster.privacy.keys import Hello
 from securecluster.refinement import State, cluster_models, cross_losses, merge, recluster, trimmed
 from securecluster.refiner import Choose, Refiner
@@ -221,6 +221,31 @@ def test_distances_of_weights_and_what_scatter_adds() -> None:
     assert plain.nearest([3, 1, 9], [0, 1]) == {3: 1, 1: 0} and plain.nearest([3], [0]) == {3: 0}
     assert plain.between([0, 0, 1, 1])[0, 1] == pytest.approx(4)
     assert wide.between([0, 0, 1, 1])[0, 1] == pytest.approx(np.sqrt(16 + 1 + 4))
+
+
+def test_clusters_are_compared_by_loss_as_two_of_their_clients_would_be(small: Federation) -> None:
+    made = SRFCA(mask="none", model="linear")
+    endpoint: Any = made.build_client(small, DOUBLE)
+    client = endpoint.client
+    client.models = refiner(small).models
+    net = made.build_network(InProcess(endpoint.answer), made.config(small, "float64"))
+    got = net.gather(Refiner.hand_in, Hello(), to=range(6))
+    ids, alone = cross_losses(net, got.ids, got.rows.delta.values, got.step)
+    labels = [0, 0, 0, 1, 1, 1]
+    table = torch.stack([client.models.values[own].mean(0) - client.cohort.start for own in ([0, 1, 2], [3, 4, 5])])
+    found = []
+    for scattered in (None, alone):
+        near = ByLoss(net, ids, ids, Clusters(table, 0, [0, 1]), labels, scattered)
+        near.nearest(range(6), [0, 1])
+        found.append(near.between(labels))
+    losses = client.cohort.losses(table + client.cohort.start, list(range(6)))
+    plain = np.array([losses[:3].mean(0), losses[3:].mean(0)])
+    np.testing.assert_allclose(found[0], (plain + plain.T) / 2, rtol=1e-9)
+    pairs = np.triu_indices(3, 1)
+    apart = [alone[:3, :3][pairs].mean(), alone[3:, 3:][pairs].mean()]
+    spread = np.maximum(np.array(apart) - np.diag(plain), 0)
+    assert spread.min() > 0
+    np.testing.assert_allclose(found[1], found[0] + (spread[:, None] + spread) / 2, rtol=1e-9)
 
 
 def test_who_has_no_cluster_is_shown_as_one_of_its_own() -> None:

@@ -102,6 +102,7 @@ def test_servers_are_told_apart(tmp_path: Path) -> None:
         assert (tmp_path / "r" / picture).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")  # such a threshold warns, too
 @pytest.mark.parametrize(("at", "said"), [("0.0001", r"λ 0\.0001 joins nobody: the nearest models are \S+ apart"), ("99", r"λ 99$")])
 def test_the_threshold_is_told_and_when_it_joins_nobody(at: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--clients", "4", "--samples", "30", "--rounds", "1", "--local-rounds", "1", "--refine", "1", "--threads", "1"]

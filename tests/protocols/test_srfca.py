@@ -15,10 +15,12 @@ from securecluster.protocols import SRFCA, Local, Settings
 from sklearn.metrics import adjusted_rand_score
 
 from securecluster import Federation, Iid, LabelSwap, Rotation
+from securecluster.data.scenarios import LabelPermutation
 from securecluster.endpoint import Endpoint
-from securecluster.errors import UpdateError, UsageError
+from securecluster.errors import SecureClusterWarning, UpdateError, UsageError
 from securecluster.messages import Call, Rows
 from securecluster.network import Network
+from securecluster.randomness import Randomness
 from securecluster.run import Run
 from securecluster.transcript import Transcript
 from securecluster.transport import Framed, InProcess, Recorded
@@ -33,9 +35,30 @@ def two() -> Federation:
     return Federation.simulate("digits", scenario=Rotation(clusters=2), clients=8, samples=40, seed=0)
 
 
+def overlapping(scenario: Any, share: float, seed: int) -> Federation:
+    """Return 20 clients of digits in four clusters, who have a share of their samples from the other clusters."""
+    plain = Federation.simulate("digits", scenario=Iid(), clients=20, seed=seed)
+    rng = np.random.default_rng(seed)
+
+    def changed(own: int, x: Any, y: Any) -> tuple[Any, Any]:
+        other = (own + 1 + rng.integers(0, 3, len(y))) % 4
+        cluster = np.where(rng.random(len(y)) < share, other, own)
+        x, y = x.copy(), y.copy()
+        for c in range(4):
+            members = cluster == c
+            x[members], y[members] = scenario.transform(c, x[members], y[members], 10, Randomness(seed))
+        return x, y
+
+    pairs = list(zip(plain.names, plain.shards, strict=True))
+    train = {name: changed(i % 4, shard.x, shard.y) for i, (name, shard) in enumerate(pairs)}
+    test = {name: changed(i % 4, shard.x_test, shard.y_test) for i, (name, shard) in enumerate(pairs)}
+    truth = {name: i % 4 for i, (name, _) in enumerate(pairs)}
+    return Federation.from_arrays(train, test=test, truth=truth, classes=10, seed=seed)
+
+
 def short(**params: Any) -> SRFCA:
     """Enough rounds for two clusters of rotated digits."""
-    return SRFCA(**{"local_rounds": 8, "rounds": 3, "model": "linear", "mask": "none", **params})
+    return SRFCA(**{"local_rounds": 8, "rounds": 3, "refine": 2, "model": "linear", "mask": "none", **params})
 
 
 def served(
@@ -135,14 +158,46 @@ def test_the_l2_graph_is_that_of_the_models_that_clients_train_alone(mask: str, 
 
 @pytest.mark.parametrize("distance", ["loss", "l2"])
 def test_a_threshold_decides_how_many_clusters_there_are(distance: str, two: Federation) -> None:
-    assert len(set(short(distance=distance, threshold=1e6).fit(two).labels_)) == 1
-    none = short(distance=distance, threshold=0.0).fit(two)  # no edge: everyone is one cluster
+    with pytest.warns(SecureClusterWarning, match="joins all 8"):
+        assert len(set(short(distance=distance, threshold=1e6).fit(two).labels_)) == 1
+    with pytest.warns(SecureClusterWarning, match="joins no 2 of the 8"):
+        none = short(distance=distance, threshold=0.0).fit(two)  # no edge: everyone is one cluster
     assert list(none.labels_) == [0] * 8
     assert notes(none, "clustered")[0] == [list(range(8))]
     middle = notes(short(distance=distance).fit(two), "lambda")[0]
     given = short(distance=distance, threshold=middle, rounds=8).fit(two)
     assert adjusted_rand_score(two.truth or (), given.labels_) == 1
     assert notes(given, "lambda") == [middle]
+
+
+@pytest.mark.parametrize(("given", "told"), [({"threshold": 1e6}, "joins all 8"), ({"quantile": 0.0, "size": 3}, "joins no 3 of the 8")])
+def test_a_given_threshold_that_tells_nothing_apart_warns_once(given: Any, told: str, two: Federation, tmp_path: Path) -> None:
+    def interrupt(line: dict[str, object]) -> None:
+        if line["round"] == 8:
+            raise KeyboardInterrupt
+
+    made, settings = short(**given), Settings(transcript="full")
+    with pytest.warns(SecureClusterWarning, match=told) as caught, pytest.raises(KeyboardInterrupt):
+        made.fit(two, settings, folder=tmp_path / "r", report=interrupt)
+    sentence = str(caught[0].message)
+    assert len(caught) == 1 and "try a threshold between" in sentence and "\n" not in sentence
+    resumed = made.fit(two, settings, folder=tmp_path / "r")  # warnings are errors here
+    assert made.replay(resumed.transcript_, made.config(two, "float32")) == resumed.server_state_
+
+
+def test_clients_whose_samples_are_partly_others_keep_their_clusters() -> None:
+    """Models trained alone on 40 % foreign samples lose more on each other than models of different clusters do later."""
+    federation = overlapping(LabelPermutation(4), share=0.4, seed=0)
+    fitted = SRFCA().fit(federation)
+    assert fitted.agreement_ is not None and fitted.agreement_["exact"]
+
+
+@pytest.mark.parametrize("distance", ["loss", "l2"])
+@pytest.mark.parametrize("clients", [4, 8, 20])
+def test_clients_with_alike_data_are_one_cluster_from_the_start(clients: int, distance: str) -> None:
+    federation = Federation.simulate("digits", scenario=Iid(), clients=clients, samples=60, seed=1)
+    fitted = SRFCA(distance=distance, rounds=1, refine=1).fit(federation)
+    assert notes(fitted, "clustered")[0] == [list(range(clients))]
 
 
 def test_a_model_reaches_everyone_else_once_and_its_bytes_are_counted(two: Federation) -> None:
