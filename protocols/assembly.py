@@ -215,7 +215,7 @@ def carry_out(
     shared = protocol.shared_models(client)
     extra = {} if shared is None else {SHARED: shared}
     kept = Kept(learned, pack(state), TraineeState(models.table, list(models.index), keys.secrets, extra=extra))
-    judged = at_chance(client.cohort, models, scores) if len(run.history) >= ENOUGH_ROUNDS else None
+    judged = at_chance(client.cohort, models, scores) if protocol.rounds >= ENOUGH_ROUNDS else None
     return kept, transcript, judged
 
 

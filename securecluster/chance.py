@@ -15,7 +15,7 @@ from securecluster.cohort import Cohort
 from securecluster.messages import Rows
 
 ENOUGH_ROUNDS = 10
-"""rounds after which a model that has learned nothing is worth a word"""
+"""rounds of averaging that are asked for, from which on a model that has learned nothing is worth a word"""
 SHARE = 0.25
 """share of clients from which on it is"""
 
