@@ -50,7 +50,7 @@ def test_a_sheet_is_measured_drawn_and_gone_on_with(tmp_path: Path, monkeypatch:
     training: dict[str, Any] = {"rounds": 3, "model": "mlp-32", "lr": 0.2, "batch_size": 20, "epochs": 1, "mask": "none"}
     fedavg = FedAvg(**training).fit(federation)
     assert float(done["global"]["accuracy"]) == pytest.approx(np.mean(fedavg.accuracy_), abs=1e-5)
-    own = SRFCA(**training, local_rounds=3, trim=0.15).fit(federation)
+    own = SRFCA(**training, local_rounds=3, trim=0.15, refine=2).fit(federation)
     assert own.agreement_ is not None
     row = done["srfca"]
     assert float(row["accuracy"]) == pytest.approx(np.mean(own.accuracy_), abs=1e-5)
