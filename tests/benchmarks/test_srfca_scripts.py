@@ -17,7 +17,7 @@ from securecluster.data import Source
 from securecluster.data.pools import ArrayPool
 from securecluster.data.sources import digits
 
-SETTING: dict[str, Any] = {"data": "digits", "overlap": False, "clients": 8, "samples": 60, "clusters": 2, "model": "mlp-32", "rounds": 3}
+SETTING: dict[str, Any] = {"data": "digits", "overlap": False, "clients": 8, "samples": 60, "clusters": 2, "model": "mlp-32", "rounds": 12}
 SETTING |= {"optimizer": "sgd", "lr": 0.2, "batch_size": 20, "participation": 1.0}
 OPTIONS = SimpleNamespace(seeds=1, scale="cpu", minutes=10.0)
 
@@ -50,10 +50,10 @@ def test_a_sheet_is_measured_drawn_and_gone_on_with(tmp_path: Path, monkeypatch:
     assert list(done) == list(srfca_runs.MADE) and [row["scale"] for row in rows if row["status"] != "done"] == ["full"] * 6
     assert path.with_name("t.png").read_bytes().startswith(b"\x89PNG")
     federation = Federation.simulate("digits", scenario=Rotation(clusters=2), clients=8, samples=60, seed=0)
-    training: dict[str, Any] = {"rounds": 3, "model": "mlp-32", "lr": 0.2, "batch_size": 20, "epochs": 1, "mask": "none"}
+    training: dict[str, Any] = {"rounds": 12, "model": "mlp-32", "lr": 0.2, "batch_size": 20, "epochs": 1, "mask": "none"}
     fedavg = FedAvg(**training).fit(federation)
     assert float(done["global"]["accuracy"]) == pytest.approx(np.mean(fedavg.accuracy_), abs=1e-5)
-    own = SRFCA(**training, local_rounds=3, trim=0.15).fit(federation)
+    own = SRFCA(**training, local_rounds=12, trim=0.15, refine=2).fit(federation)
     assert own.agreement_ is not None
     row = done["srfca"]
     assert float(row["accuracy"]) == pytest.approx(np.mean(own.accuracy_), abs=1e-5)

@@ -31,6 +31,7 @@ from securecluster.transport import InProcess
 from securecluster.tree import PathModels
 from securecluster.walks import Format
 
+pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")  # a threshold may join nobody under noise
 FULL = Settings(transcript="full")
 Drawn = list[tuple[int, str, int, bytes]]
 
