@@ -27,7 +27,7 @@ from securecluster.displacements import Outbox, Trainee, deliver, invite
 from securecluster.errors import UsageError
 from securecluster.looks import Look, compare_gradients, divide, hear, look_at, model_for, post_means, visible
 from securecluster.network import Network
-from securecluster.partitions import chance_of_split, gap_between, halves
+from securecluster.partitions import evidence_for_split, gap_between, halves
 from securecluster.run import Line, Run
 from securecluster.separation import largest_noise, separation_gap
 from securecluster.similarity import FLOOR, cosine
@@ -60,8 +60,10 @@ class CFL(Briefly):
     """a cluster is stationary when ‖mean Δ‖ is below this; relative: below this share of max ‖Δ‖"""
     eps2: float = 0.25
     """and its clients are not content when max ‖Δ‖ is above this; relative: above this share of the largest max ‖Δ‖ of any round"""
+    evidence: float = 0.25
+    """relative criterion: and some cluster C has (|C| − 1)·(α_intra^min(C) − α_cross^max(C, rest)) above this"""
     level: float = 0.001
-    """relative criterion: and clients without clusters would look as separated with at most this probability, in (0, 1)"""
+    """relative criterion: and clients without clusters would be as separated with at most this probability, in (0, 1)"""
     gamma_max: float = 0.5
     """accept a split only if γ_max < sqrt((1 − α_cross^max) / 2), in [0, 1)"""
     min_size: int = 3
@@ -146,10 +148,10 @@ class CFL(Briefly):
         return look.max_norm > self.eps2 * (state.longest if self.criterion == "relative" else 1)
 
     def _significant(self, look: Look, alpha: NDArray[np.float64], seed: int) -> bool:
-        """Return whether clients without clusters would rarely look as separated (ours); the absolute criterion does not ask."""
+        """Return whether clients are separated, and would rarely be so without clusters (ours); the absolute criterion does not ask."""
         if self.criterion == "absolute":
             return True
-        look.p_value = chance_of_split(alpha, self.clusterer, self.level, seed)
+        look.evidence, look.p_value = evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed)
         return look.p_value <= self.level
 
     def _invited(self, net: Network, state: State, t: int) -> list[int]:
@@ -177,7 +179,7 @@ class CFL(Briefly):
         super().check(clients)
         check_choice(self, criterion=("relative", "absolute"), average=("uniform", "weighted"), similarity=("update", "gradient"))
         check_whole(self, min_size=2)
-        for name, most in {"eps1": math.inf, "eps2": math.inf, "gamma_max": 1, "fallback": 1}.items():
+        for name, most in {"eps1": math.inf, "eps2": math.inf, "evidence": math.inf, "gamma_max": 1, "fallback": 1}.items():
             check_number(self, name, 0, most, low_in=most == 1)
         check_number(self, "level", 0, 1, low_in=False)
         if self.fallback and not self.tree:

@@ -36,7 +36,8 @@ class Look:
     step: int = 0  # the call they answered
     scatter: float = 0.0  # standard deviation that noise and sketch give a cosine, about
     gap: float | None = None
-    p_value: float | None = None  # of the split; none in a round in which other conditions failed
+    evidence: float | None = None  # for the split; none in a round in which other conditions failed
+    p_value: float | None = None
     halves: tuple[list[int], list[int]] | None = None
     model: Posted = field(default_factory=Posted)  # θ*
 
@@ -47,7 +48,7 @@ class Look:
 
     def line(self) -> Line:
         """For the history."""
-        known = {name: getattr(self, name) for name in ("cluster", "mean_norm", "max_norm", "gap", "p_value")}
+        known = {name: getattr(self, name) for name in ("cluster", "mean_norm", "max_norm", "gap", "evidence", "p_value")}
         return {**known, "members": len(self.members), "split": self.halves is not None}
 
 

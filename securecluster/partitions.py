@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from securecluster.significance import Null, p_value
 
 Array = NDArray[np.float64]
 LEVEL = 0.01  # of the test by which a smaller gap of merges than usual counts, too
+EVIDENCE = 0.25  # the least separation that is tested; found by trial
 CLUSTERERS = ("paper", "average", "spectral", "kmeans")
 
 
@@ -103,14 +105,24 @@ def gap_between(alpha: Array, halves: Bipartition) -> float:
     return max(coherent, default=-math.inf) - halves.cross_max if coherent else -2.0
 
 
-def chance_of_split(alpha: Array, clusterer: str, level: float, seed: int) -> float:
-    """Return the p-value of a split: how often clients without clusters would look as separated as these (ours).
+class Evidence(NamedTuple):
+    """How separated clients are, and how often clients without clusters would be as separated."""
 
-    The statistic is `clustering.separated` for the paper's bipartition, and `mean_separation` of the clusters that another
+    separation: float
+    p_value: float
+
+
+def evidence_for_split(alpha: Array, clusterer: str, least: float, level: float, seed: int) -> Evidence:
+    """Return how separated clients are, and the p-value: how often clients without clusters would be as separated (ours).
+
+    The separation is `clustering.separated` for the paper's bipartition, and `mean_separation` of the clusters that another
     clusterer makes of each draw. The null distribution is `significance.Null`, the residual noise within the clusters found.
+    Among a hundred clients a few pairs are more alike than Gaussian noise makes them, though they are no cluster that is worth
+    a model: hence `least`.
 
     Args:
         alpha: cosines, (m, m), m >= 2.
+        least: separations up to this are not tested: their p-value is 1.
         level: draws are made until one is as separated, or until the p-value is known to be at most this.
         seed: of the draws, and of the clusterer's starts.
     """
@@ -122,10 +134,10 @@ def chance_of_split(alpha: Array, clusterer: str, level: float, seed: int) -> fl
         return mean_separation(drawn, labels), labels
 
     observed, labels = score(alpha)
-    if observed <= 0 or len(set(labels)) in (1, len(labels)):
-        return 1.0
+    if observed <= least or len(set(labels)) in (1, len(labels)):
+        return Evidence(observed, 1.0)
     null = Null.within(alpha, labels)
-    return p_value(lambda drawn: score(drawn)[0], observed, null, level, np.random.default_rng(seed))
+    return Evidence(observed, p_value(lambda drawn: score(drawn)[0], observed, null, level, np.random.default_rng(seed)))
 
 
 def default_threshold(tree: Array, gap: float, alpha: Array, seed: int) -> float:
@@ -134,14 +146,15 @@ def default_threshold(tree: Array, gap: float, alpha: Array, seed: int) -> float
     Args:
         tree: scipy's linkage matrix.
         gap: the ratio of heights from which a gap is large (`hierarchy.gap_of`).
-        alpha: cosines of what was merged, (m, m); `chance_of_split` of these is tested where the gap is smaller.
+        alpha: cosines of what was merged, (m, m); `evidence_for_split` of these is tested where the gap is smaller.
         seed: of the test's draws.
     """
     everyone = threshold(tree, math.inf)
     found = threshold(tree, gap)
-    if found == everyone and chance_of_split(alpha, "paper", LEVEL, seed) <= LEVEL:
-        return threshold(tree, 1.0)
-    return found
+    if found < everyone:
+        return found
+    significant = evidence_for_split(alpha, "paper", EVIDENCE, LEVEL, seed).p_value <= LEVEL
+    return threshold(tree, 1.0) if significant else everyone
 
 
 def mean_separation(alpha: Array, labels: Sequence[int]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -11,8 +12,10 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist, squareform
 from sklearn.cluster import AgglomerativeClustering
 
+from securecluster.distances import alike, distances
 from securecluster.errors import UsageError
 from securecluster.hierarchy import EUCLIDEAN, GAPS, LINKAGES, check_linkage, cut, gap_of, heights, merges, tasks_of, threshold
+from securecluster.partitions import default_threshold
 
 Points = NDArray[np.float64]
 
@@ -142,6 +145,35 @@ def test_the_cut_lies_within_the_gap_and_the_gap_decides() -> None:
     assert threshold(tree, 1.9) == pytest.approx(np.sqrt(2))
     assert threshold(tree, 2.1) == pytest.approx(2.0)
     assert [gap_of("cosine", kind) == GAPS[kind] ** 2 for kind in LINKAGES] == [True] * 5
+
+
+def test_clients_with_larger_updates_are_no_cluster_by_chords() -> None:
+    """As where some train on more samples, and so take more steps."""
+    for seed in range(10):
+        draw = np.random.default_rng(seed)
+        truth = [0, 1, 2] * 6
+        centres = draw.normal(size=(3, 300))
+        size = np.repeat([1.0, 1.0, 4.0, 4.0, 16.0, 16.0], 3)[:, None]
+        rows = torch.from_numpy(size * (centres[truth] + 1.2 * draw.normal(size=(18, 300))))
+        cosines = alike(rows, "cosine").numpy()
+        found = {}
+        for metric in ("l2", "chord"):
+            tree = merges(distances(rows, metric).numpy(), "ward")
+            found[metric] = cut(tree, default_threshold(tree, gap_of(metric, "ward"), cosines, seed))
+        assert found["chord"] == truth
+        assert found["l2"] != truth
+
+
+def test_a_small_gap_of_significant_clusters_counts_and_of_noise_does_not() -> None:
+    draw = np.random.default_rng(0)
+    noise = draw.normal(size=(20, 400))
+    clusters = noise + 0.55 * draw.normal(size=(5, 400))[np.arange(20) % 5]
+    for rows, expected in ((noise, 1), (clusters, 5)):
+        each = torch.from_numpy(rows)
+        tree = merges(distances(each, "chord").numpy(), "ward")
+        assert threshold(tree, gap_of("chord", "ward")) == threshold(tree, np.inf), "no large gap"
+        at = default_threshold(tree, gap_of("chord", "ward"), alike(each, "cosine").numpy(), seed=0)
+        assert 1 + max(cut(tree, at)) == expected
 
 
 def test_linkages_that_need_euclid_are_refused_elsewhere() -> None:

@@ -15,9 +15,9 @@ from securecluster.errors import UsageError
 from securecluster.partitions import (
     CLUSTERERS,
     affinity,
-    chance_of_split,
     contrasted,
     eigengap,
+    evidence_for_split,
     gap_between,
     halves,
     mean_separation,
@@ -127,7 +127,7 @@ def test_mean_separation_is_the_gap_of_means_over_pairs() -> None:
 def test_a_split_between_clusters_is_rare_by_chance(clusterer: str) -> None:
     for k, each in ((2, 5), (3, 4), (4, 5), (8, 3)):
         alpha = cosines(points(k, k, each=each, spread=0.6)[0])
-        assert chance_of_split(alpha, clusterer, 0.01, seed=1) <= 0.01, (k, each)
+        assert evidence_for_split(alpha, clusterer, 0.25, 0.01, seed=1).p_value <= 0.01, (k, each)
 
 
 @pytest.mark.parametrize("clusterer", ["paper", "average"])
@@ -136,7 +136,7 @@ def test_a_split_of_noise_is_no_rarer_than_it_is(clusterer: str, directions: int
     """Also where vectors vary in few directions, by which any fixed threshold of cosines is passed."""
     for m in (6, 20):
         made = [cosines(np.random.default_rng([seed, m]).normal(size=(m, directions))) for seed in range(20)]
-        chances = [chance_of_split(alpha, clusterer, 0.01, seed=2) for alpha in made]
+        chances = [evidence_for_split(alpha, clusterer, 0.0, 0.01, seed=2).p_value for alpha in made]
         assert sum(chance <= 0.01 for chance in chances) <= 2, m
 
 
@@ -149,8 +149,8 @@ def test_noisy_similarities_of_clusters_are_told_from_noise(clusterer: str) -> N
         pure, mixed = 0.3 + noise, np.where(together, 0.4, -0.4) + noise
         for alpha in (pure, mixed):
             np.fill_diagonal(alpha, 1.0)
-        assert chance_of_split(pure, clusterer, 0.05, seed) > 0.05
-        assert chance_of_split(mixed, clusterer, 0.05, seed) <= 0.05
+        assert evidence_for_split(pure, clusterer, 0.0, 0.05, seed).p_value > 0.05
+        assert evidence_for_split(mixed, clusterer, 0.0, 0.05, seed).p_value <= 0.05
 
 
 def test_what_is_refused() -> None:

@@ -27,7 +27,7 @@ from securecluster.clustering import members
 from securecluster.distances import alike, distances
 from securecluster.hierarchy import cut, gap_of, merges
 from securecluster.metrics import agreement
-from securecluster.partitions import CLUSTERERS, chance_of_split, default_threshold, halves, partition
+from securecluster.partitions import CLUSTERERS, default_threshold, evidence_for_split, halves, partition
 from securecluster.privacy import quantise
 from securecluster.privacy.draws import Draws
 from securecluster.privacy.gaussian import Clip, Noise
@@ -129,7 +129,7 @@ def _cfl(rows: torch.Tensor, noise: float, clusterer: str, sketch: int | None, f
             continue
         part = alpha[np.ix_(own, own)]
         found = halves(part, clusterer)
-        chance = chance_of_split(part, clusterer, plan.level, seed=0)
+        chance = evidence_for_split(part, clusterer, plan.evidence, plan.level, seed=0).p_value
         incongruent = longest > plan.eps2 * max(first, longest)
         if incongruent and chance <= plan.level and plan.gamma_max < largest_noise(found.cross_max):
             new = 1 + max(labels)

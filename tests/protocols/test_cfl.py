@@ -8,7 +8,7 @@ import torch
 from securecluster.protocols import CFL, FedAvg, Local, Settings
 from sklearn.base import clone
 
-from securecluster import Federation, Iid, LabelSwap
+from securecluster import Federation, Iid, LabelPermutation, LabelSwap
 from securecluster.errors import UsageError
 
 
@@ -32,6 +32,29 @@ def test_other_numbers_of_clusters_are_found_without_being_told(clusters: int) -
     fitted = CFL().fit(Federation.simulate("digits", scenario=LabelSwap(clusters=clusters), seed=0))
     assert fitted.agreement_ is not None
     assert fitted.agreement_["exact"]
+
+
+def test_many_small_clusters_are_found_though_both_halves_of_a_split_hold_several() -> None:
+    kind = LabelPermutation(clusters=6)
+    federation = Federation.simulate("digits", scenario=kind, clients=24, samples=40, seed=2)
+    fitted = CFL(rounds=25).fit(federation, Settings(transcript="none"))
+    assert fitted.agreement_ is not None
+    assert fitted.agreement_["exact"]
+    tested = [look["p_value"] for line in fitted.history_ for look in line["looks"] if look["p_value"] is not None]
+    split = [look["p_value"] for line in fitted.history_ for look in line["looks"] if look["split"]]
+    assert split == [1 / 1000] * 5
+    assert max(tested) > 0.001
+
+
+def test_four_clients_of_one_distribution_stay_together() -> None:
+    for seed in range(3):
+        federation = Federation.simulate("digits", scenario=Iid(), clients=4, samples=70, seed=seed)
+        fitted = CFL().fit(federation, Settings(transcript="none"))
+        assert set(fitted.labels_) == {0}
+        longest = np.maximum.accumulate([line["looks"][0]["max_norm"] for line in fitted.history_])
+        content = [line["looks"][0]["max_norm"] <= 0.25 * most for line, most in zip(fitted.history_, longest, strict=True)]
+        assert any(content), "the updates of few clients shrink as they learn their samples by heart"
+        assert all(line["looks"][0]["p_value"] is None for line, still in zip(fitted.history_, content, strict=True) if still)
 
 
 def test_absolute_norms_split_or_never_split(small: Federation) -> None:
