@@ -18,13 +18,13 @@ from securecluster import Federation, Iid, LabelSwap
 from securecluster.data import Scenario
 
 
-def chances(history: list[Any]) -> tuple[float | None, float | None]:
-    """Return the largest p-value of a split, and the least of those that were refused after the last one, where any were tested."""
-    looks = [(line["round"], look) for line in history for look in line["looks"] if look["p_value"] is not None]
+def margins(history: list[Any]) -> tuple[float | None, float]:
+    """Return the least evidence of a split, and the most in the rounds after the last one, in which a split was considered."""
+    looks = [(line["round"], look) for line in history for look in line["looks"] if look["evidence"] is not None]
     last = max((number for number, look in looks if look["split"]), default=0)
-    at_split = [look["p_value"] for _, look in looks if look["split"]]
-    after = [look["p_value"] for number, look in looks if number > last]
-    return max(at_split, default=None), min(after, default=None)
+    at_split = [look["evidence"] for _, look in looks if look["split"]]
+    after = [look["evidence"] for number, look in looks if number > last]
+    return min(at_split, default=None), max(after, default=0.0)
 
 
 def one(data: str, scenario: Scenario, samples: int | None, seed: int, **params: float) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def one(data: str, scenario: Scenario, samples: int | None, seed: int, **params:
     federation = Federation.simulate(data, scenario=scenario, clients=20, samples=samples, seed=seed)
     cfl = CFL(**params).fit(federation)  # type: ignore[arg-type]
     assert cfl.agreement_ is not None
-    largest, least = chances(cfl.history_)
+    least, most = margins(cfl.history_)
     before = next((line["accuracy"] for line in cfl.history_ if line["splits"]), None)
     return {
         "data": data,
@@ -43,8 +43,8 @@ def one(data: str, scenario: Scenario, samples: int | None, seed: int, **params:
         "ari": round(cfl.agreement_["ari"], 4),
         "clusters": len(set(cfl.labels_)),
         "splits": " ".join(str(line["round"]) for line in cfl.history_ if line["splits"]),
-        "largest_p_value_of_a_split": largest,
-        "least_p_value_after_the_last": None if least is None else round(least, 4),
+        "least_evidence_of_a_split": None if least is None else round(least, 3),
+        "most_evidence_after_the_last": round(most, 3),
         "accuracy_before_first_split": None if before is None else round(before, 4),
         "accuracy": round(float(np.mean(cfl.scores_)), 4),
         "bytes": cfl.bytes_["up"] + cfl.bytes_["down"],

@@ -27,7 +27,7 @@ from securecluster.displacements import Outbox, Trainee, deliver, invite
 from securecluster.errors import UsageError
 from securecluster.looks import Look, compare_gradients, divide, hear, look_at, model_for, post_means, visible
 from securecluster.network import Network
-from securecluster.partitions import evidence_for_split, gap_between, halves
+from securecluster.partitions import evidence_for_split, gap_between, halves, with_company
 from securecluster.run import Line, Run
 from securecluster.separation import largest_noise, separation_gap
 from securecluster.similarity import FLOOR, cosine
@@ -132,6 +132,8 @@ class CFL(Briefly):
             return
         seed = net.randomness.integer("server", "clusterer", net.round, look.cluster)
         found = halves(alpha.numpy(), self.clusterer, seed)
+        if self.criterion == "relative" and self.clusterer == "paper":
+            found = with_company(alpha.numpy(), found)
         look.gap = gap_between(alpha.numpy(), found)
         enough = min(len(found.first), len(found.second)) >= self.least
         if not (stationary and enough and self._incongruent(state, look)):

@@ -164,6 +164,7 @@ class Separated(NamedTuple):
 
     score: float
     labels: list[int]
+    best: tuple[int, ...]
 
 
 def separated(alpha: Array) -> Separated:
@@ -178,8 +179,8 @@ def separated(alpha: Array) -> Separated:
         alpha: similarities, (m, m), symmetric and finite, m >= 2; the diagonal is not read.
 
     Returns:
-        The largest score, minus infinity for two clients, and a partition (m,): disjoint clusters with a positive score, those
-        with larger scores first, and one group of all clients that are in none.
+        The largest score, minus infinity for two clients; a partition (m,): disjoint clusters with a positive score, those with
+        larger scores first, and one group of all clients that are in none; and the members of the best cluster.
     """
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
@@ -205,4 +206,5 @@ def separated(alpha: Array) -> Separated:
         if score > 0 and (clusters[own] < 0).all():
             clusters[own] = number
     labels: list[int] = np.unique(clusters, return_inverse=True)[1].tolist()
-    return Separated(scored[0][0] if scored else -math.inf, labels)
+    score, best = scored[0] if scored else (-math.inf, [])
+    return Separated(score, labels, tuple(sorted(best)))

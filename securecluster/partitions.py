@@ -105,6 +105,22 @@ def gap_between(alpha: Array, halves: Bipartition) -> float:
     return max(coherent, default=-math.inf) - halves.cross_max if coherent else -2.0
 
 
+def with_company(alpha: Array, found: Bipartition) -> Bipartition:
+    """Return a bipartition as it is, or, where it parts a lone client from all others, the best separated cluster and its rest (ours).
+
+    The client that is least like anyone, often the one with the fewest samples, is no evidence of a cluster, and that of the
+    others lies elsewhere, unless they are the best separated cluster themselves.
+    """
+    if min(len(found.first), len(found.second)) > 1:
+        return found
+    best = separated(alpha).best
+    rest = tuple(k for k in range(len(alpha)) if k not in best)
+    if len(best) < 2 or len(rest) < 2:
+        return found
+    first, second = (best, rest) if 0 in best else (rest, best)
+    return Bipartition(first, second, float(alpha[np.ix_(first, second)].max()))
+
+
 class Evidence(NamedTuple):
     """How separated clients are, and how often clients without clusters would be as separated."""
 
@@ -129,7 +145,7 @@ def evidence_for_split(alpha: Array, clusterer: str, least: float, level: float,
 
     def score(drawn: Array) -> tuple[float, list[int]]:
         if clusterer == "paper":
-            return separated(drawn)
+            return separated(drawn)[:2]
         labels = partition(drawn, clusterer, max(2, eigengap(drawn)), seed)
         return mean_separation(drawn, labels), labels
 

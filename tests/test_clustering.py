@@ -197,12 +197,10 @@ def test_the_weakest_similarity_within_a_group() -> None:
 def test_the_best_separated_cluster_scores_its_gap_by_its_size() -> None:
     alpha = np.full((5, 5), 0.1)
     alpha[:3, :3], alpha[3:, 3:] = 0.6, 0.9
-    assert separated(alpha) == (pytest.approx(1.0), [0, 0, 0, 1, 1])
+    assert separated(alpha) == (pytest.approx(1.0), [0, 0, 0, 1, 1], (0, 1, 2))
     assert separated(alpha[2:4, 2:4]).score == -np.inf
     alpha[:3, :3] = 0.05
-    score, labels = separated(alpha)
-    assert score == pytest.approx(0.8)
-    assert labels == [0, 0, 0, 1, 1]
+    assert separated(alpha) == (pytest.approx(0.8), [0, 0, 0, 1, 1], (3, 4))
 
 
 def test_separated_clusters_are_those_of_brute_force() -> None:

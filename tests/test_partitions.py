@@ -22,6 +22,7 @@ from securecluster.partitions import (
     halves,
     mean_separation,
     partition,
+    with_company,
 )
 
 NOISY = CLUSTERERS[1:]
@@ -113,6 +114,20 @@ def test_the_papers_halves_are_as_they_were() -> None:
     assert halves(alpha, "paper") == bipartition(alpha)
     assert gap_between(alpha, bipartition(alpha)) > 0.5
     assert gap_between(alpha[:2, :2], bipartition(alpha[:2, :2])) == -2.0
+
+
+def test_a_lone_client_is_parted_only_from_a_cluster() -> None:
+    alpha = np.full((7, 7), 0.0)
+    alpha[:3, :3], alpha[3:6, 3:6] = 0.8, 0.7
+    alpha[6, :] = alpha[:, 6] = -0.3
+    np.fill_diagonal(alpha, 1.0)
+    alone = bipartition(alpha)
+    assert alone.second == (6,)
+    assert with_company(alpha, alone) == ((0, 1, 2), (3, 4, 5, 6), 0.0)
+    three = np.ix_((0, 1, 2, 6), (0, 1, 2, 6))
+    assert with_company(alpha[three], bipartition(alpha[three])) == ((0, 1, 2), (3,), -0.3)
+    two = bipartition(alpha[:6, :6])
+    assert with_company(alpha[:6, :6], two) == two
 
 
 def test_mean_separation_is_the_gap_of_means_over_pairs() -> None:
