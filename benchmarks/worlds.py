@@ -289,7 +289,9 @@ def choices(count: int, confidence: float, z: float = 2.0, rounds: int = 20) -> 
     known = federation(count, 8, lambda i: (sample, fits[0] if held(i) else fits[1]))
     params = {**LINEAR, "lr": 1e-9, "clip": 1e-3, "loss_clip": 0.5, "dp_unit": "example", "rounds": rounds}
     made = IFCA(**params, k=2, starts=1, noise=z)
-    fitted = made.fit(known, FULL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SecureClusterWarning)  # models that stand still learn nothing
+        fitted = made.fit(known, FULL)
     statistic = {i: float(np.sum(rows)) for i, rows in replies(fitted.transcript_, "choose", "model").items()}
     claimed = price(fitted.ledger_, "choose")
     return Finding(f"IFCA's choices, {rounds} of them", "example", claimed, judged(statistic, confidence), gaussian=False)

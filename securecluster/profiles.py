@@ -69,9 +69,12 @@ def cluster_without_threshold(distance: Array, least: int, squared: bool) -> Par
     together = Partition([0] * m, float(tree_edges(distance).max(initial=0.0)))
     if m < FEWEST:
         return together
-    level = _levels(distance, squared)
-    if level is None:
+    unit = _unit(distance, squared)
+    if not 0 < unit < math.inf:
         return together
+    if not squared:
+        distance = np.maximum(distance, LEAST_LOSS * unit)  # noise can make them negative
+    level = distance**2 / unit if squared else np.log(distance / unit)
     bar = fit_offsets(level, [0] * m).criterion - EVIDENCE * m
     found = together
     for labels in _cuts(profile_distances(level), least):
@@ -141,15 +144,10 @@ def block_means(distance: Array, labels: Sequence[int]) -> Array:
     return found
 
 
-def _levels(distance: Array, squared: bool) -> Array | None:
-    """Return what is a sum of the models' levels and the clusters' offsets, in relative units; None where the distances have no unit."""
+def _unit(distance: Array, squared: bool) -> float:
+    """Return the median of the distances, or of their squares, between different models."""
     others = ~np.eye(len(distance), dtype=bool)
-    dissimilarity = np.where(others, np.asarray(distance, dtype=float) ** (2 if squared else 1), 0.0)
-    unit = float(np.median(dissimilarity[others]))
-    if not 0 < unit < math.inf:
-        return None
-    relative = dissimilarity / unit
-    return relative if squared else np.log(np.maximum(relative, LEAST_LOSS))
+    return float(np.median(distance[others] ** (2 if squared else 1)))
 
 
 def _ratios(means: Array) -> Array:
@@ -157,8 +155,8 @@ def _ratios(means: Array) -> Array:
     within = np.diag(means)
     own = (within[:, None] + within) / 2
     pairs = np.triu_indices(len(means), 1)
-    tiny = np.finfo(float).tiny
-    return np.asarray(means[pairs] / np.maximum(own[pairs], tiny))
+    least = np.finfo(float).eps * means.max()  # equal models are at distance zero
+    return np.asarray(means[pairs] / np.maximum(own[pairs], least))
 
 
 def _cuts(distance: Array, least: int) -> Iterator[list[int]]:
