@@ -155,7 +155,9 @@ class CFL(Briefly):
         """Return whether clients are separated, and would rarely be so without clusters (ours); the absolute criterion does not ask."""
         if self.criterion == "absolute":
             return True
-        look.evidence, look.p_value = evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed)
+        found = evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed)
+        look.evidence = found.separation if math.isfinite(found.separation) else None  # two clients have no cluster among them
+        look.p_value = found.p_value
         if not look.complete:  # a few of a cluster's clients seldom reach the level, so a hint is enough to ask them all
             return look.p_value <= max(self.level, HINT)
         return look.p_value <= self.level

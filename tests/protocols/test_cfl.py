@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -55,6 +57,15 @@ def test_four_clients_of_one_distribution_stay_together() -> None:
         content = [line["looks"][0]["max_norm"] <= 0.25 * most for line, most in zip(fitted.history_, longest, strict=True)]
         assert any(content), "the updates of few clients shrink as they learn their samples by heart"
         assert all(line["looks"][0]["p_value"] is None for line, still in zip(fitted.history_, content, strict=True) if still)
+
+
+def test_of_two_clients_nothing_is_separated(tmp_path: Path) -> None:
+    federation = Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=2, samples=40, seed=0)
+    fitted = CFL(rounds=20, min_size=2, eps1=1.0, eps2=0.01).fit(federation, folder=tmp_path / "run")
+    looks = [look for line in fitted.history_ for look in line["looks"]]
+    assert {look["p_value"] for look in looks} == {1.0}
+    assert {look["evidence"] for look in looks} == {None}
+    assert "Infinity" not in (tmp_path / "run" / "history.jsonl").read_text()
 
 
 def test_absolute_norms_split_or_never_split(small: Federation) -> None:
