@@ -102,7 +102,9 @@ def halves(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
 def gap_between(alpha: Array, halves: Bipartition) -> float:
     """Return how far the more coherent half's least similarity exceeds the one across; -2 without a half of two."""
     coherent = [intra_min(alpha, half) for half in (halves.first, halves.second) if len(half) > 1]
-    return max(coherent, default=-math.inf) - halves.cross_max if coherent else -2.0
+    if not coherent:
+        return -2.0
+    return max(coherent) - halves.cross_max
 
 
 def with_company(alpha: Array, found: Bipartition) -> Bipartition:
