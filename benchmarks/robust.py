@@ -7,7 +7,8 @@ The settings come in two halves that each cover permuted and swapped labels, sha
 turned images, combinations, mixtures and clients of one distribution. The first half may be looked
 at while defaults are chosen; the second is for one look at the end. Every
 hyper-parameter, the network too, is the protocol's default but k, which protocols that ask for it
-are told: the true number of clusters, and 3 of IID clients.
+are told: the true number of clusters, and 3 of IID clients. NSIM runs on trajectories only, since
+its server makes synthetic users of the data's format.
 
 The rows say nothing of the code that measured them: after a change give the sheet another name
 (`--name`), which becomes benchmarks/results/NAME.csv. Data are read from SECURECLUSTER_DATA or the
@@ -41,14 +42,15 @@ from securecluster import (
     Rotation,
     Tasks,
 )
-from securecluster.app.options import PROTOCOLS, protocol_class
+from securecluster.app.options import protocol_class
 from securecluster.data import Scenario, Shard, Topics
 from securecluster.errors import SecureClusterError
 from securecluster.metrics import mean
 
 BASELINES = ("fedavg", "finetune", "local")
 CLUSTERED = ("cfl", "flhc", "srfca", "oneshot", "ifca", "local-kmeans")
-NAMES = tuple(name for name in (*BASELINES, *CLUSTERED) if name in PROTOCOLS)
+TRAJECTORIES = ("nsim",)  # protocols whose server knows the format of trajectories and of no other data
+NAMES = (*BASELINES, *CLUSTERED, *TRAJECTORIES)
 
 FIRST_SEED = 1700  # no other table has these seeds
 MARGIN = 0.01  # of accuracy; of perplexity and position error, relative to FedAvg's
@@ -180,7 +182,11 @@ def federation(name: str, seed: int) -> Federation:
         name: one of `SETTINGS`.
         seed: of every draw, here and in the runs on this federation.
     """
-    setting = SETTINGS[name]
+    return clients_of(SETTINGS[name], seed)
+
+
+def clients_of(setting: Setting, seed: int) -> Federation:
+    """Return a setting's clients, in the order of their true clusters."""
     clusters = len(setting.sizes)
     dealt = Federation.simulate(
         setting.data,
@@ -253,14 +259,15 @@ def cells(
     settings: Iterable[str] = tuple(SETTINGS),
     protocols: Iterable[str] = NAMES,
 ) -> list[Cell]:
-    """Return protocols by settings by seeds."""
-    chosen = tuple(settings), tuple(protocols)
+    """Return protocols by settings by seeds; of `TRAJECTORIES` those on trajectories only."""
+    names, wanted = tuple(settings), tuple(protocols)
     return [
         _cell(name, protocol, FIRST_SEED + k)
         for k in range(seeds)
-        for name in chosen[0]
-        for protocol in chosen[1]
-    ]  # fmt: skip
+        for name in names
+        for protocol in wanted
+        if protocol not in TRAJECTORIES or SETTINGS[name].data == "mobility"
+    ]
 
 
 def _cell(name: str, protocol: str, seed: int) -> Cell:

@@ -1,11 +1,12 @@
 """What the scripts for SR-FCA's evidence (Vardhan et al. 2024) share: SR-FCA and its baselines on the same clients and seeds.
 
 Every method trains with the same network and optimizer, and every model it ends with has had T rounds of one local epoch each, as the paper
-gives all methods one number of iterations: global, local, IFCA (its best start) and CFL T in all; Local-KMeans T alone, and its models are
-the means of its clusters; SR-FCA T alone and T in each REFINE, which starts anew, so its runs are three times as long (MERGE's averages are
-not trained further). IFCA and Local-KMeans are told the number of clusters, SR-FCA and CFL are not: λ is our default, in the middle of a
-gap between edges of the spanning tree (`joined` and `apart` are the edges on both sides of it). Updates are not masked, which changes no
-result. The part of the paper that was at hand prints no accuracies, so its column has the claims.
+gives all methods one number of iterations: global, finetune (of which the last few are local), local, IFCA (its best start) and CFL T in
+all; Local-KMeans T alone, and its models are the means of its clusters; SR-FCA T alone and T in each REFINE, which starts anew, so its runs
+are three times as long (MERGE's averages are not trained further). IFCA and Local-KMeans are told the number of clusters, SR-FCA and CFL
+are not: λ is our default, in the middle of a gap between edges of the spanning tree (`joined` and `apart` are the edges on both sides of
+it). Updates are not masked, which changes no result. The part of the paper that was at hand prints no accuracies, so its column has the
+claims.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, spread, summarise
-from securecluster.protocols import CFL, IFCA, SRFCA, FedAvg, Local, LocalKMeans, Protocol, Settings
+from securecluster.protocols import CFL, IFCA, SRFCA, FedAvg, FineTune, Local, LocalKMeans, Protocol, Settings
 
 from securecluster import Federation
 from securecluster.data.scenarios import scenario
@@ -28,6 +29,7 @@ OWN: dict[str, dict[str, Any]] = {  # beside what all have
 }
 MADE: dict[str, Callable[[Cell, dict[str, Any]], Protocol]] = {
     "global": lambda cell, given: FedAvg(**given, rounds=cell["rounds"]),
+    "finetune": lambda cell, given: FineTune(**given, rounds=cell["rounds"]),
     "local": lambda cell, given: Local(**{**given, "participation": 1.0}, rounds=cell["rounds"]),
     "ifca": lambda cell, given: IFCA(**given, rounds=cell["rounds"], k=cell["clusters"], starts=cell["starts"]),
     "cfl": lambda cell, given: CFL(**given, rounds=cell["rounds"], tree=False),

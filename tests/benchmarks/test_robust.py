@@ -144,7 +144,9 @@ def test_a_mixture_swaps_samples_across_clusters(
 
 def test_every_cell_is_told_apart() -> None:
     cells = robust.cells(3)
-    assert len(cells) == 3 * 20 * len(robust.NAMES)
+    assert len(cells) == 3 * (20 * (len(robust.NAMES) - 1) + 2)
+    of_nsim = {cell["data"] for cell in cells if cell["protocol"] == "nsim"}
+    assert of_nsim == {"mobility"}
     assert len({str(sorted(cell.items())) for cell in cells}) == len(cells)
     told = {(cell["setting"], cell["protocol"]): cell["k"] for cell in cells}
     assert told["mnist-permutation-12x3", "ifca"] == 12
