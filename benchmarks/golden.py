@@ -4,9 +4,10 @@ python -m securecluster.benchmarks.golden --out FILE        before a change of s
 python -m securecluster.benchmarks.golden --compare FILE    after it, on the same machine
 
 Every protocol runs without a mask, under a mask, and with noise at clients and at the server. A
-record has its labels, a digest of the models, scores, ε, frame bytes by message, and the tensor bytes of every call. All but the frame bytes may never change where only
-names and places do; frames carry the names of messages' fields, so that a new name may change
-their length, and the comparison tells these apart.
+record has its labels, a digest of the models, scores, ε, frame bytes by message, and the tensor
+bytes of every call. All but the frame bytes may never change where only names and places do; frames
+carry the names of messages' fields, so that a new name may change their length, and the comparison
+tells these apart.
 
 Noise and keys follow the configuration's hash, in which names of hyper-parameters are, and a record
 would change with these names. Here the hash is the same for every run.
