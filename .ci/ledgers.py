@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
 
-from securecluster import Federation, synthetic
+from securecluster import Federation
 from securecluster.errors import SecureClusterWarning
-from securecluster.estimator import fit
-from securecluster.pair_network import Plan
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.nsim.similarity_model import fit
 
 SIZES = (40, 40, 64, 64, 90, 90)
 FEATURES, CLASSES = 12, 4
@@ -96,7 +97,7 @@ def ledger_of(name: str, way: str, known: Federation) -> dict[str, Any]:
 def main(target: Path) -> None:
     """Write all ledgers."""
     warnings.simplefilter("ignore", SecureClusterWarning)
-    synthetic.fit = brief_fit
+    synthetic_users.fit = brief_fit
     known = federation()
     found = [ledger_of(name, way, known) for name in PROTOCOLS for way in WAYS]
     target.write_text(json.dumps(found))

@@ -3,7 +3,7 @@
 python .ci/second_accountant.py FILE
 
 FILE is what `.ci/ledgers.py` writes. It runs in an environment of its own: dp-accounting pins attrs below what cattrs
-needs. From the events it makes its own history of each client, as `securecluster.privacy.ledger.Event` explains them,
+needs. From the events it makes its own history of each client, as `securecluster.privacy.dp.ledger.Event` explains them,
 and prices the dearest by privacy loss distributions. It fails where a ledger claims less than that, or far more.
 """
 

@@ -20,20 +20,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from securecluster.benchmarks.recurrent import CASES, Outputs
-from securecluster.benchmarks.table import write
 from torch import nn
 
 from securecluster import Federation
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.devices import cpu_threads
-from securecluster.dropout import SeededDropout
-from securecluster.flat import FlatModel
-from securecluster.messages import Rows
-from securecluster.models import adopt, build
-from securecluster.per_example import Private
-from securecluster.randomness import Randomness
-from securecluster.recurrent import LSTM
+from securecluster.benchmarks.recurrent import CASES, Outputs
+from securecluster.benchmarks.table import write
+from securecluster.core.devices import cpu_threads
+from securecluster.core.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models.dropout import SeededDropout
+from securecluster.models.flat_model import FlatModel
+from securecluster.models.recurrent import LSTM
+from securecluster.models.validation import adopt, build
+from securecluster.training.dp_sgd import Private
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=10, steps=10, dropout=False, clip=1.0, noise=1.0)
 CLIENTS = {"mlp-200": 100, "cnn-ali": 50, "cnn-briggs": 10, "lstm-trajectory": 100}

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from securecluster.benchmarks.table import write
 
-from securecluster.data.sources import source
-from securecluster.spectra import top
+from securecluster.benchmarks.table import write
+from securecluster.clustering.eigenvectors import top
+from securecluster.data.datasets import source
 
 SIZES = {"fashion_mnist": (300, 1200, 6000), "cifar10": (300, 1000, 5000)}
 P = 5

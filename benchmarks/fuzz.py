@@ -25,21 +25,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.table import write
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, Local, LocalKMeans, OneShot, RandomClusters, Settings
-from securecluster.protocols.assembly import build_client
 
-from securecluster import Federation, synthetic, wire
-from securecluster.backend import torch
-from securecluster.displacements import TraineeState
-from securecluster.endpoint import KEY_METHODS, Endpoint
+from securecluster import Federation
+from securecluster.benchmarks.table import write
+from securecluster.core.lazy_torch import torch
+from securecluster.core.serialization import pack, unpack
 from securecluster.errors import SecureClusterError, UnforeseenError
-from securecluster.estimator import fit
-from securecluster.messages import Header
-from securecluster.pair_network import Plan
-from securecluster.run import Run
-from securecluster.state import pack, unpack
-from securecluster.transport import Framed
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Header
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, Local, LocalKMeans, OneShot, RandomClusters, Settings
+from securecluster.protocols.common.execution import build_client
+from securecluster.protocols.common.pending_updates import TraineeState
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runtime.endpoint import KEY_METHODS, Endpoint
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import Framed
 
 CLIENTS, NEWCOMERS, FEATURES, CLASSES = 4, 2, 12, 4
 EVERYONE = list(range(CLIENTS + NEWCOMERS))
@@ -500,7 +502,7 @@ def brief_estimator() -> Iterator[None]:
     def brief(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
         return fit(rows, true, draws, grid=(Plan(steps=3),), networks=1)
 
-    module = vars(synthetic)
+    module = vars(synthetic_users)
     before = module["fit"]
     module["fit"] = brief
     try:

@@ -12,16 +12,16 @@ import argparse
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.table import write
-from securecluster.protocols import FLHC, Settings
 
 from securecluster import Federation
-from securecluster.backend import torch
+from securecluster.benchmarks.table import write
+from securecluster.clustering.agglomerative import EUCLIDEAN, LINKAGES, POINTS, cut, gap_of, heights, merges
+from securecluster.clustering.distances import METRICS, alike, distances
+from securecluster.clustering.metrics import agreement
+from securecluster.clustering.noise_robust import default_threshold
+from securecluster.core.lazy_torch import torch
 from securecluster.data.scenarios import scenario
-from securecluster.distances import METRICS, alike, distances
-from securecluster.hierarchy import EUCLIDEAN, LINKAGES, POINTS, cut, gap_of, heights, merges
-from securecluster.metrics import agreement
-from securecluster.partitions import default_threshold
+from securecluster.protocols import FLHC, Settings
 
 SETTINGS: list[dict[str, Any]] = [
     *({"data": "digits", "scenario": name, "clients": 20} for name in ("iid", "label-swap", "rotation", "label-permutation")),

@@ -26,6 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from securecluster import Federation, LabelSwap
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import UsageError
 from securecluster.protocols import (
     CFL,
     FLHC,
@@ -40,10 +44,6 @@ from securecluster.protocols import (
     RandomClusters,
     Settings,
 )
-
-from securecluster import Federation, LabelSwap
-from securecluster.backend import torch
-from securecluster.errors import UsageError
 
 SPLIT = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
 PROTOCOLS: dict[str, tuple[type, dict[str, Any]]] = {
@@ -64,7 +64,7 @@ PROTOCOLS: dict[str, tuple[type, dict[str, Any]]] = {
     "finetune": (FineTune, {"tune_rounds": 1}),
     "local": (Local, {}),
 }
-NOISE = {"clip": 1.0, "noise": 0.7}
+NOISE: dict[str, Any] = {"clip": 1.0, "noise": 0.7}
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"mask": "none"},
     "masked": {"mask": "permutation"},
@@ -89,8 +89,8 @@ def runs() -> Iterator[tuple[str, Any]]:
             if name == "oneshot" and "noise" in given:
                 params["gram_noise"] = 0.7
             yield f"{name}, {way}", kind(**params)
-    common = {"rounds": 3, "epochs": 1, "model": "mlp-32", "mask": "none", "local_rounds": 1}
-    own = {"synthetic": 8, "walks": walks, "radius": 0.0, "layer": "last", "eps": 1.0}
+    common: dict[str, Any] = {"rounds": 3, "epochs": 1, "model": "mlp-32", "mask": "none", "local_rounds": 1}
+    own: dict[str, Any] = {"synthetic": 8, "walks": walks, "radius": 0.0, "layer": "last", "eps": 1.0}
     yield "nsim, plain", NSIM(**common, **own)
     yield "nsim, noised clients", NSIM(**common, **own, **NOISE, dp_unit="client")
 

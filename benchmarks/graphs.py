@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from securecluster.benchmarks.table import write
-from securecluster.protocols import SRFCA
-
 from securecluster import Federation, Iid, LabelSwap, Rotation
+from securecluster.benchmarks.table import write
+from securecluster.clustering.metrics import agreement
 from securecluster.data import Scenario
-from securecluster.metrics import agreement
+from securecluster.protocols import SRFCA
 
 CASES: list[tuple[str, Scenario, int | None]] = [
     ("digits", LabelSwap(), None),

@@ -22,17 +22,18 @@ from unittest import mock
 
 import numpy as np
 import torch
-from securecluster.benchmarks.table import write
 
-from securecluster import Federation, per_example
-from securecluster.clipping import Outer, clipped
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.devices import cpu_threads
-from securecluster.grid_noise import GridNoise, deviation, spacing
-from securecluster.messages import Rows
-from securecluster.models import build
-from securecluster.privacy.draws import Draws
-from securecluster.randomness import Randomness
+from securecluster import Federation
+from securecluster.benchmarks.table import write
+from securecluster.core.devices import cpu_threads
+from securecluster.core.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models.per_example_gradients import Outer, clipped
+from securecluster.models.validation import build
+from securecluster.privacy.dp.grid_noise import GridNoise, deviation, spacing
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.training import dp_sgd
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 WIDTHS = (2_000, 50_000, 1_000_000)
 NETWORKS = {"mlp": (1, 8, 8), "mlp-200": (1, 28, 28), "cnn-briggs": (1, 28, 28)}
@@ -97,7 +98,7 @@ def epoch(cohort: Cohort, kind: str) -> None:
     """Train for an epoch of DP-SGD at batch 20."""
     plan = LocalTraining(0.1, 1, 20, clip=1.0, noise=0.0 if kind == "none" else 1.0)
     made = {"none": GridNoise, "float": FloatNoise, "grid": GridNoise}[kind]
-    with mock.patch.object(per_example, "GridNoise", made):
+    with mock.patch.object(dp_sgd, "GridNoise", made):
         cohort.train(Rows(cohort.start[None], (0,) * len(cohort.ids)), range(len(cohort.ids)), plan, 1)
 
 

@@ -19,9 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from securecluster.benchmarks.table import write
-
 from securecluster.app.options import PROTOCOLS
+from securecluster.benchmarks.table import write
 
 SAME = (
     "history.jsonl", "ledger.jsonl", "models.safetensors", "server.safetensors", "transcript/index.jsonl",

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.benchmarks.table import RESULTS
-from securecluster.protocols import FedAvg, Protocol, Settings
 
 from securecluster import Dirichlet, Federation, Pathological
+from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from securecluster.benchmarks.table import RESULTS
 from securecluster.data.scenarios import Scenario
-from securecluster.parties import SERVER
+from securecluster.messaging.parties import SERVER
+from securecluster.protocols import FedAvg, Protocol, Settings
 
 Array = NDArray[np.float64]
 

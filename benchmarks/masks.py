@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from securecluster.benchmarks.speed import PLAN, cohort
-from securecluster.benchmarks.table import write
 from torch import nn
 
+from securecluster.benchmarks.speed import PLAN, cohort
+from securecluster.benchmarks.table import write
+from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.messages import Rows
-from securecluster.models import build as build_model
-from securecluster.privacy.masks import MASKS, build, width
-from securecluster.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models.validation import build as build_model
+from securecluster.privacy.masking.masks import MASKS, build, width
 
 ROUND, SHORT, BATCH, COHORT = 180, 10, 10, 8
 MODELS = {"linear": (1, 14, 14), "mlp-200": (1, 28, 28), "cnn-briggs": (1, 28, 28)}

@@ -18,11 +18,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.table import write
-from securecluster.protocols import CFL, FedAvg, Local, Protocol
 
 from securecluster import Federation
-from securecluster.settings import Settings
+from securecluster.benchmarks.table import write
+from securecluster.protocols import CFL, FedAvg, Local, Protocol
+from securecluster.runtime.settings import Settings
 
 GIB = 1 << 30
 CASES: dict[str, Callable[..., Protocol]] = {

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from securecluster import Federation, LabelSwap, Rotation, Tasks
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, OneShot
-
-from securecluster import Federation, LabelSwap, Rotation, Tasks
 
 RUNS, LATER = 20, 20
 PROTOCOLS: dict[str, Any] = {p.name: p for p in (CFL, FLHC, IFCA, SRFCA, OneShot)}

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from securecluster import Federation
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
 from securecluster.benchmarks.private_runs import DELTA, PROTOCOLS
 from securecluster.benchmarks.table import RESULTS
-
-from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 
 NOISES = (0.0, 1.0, 2.0)

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
-from securecluster.benchmarks.table import RESULTS
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, LocalKMeans, OneShot, Protocol, RandomClusters
 
 from securecluster import Federation
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from securecluster.benchmarks.table import RESULTS
 from securecluster.data.scenarios import Tasks
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, LocalKMeans, OneShot, Protocol, RandomClusters
 
 PROTOCOLS: dict[str, type[Protocol]] = {p.name: p for p in (CFL, FLHC, SRFCA, OneShot, NSIM, IFCA, LocalKMeans, RandomClusters, FedAvg)}
 WAYS = (("client", 0.0), ("client", 0.01), ("client", 0.1), ("client", 0.5), ("example", 0.5), ("example", 1.0))

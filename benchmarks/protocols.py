@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from securecluster import Federation, Iid, LabelSwap, Pathological, Rotation, Tasks
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, FineTune, Local, LocalKMeans, OneShot, RandomClusters
-
-from securecluster import Federation, Iid, LabelSwap, Pathological, Rotation, Tasks
 
 SCENARIOS: dict[str, tuple[Any, int]] = {
     "label-swap": (LabelSwap(clusters=4), 4),

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.benchmarks.table import RESULTS
-from securecluster.protocols import FedAvg, Local
 
 from securecluster import Federation
+from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from securecluster.benchmarks.table import RESULTS
 from securecluster.errors import UpdateError
+from securecluster.protocols import FedAvg, Local
 
 RATES = (0.01, 0.03, 0.06, 0.1, 0.2)
 METHODS: dict[str, Any] = {"fedavg": FedAvg, "local": Local}

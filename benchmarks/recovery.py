@@ -11,11 +11,11 @@ import argparse
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.table import write
-from securecluster.protocols import CFL
 
 from securecluster import Federation, Iid, LabelSwap
+from securecluster.benchmarks.table import write
 from securecluster.data import Scenario
+from securecluster.protocols import CFL
 
 
 def margins(history: list[Any]) -> tuple[float | None, float]:

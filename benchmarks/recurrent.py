@@ -17,20 +17,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from securecluster.benchmarks.table import write
 from torch import nn
 
 from securecluster import Federation
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.devices import cpu_threads
-from securecluster.dropout import SeededDropout
-from securecluster.flat import FlatModel
-from securecluster.messages import Rows
-from securecluster.models import adopt
-from securecluster.objectives import Language, Objective, Trajectory
-from securecluster.randomness import Randomness
-from securecluster.recurrent import LSTM
-from securecluster.sequence_networks import lstm_chars, lstm_trajectory, lstm_words
+from securecluster.benchmarks.table import write
+from securecluster.core.devices import cpu_threads
+from securecluster.core.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models.dropout import SeededDropout
+from securecluster.models.flat_model import FlatModel
+from securecluster.models.objectives import Language, Objective, Trajectory
+from securecluster.models.recurrent import LSTM
+from securecluster.models.sequence_architectures import lstm_chars, lstm_trajectory, lstm_words
+from securecluster.models.validation import adopt
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 PLAN = LocalTraining(lr=0.1, epochs=1, batch_size=10)
 CPU = torch.device("cpu")

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.table import write
-from securecluster.protocols import FedAvg
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
 from securecluster import Federation
+from securecluster.benchmarks.table import write
 from securecluster.errors import SecureClusterWarning, UpdateError
+from securecluster.protocols import FedAvg
 
 DATA = {"digits": load_digits, "wine": load_wine, "cancer": load_breast_cancer}
 WHOLE = (0.01, 0.02, 0.05, 0.1, 0.3, 1.0, 2.0, 2.9, 3.9, 6.0, 8.0)

@@ -9,11 +9,12 @@ import sys
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.table import write
-from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
 
-from securecluster import Federation, Iid, wire
-from securecluster.messages import reply_header
+from securecluster import Federation, Iid
+from securecluster.benchmarks.table import write
+from securecluster.messaging import wire
+from securecluster.messaging.messages import reply_header
+from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
 
 
 def encoded_bytes(fitted: Protocol) -> int:

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from securecluster.benchmarks.table import write
 from torch import nn
 
 from securecluster import Federation
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.devices import cpu_threads
-from securecluster.messages import Rows
-from securecluster.models import FlatModel, build
-from securecluster.randomness import Randomness
+from securecluster.benchmarks.table import write
+from securecluster.core.devices import cpu_threads
+from securecluster.core.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models.validation import FlatModel, build
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=10, steps=10)
 

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from securecluster import Federation
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
 from securecluster.protocols import IFCA
-
-from securecluster import Federation
 
 KINDS = ((1, 1), (10, 3), (10, 5))  # starts, rounds of each
 ROUNDS = {"cpu": 20, "full": 40}

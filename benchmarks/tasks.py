@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from securecluster.benchmarks.papers.oneshot_runs import judged, mapped, matrices
-from securecluster.benchmarks.table import write
 
 from securecluster import Federation
+from securecluster.benchmarks.papers.oneshot_runs import judged, mapped, matrices
+from securecluster.benchmarks.table import write
+from securecluster.data.datasets import Source, source
 from securecluster.data.pools import ArrayPool
 from securecluster.data.scenarios import scenario
-from securecluster.data.sources import Source, source
 
 SAMPLES = {"digits": (40, 80), "fashion_mnist": (100, 300, 1000), "mnist": (100, 300, 1000), "cifar10": (100, 300, 1000)}
 SCENARIOS, CLIENTS, FEATURES = ("iid", "tasks", "rotation"), (10, 20), ("identity", "conv")

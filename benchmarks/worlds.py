@@ -5,7 +5,7 @@ python -m securecluster.benchmarks.worlds [--clients 400] [--only srfca cfl] [--
 Many clients take part in one run, and each draws noise of its own. Every other one holds a canary, so that half of
 what leaves is of either world. A statistic of each client's reply gives μ, the distance of the worlds in units of the
 noise, an ε at δ = 1e-5 that holds for it if the release is Gaussian, and a lower bound of ε by Clopper and Pearson that
-needs no such assumption (`securecluster.privacy.canaries`). A bound above the claim refutes it; one below proves
+needs no such assumption (`securecluster.privacy.dp.auditing`). A bound above the claim refutes it; one below proves
 nothing. Writes benchmarks/results/worlds.csv.
 """
 
@@ -21,24 +21,24 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.table import write
-from securecluster.protocols import CFL, IFCA, SRFCA, FedAvg, OneShot, Protocol, RandomClusters, Settings
 
 from securecluster import Federation
-from securecluster.backend import torch
-from securecluster.displacements import Outbox, Posted
+from securecluster.benchmarks.table import write
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
 from securecluster.errors import SecureClusterWarning
-from securecluster.privacy.accounting import gaussian_epsilon
-from securecluster.privacy.canaries import Audit, lower_bound
-from securecluster.privacy.keys import Hello
-from securecluster.privacy.ledger import Ledger
-from securecluster.randomness import Randomness
-from securecluster.refinement import cross_losses
-from securecluster.refiner import Refiner
-from securecluster.relevance import Relative
-from securecluster.transcript import Transcript
-from securecluster.transport import InProcess, Recorded
-from securecluster.tree import Tree, fall_back
+from securecluster.messaging.transcript import Transcript
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.privacy.dp.auditing import Audit, lower_bound
+from securecluster.privacy.dp.ledger import Ledger
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.protocols import CFL, IFCA, SRFCA, FedAvg, OneShot, Protocol, RandomClusters, Settings
+from securecluster.protocols.cfl.parameter_tree import Tree, fall_back
+from securecluster.protocols.common.pending_updates import Outbox, Posted
+from securecluster.protocols.oneshot.client import Relative
+from securecluster.protocols.srfca.client import Refiner
+from securecluster.protocols.srfca.server import cross_losses
+from securecluster.runtime.transport import InProcess, Recorded
 
 Array = NDArray[np.float64]
 Sample = tuple[NDArray[np.float32], int]

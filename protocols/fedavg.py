@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from securecluster.protocols.base import Protocol
-
-from securecluster.averaging import Averaged, Contributor, average
-from securecluster.displacements import Outbox, Trainee, deliver
-from securecluster.network import Network
-from securecluster.run import Run
+from securecluster.protocols.common.averaging import Averaged, Contributor, average
+from securecluster.protocols.common.base import Protocol
+from securecluster.protocols.common.pending_updates import Outbox, Trainee, deliver
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
 
 
 @dataclass

@@ -10,20 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from securecluster.protocols.base import Protocol, Releases
-
-from securecluster.averaging import Averaged, Contributor, average
-from securecluster.backend import torch
-from securecluster.checks import check_whole
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.displacements import Means, Outbox, Trainee, Update, deliver
-from securecluster.endpoint import GATHER, SUM, Turn, answers
+from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import check_whole
 from securecluster.errors import PolicyError
-from securecluster.messages import select
-from securecluster.network import Network
-from securecluster.privacy.keys import Done
-from securecluster.privacy.stages import Pipeline
-from securecluster.run import Run
+from securecluster.messaging.messages import select
+from securecluster.privacy.masking.key_agreement import Done
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.averaging import Averaged, Contributor, average
+from securecluster.protocols.common.base import Protocol, Releases
+from securecluster.protocols.common.pending_updates import Means, Outbox, Trainee, Update, deliver
+from securecluster.runtime.endpoint import GATHER, SUM, Turn, answers
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 
 class Client(Contributor):

@@ -15,26 +15,25 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
-from securecluster.protocols.base import Releases
-from securecluster.protocols.briefly import Briefly
-
-from securecluster.averaging import Averaged, Exposed, average
-from securecluster.backend import torch
-from securecluster.briefs import everyones, updates_of
-from securecluster.checks import check_choice
-from securecluster.clustering import largest
-from securecluster.clustering import members as clusters_of
-from securecluster.displacements import Means, Outbox, Posted, Trainee, check_newcomers, deliver
-from securecluster.distances import METRICS, alike, distances
+from securecluster.clustering.agglomerative import check_linkage, cut, gap_of, merges, nearest, representatives
+from securecluster.clustering.distances import METRICS, alike, distances
+from securecluster.clustering.labels import largest
+from securecluster.clustering.labels import members as clusters_of
+from securecluster.clustering.noise_robust import default_threshold, partition
+from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import check_choice
 from securecluster.errors import UsageError
-from securecluster.hierarchy import check_linkage, cut, gap_of, merges, nearest, representatives
-from securecluster.messages import Picks, Rows
-from securecluster.network import Network
-from securecluster.partitions import default_threshold, partition
-from securecluster.privacy.masks import ENTRYWISE
-from securecluster.replies import Replies
-from securecluster.run import Run
-from securecluster.tree import ask_for_model
+from securecluster.messaging.messages import Picks, Rows
+from securecluster.messaging.replies import Replies
+from securecluster.privacy.masking.masks import ENTRYWISE
+from securecluster.protocols.cfl.parameter_tree import ask_for_model
+from securecluster.protocols.common.averaging import Averaged, Exposed, average
+from securecluster.protocols.common.base import Releases
+from securecluster.protocols.common.compressed_updates import everyones, updates_of
+from securecluster.protocols.common.compression_options import Briefly
+from securecluster.protocols.common.pending_updates import Means, Outbox, Posted, Trainee, check_newcomers, deliver
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
 
 
 @dataclass

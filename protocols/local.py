@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from securecluster.protocols.base import Protocol
-
-from securecluster.averaging import Contributor
-from securecluster.displacements import Outbox, Trainee, invite
-from securecluster.messages import Rows
-from securecluster.network import Network
-from securecluster.run import Run
+from securecluster.messaging.messages import Rows
+from securecluster.protocols.common.averaging import Contributor
+from securecluster.protocols.common.base import Protocol
+from securecluster.protocols.common.pending_updates import Outbox, Trainee, invite
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
 
 
 @dataclass

@@ -13,21 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from securecluster.protocols.base import Protocol, Releases
-
-from securecluster.averaging import Averaged, Contributor, Loner, average
-from securecluster.backend import torch
-from securecluster.checks import check_whole
-from securecluster.clustering import check_number, kmeans
-from securecluster.clustering import members as clusters_of
-from securecluster.displacements import Outbox, Trainee, Update, check_newcomers, deliver
-from securecluster.distances import to_others
-from securecluster.endpoint import GATHER, Turn, answers
+from securecluster.clustering.distances import to_others
+from securecluster.clustering.labels import check_number, kmeans
+from securecluster.clustering.labels import members as clusters_of
+from securecluster.clustering.similarity import gram, mean_row
+from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import check_whole
 from securecluster.errors import UsageError
-from securecluster.network import Network
-from securecluster.privacy.keys import Hello
-from securecluster.run import Run
-from securecluster.similarity import gram, mean_row
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.protocols.common.averaging import Averaged, Contributor, Loner, average
+from securecluster.protocols.common.base import Protocol, Releases
+from securecluster.protocols.common.pending_updates import Outbox, Trainee, Update, check_newcomers, deliver
+from securecluster.runtime.endpoint import GATHER, Turn, answers
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
 
 TRIES = 5  # who does not hand in its model is asked again, under the same mask
 

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from securecluster.protocols.base import Protocol
-
-from securecluster.averaging import Averaged, Contributor, average
-from securecluster.clustering import check_number
-from securecluster.displacements import Outbox, Trainee, deliver
-from securecluster.network import Network
-from securecluster.run import Run
+from securecluster.clustering.labels import check_number
+from securecluster.protocols.common.averaging import Averaged, Contributor, average
+from securecluster.protocols.common.base import Protocol
+from securecluster.protocols.common.pending_updates import Outbox, Trainee, deliver
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
 
 
 @dataclass

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from securecluster import Federation, LabelSwap
-from securecluster.data.stores import FOLDER
+from securecluster.data.locations import FOLDER
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def brief_fit() -> Callable[..., Any]:
     """The fit of NSIM's pair network, of one small network that trains for a moment, whatever grid is asked for."""
-    from securecluster.estimator import fit
-    from securecluster.pair_network import Plan
+    from securecluster.protocols.nsim.pair_network import Plan
+    from securecluster.protocols.nsim.similarity_model import fit
 
     def brief(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
         return fit(rows, true, draws, grid=(Plan(width=32, embedding=8, steps=100),), networks=1)

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import FedAvg, Local, Protocol, Settings
 
 from securecluster import Federation
-from securecluster.averaging import Averaged, Contributor, average
-from securecluster.displacements import Outbox, Trainee, deliver
 from securecluster.errors import UpdateError
-from securecluster.network import Network
-from securecluster.run import Run
+from securecluster.protocols import FedAvg, Local, Protocol, Settings
+from securecluster.protocols.common.averaging import Averaged, Contributor, average
+from securecluster.protocols.common.pending_updates import Outbox, Trainee, deliver
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
 
 EXACT = Settings(dtype="float64", transcript="full")
 
@@ -56,7 +56,7 @@ def test_each_cluster_is_its_own_fedavg_and_a_lone_client_trains_where_it_was(ma
         labels = [0] * 6 if number < 3 else [0, 0, 0, 1, 2, 2]
         new = theta.clone()
         for entry in (e for e in calls if e.round == number):
-            from securecluster.messages import Rows
+            from securecluster.messaging.messages import Rows
 
             delta = cohort.train(Rows(theta[list(entry.to)]), entry.to, fitted.training({"lr": 0.2}), entry.step)
             for c in {labels[i] for i in entry.to}:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from securecluster.backend import ENVIRONMENT, prepare
+from securecluster.core.lazy_torch import ENVIRONMENT, prepare
 
 
 def test_the_environment_is_set_where_the_user_has_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from securecluster.clustering import bipartition
+from securecluster.clustering.labels import bipartition
 from securecluster.errors import UsageError
 
 Alpha = NDArray[np.float64]

@@ -10,17 +10,18 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Protocol, Settings
 
-from securecluster import Federation, wire
-from securecluster.banks import Moves
-from securecluster.bounds import Between, Exactly, Limits, Octets, Real, Upto, Whole, axes_of, check, undeclared
-from securecluster.displacements import Means, Update
-from securecluster.endpoint import KEY_METHODS, Endpoint, message_types
+from securecluster import Federation
 from securecluster.errors import FrameError, PolicyError, UpdateError
-from securecluster.messages import APART, Header, Picks, Rows, Shared
-from securecluster.refiner import Relay
-from securecluster.replies import check_squares
+from securecluster.messaging import wire
+from securecluster.messaging.bounds import Between, Exactly, Limits, Octets, Real, Upto, Whole, axes_of, check, undeclared
+from securecluster.messaging.messages import APART, Header, Picks, Rows, Shared
+from securecluster.messaging.replies import check_squares
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Protocol, Settings
+from securecluster.protocols.common.pending_updates import Means, Update
+from securecluster.protocols.ifca.client import Moves
+from securecluster.protocols.srfca.client import Relay
+from securecluster.runtime.endpoint import KEY_METHODS, Endpoint, message_types
 
 NAN = float("nan")
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FedAvg, FineTune, Local, Settings
 
 from securecluster import Federation, LabelSwap, Pathological, SecureClusterWarning
 from securecluster.app.cli import main
-from securecluster.chance import at_chance
-from securecluster.messages import Rows
-from securecluster.objectives import Language, Trajectory
+from securecluster.messaging.messages import Rows
+from securecluster.models.objectives import Language, Trajectory
+from securecluster.protocols import CFL, FedAvg, FineTune, Local, Settings
+from securecluster.training.chance_level import at_chance
 
 Samples = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 

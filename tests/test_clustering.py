@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from sklearn.cluster import AgglomerativeClustering, KMeans
 
-from securecluster.clustering import Bipartition, bipartition, check_number, intra_min, kmeans, separated
+from securecluster.clustering.labels import Bipartition, bipartition, check_number, intra_min, kmeans, separated
 from securecluster.errors import UsageError
 
 Alpha = NDArray[np.float64]

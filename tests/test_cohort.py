@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from securecluster import Federation, evaluation, models, networks
-from securecluster import cohort as cohorts
-from securecluster.cohort import Cohort, LocalTraining, check_training
-from securecluster.devices import choose_device, cpu_threads
+from securecluster import Federation
+from securecluster.core.devices import choose_device, cpu_threads
+from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.messages import Rows
-from securecluster.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models import architectures, validation
+from securecluster.training import evaluation, local_trainer
+from securecluster.training.local_trainer import Cohort, LocalTraining, check_training
 
 SIZES = (3, 10, 11, 25, 1, 20)  # below the batch of 10, equal to it, one more, not divisible, a single sample, divisible
 EVERYONE = range(len(SIZES))
@@ -36,18 +37,22 @@ NETWORKS = ("mlp", "linear", "tanh", "cnn", "stack", "branch")
 @pytest.fixture(autouse=True)
 def more_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two networks that go through torch.func, one with gradients by hand, and one that vmap refuses."""
-    monkeypatch.setitem(networks.IMAGES, "tanh", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.Tanh(), nn.Linear(7, c)))
     monkeypatch.setitem(
-        networks.IMAGES,
+        architectures.IMAGES, "tanh", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.Tanh(), nn.Linear(7, c))
+    )
+    monkeypatch.setitem(
+        architectures.IMAGES,
         "cnn",
         lambda s, c: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, c)),
     )
     monkeypatch.setitem(
-        networks.IMAGES,
+        architectures.IMAGES,
         "stack",
         lambda s, c: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, c)),
     )
-    monkeypatch.setitem(networks.IMAGES, "branch", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 6), Branch(), nn.Linear(6, c)))
+    monkeypatch.setitem(
+        architectures.IMAGES, "branch", lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(16, 6), Branch(), nn.Linear(6, c))
+    )
 
 
 class Branch(nn.Module):
@@ -65,7 +70,7 @@ def federation() -> Federation:
 
 def cohort(model: str = "mlp", clients: list[int] | None = None) -> Cohort:
     fed = federation()
-    return Cohort(fed, models.build(model, fed.shape, 3, Randomness(5)), Randomness(5), torch.device("cpu"), torch.float64, clients)
+    return Cohort(fed, validation.build(model, fed.shape, 3, Randomness(5)), Randomness(5), torch.device("cpu"), torch.float64, clients)
 
 
 def starts(batched: Cohort) -> torch.Tensor:
@@ -147,7 +152,7 @@ def test_the_chunk_does_not_matter(plan: LocalTraining, chunk: int, monkeypatch:
     table = torch.stack([batched.start, batched.start + 0.1])
     start = Rows(table, (0, 1, 0, 0, 1, 1))
     whole = batched.train(start, EVERYONE, plan, 1)
-    monkeypatch.setattr(cohorts, "CPU_CHUNK", chunk * batched.model.dimension)
+    monkeypatch.setattr(local_trainer, "CPU_CHUNK", chunk * batched.model.dimension)
     inner = batched._train
     monkeypatch.setattr(batched, "_train", lambda m, w, who, *rest: sizes.append(len(who)) or inner(m, w, who, *rest))  # type: ignore[func-returns-value]
     torch.testing.assert_close(batched.train(start, EVERYONE, plan, 1), whole, rtol=0, atol=1e-12)
@@ -201,7 +206,7 @@ def test_after_an_error_the_other_threads_do_not_work_off_the_queue() -> None:
             time.sleep(0.002)
 
     with cpu_threads(2), pytest.raises(ZeroDivisionError):
-        cohorts._each_in_a_thread(work, cast(Any, ["first", "second"]), jobs)
+        local_trainer._each_in_a_thread(work, cast(Any, ["first", "second"]), jobs)
     assert len(done) < 1000
 
 
@@ -224,7 +229,7 @@ def dropping(seed: int, clients: list[int] | None = None) -> tuple[Cohort, nn.Mo
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.Dropout(0.5), nn.Linear(32, 3))
     fed = federation()
-    flat = models.build(module, fed.shape, 3, Randomness(seed))
+    flat = validation.build(module, fed.shape, 3, Randomness(seed))
     return Cohort(fed, flat, Randomness(seed), torch.device("cpu"), torch.float64, clients), module
 
 
@@ -383,9 +388,9 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_samples_are_not_copied_where_none_are_kept_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     made, given = federation(), list[Any]()
     monkeypatch.setattr(
-        cohorts.Samples, "of", lambda x, y, *rest: given.append(x) or evaluation.Samples(*[torch.zeros(0)] * 2, np.zeros(7))
+        local_trainer.Samples, "of", lambda x, y, *rest: given.append(x) or evaluation.Samples(*[torch.zeros(0)] * 2, np.zeros(7))
     )
-    Cohort(made, models.build("linear", (1, 4, 4), 3, Randomness(0)), Randomness(0), torch.device("cpu"))
+    Cohort(made, validation.build("linear", (1, 4, 4), 3, Randomness(0)), Randomness(0), torch.device("cpu"))
     assert all(x is shard.x for x, shard in zip(given[0], made.shards, strict=True))
 
 

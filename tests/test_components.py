@@ -12,8 +12,10 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 from scipy.spatial.distance import cdist
 from scipy.stats import trim_mean
 
-from securecluster import components as rooms
-from securecluster.components import (
+from securecluster.clustering.distances import to_others
+from securecluster.errors import UsageError
+from securecluster.protocols.srfca import graph
+from securecluster.protocols.srfca.graph import (
     OUTSIDE,
     check_clustering,
     choose_reach,
@@ -23,8 +25,6 @@ from securecluster.components import (
     tree_edges,
     trimmed_mean,
 )
-from securecluster.distances import to_others
-from securecluster.errors import UsageError
 
 
 def random_distance(rng: np.random.Generator, m: int) -> Any:
@@ -73,7 +73,7 @@ def test_the_reach_is_the_threshold_or_a_quantile_of_all_pairs() -> None:
 @pytest.mark.parametrize("trim", [0.0, 0.1, 0.15, 0.25, 0.49])
 @pytest.mark.parametrize("s", [1, 2, 5, 7, 20])
 def test_the_trimmed_mean_is_scipys(trim: float, s: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "BLOCK", 40)  # several blocks of columns
+    monkeypatch.setattr(graph, "BLOCK", 40)  # several blocks of columns
     rows = torch.as_tensor(np.random.default_rng(s).normal(size=(s + 2, 23)))
     who = list(range(1, s + 1))
     np.testing.assert_allclose(trimmed_mean(rows, trim, who).numpy(), trim_mean(rows.numpy()[who], trim, axis=0), atol=1e-12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from securecluster.clustering import check_dbscan, dbscan, modularity, most_similar, neighbourhood, numbered
+from securecluster.clustering.labels import check_dbscan, dbscan, modularity, most_similar, neighbourhood, numbered
 from securecluster.errors import UsageError
 
 

@@ -17,6 +17,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from securecluster import Federation
+from securecluster.core import devices
+from securecluster.core.randomness import Randomness
+from securecluster.errors import UsageError
+from securecluster.messaging.messages import Picks, Rows, Shared, placed
+from securecluster.models.architectures import NETWORKS
+from securecluster.models.objectives import OBJECTIVES
+from securecluster.models.validation import build
+from securecluster.privacy.compression import codecs
+from securecluster.privacy.compression.sketches import Sketch
+from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.masking import masks
 from securecluster.protocols import (
     CFL,
     FLHC,
@@ -31,28 +48,14 @@ from securecluster.protocols import (
     Protocol,
     RandomClusters,
     Settings,
-    assembly,
-    base,
 )
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
-
-from securecluster import Federation, devices, synthetic
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.errors import UsageError
-from securecluster.estimator import fit
-from securecluster.messages import Picks, Rows, Shared, placed
-from securecluster.models import build
-from securecluster.networks import NETWORKS
-from securecluster.objectives import OBJECTIVES
-from securecluster.pair_network import Plan
-from securecluster.privacy import aggregators, masks, quantise
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.gaussian import Clip, Noise
-from securecluster.privacy.sketches import Sketch
-from securecluster.randomness import Randomness
-from securecluster.walks import Format
+from securecluster.protocols.common import base, execution
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.nsim.random_walks import Format
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runtime import aggregators
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 NAME = "meta"  # the one device besides the CPU that every torch knows
 PRETENDED = torch.device(NAME)
@@ -202,7 +205,7 @@ def pretending() -> Iterator[None]:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every run computes on the pretended device."""
-    for module in (assembly, base):
+    for module in (execution, base):
         monkeypatch.setattr(module, "choose_device", lambda name: PRETENDED)
     monkeypatch.setitem(aggregators.CHUNK_BYTES, NAME, 1 << 20)
     with pretending():
@@ -285,7 +288,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     def fitted(rows: Any, true: Any, draws: Any, grid: Any) -> Any:
         return fit(rows, true, draws, grid=(Plan(steps=3),), networks=1)
 
-    monkeypatch.setattr(synthetic, "fit", fitted)
+    monkeypatch.setattr(synthetic_users, "fit", fitted)
 
 
 @pytest.mark.parametrize(("protocol", "mask", "params"), RUNS)
@@ -366,7 +369,7 @@ def test_mechanisms_elsewhere() -> None:
     noise = Noise(1.0, 0.5)
     noise.arm(draws)
     sketch, clip = Sketch(8, Randomness(0)), Clip(0.5)
-    codes = {name: quantise.build(name, 51)[0] for name in ("8bit", "4bit", "1bit", "topk:0.2")}
+    codes = {name: codecs.build(name, 51)[0] for name in ("8bit", "4bit", "1bit", "topk:0.2")}
     here = [sketch.forward(rows, 1), clip.forward(rows, 1), noise.forward_for(rows.clone(), 1, [4, 5, 6], "row")]
     coded = {name: code.decode(code.forward(rows, 1)) for name, code in codes.items()}
     with pretending():

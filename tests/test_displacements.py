@@ -9,21 +9,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from securecluster.protocols import CFL, FedAvg, Settings
 
 from securecluster import Federation, LabelSwap
-from securecluster.displacements import Means, Outbox, Trainee, TraineeState, deliver, invite
-from securecluster.endpoint import Endpoint, Turn
+from securecluster.core.randomness import Randomness
+from securecluster.core.serialization import pack, unpack
 from securecluster.errors import PolicyError, UpdateError
-from securecluster.messages import Answer, Call, Picks, Rows
-from securecluster.network import Network
-from securecluster.privacy import masks
-from securecluster.privacy.keys import Secrets
-from securecluster.privacy.stages import Pipeline
-from securecluster.randomness import Randomness
-from securecluster.run import Run
-from securecluster.state import pack, unpack
-from securecluster.transport import InProcess
+from securecluster.messaging.messages import Answer, Call, Picks, Rows
+from securecluster.privacy.masking import masks
+from securecluster.privacy.masking.key_agreement import Secrets
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols import CFL, FedAvg, Settings
+from securecluster.protocols.common.pending_updates import Means, Outbox, Trainee, TraineeState, deliver, invite
+from securecluster.runtime.endpoint import Endpoint, Turn
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
+from securecluster.runtime.transport import InProcess
 
 
 def rows(*values: float) -> torch.Tensor:

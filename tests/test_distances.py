@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist, squareform
 
-from securecluster import distances as module
-from securecluster.distances import METRICS, alike, distances, euclidean
+from securecluster.clustering import distances as module
+from securecluster.clustering.distances import METRICS, alike, distances, euclidean
 from securecluster.errors import UsageError
 
 SCIPY = {"l1": "cityblock", "l2": "euclidean", "cosine": "cosine"}

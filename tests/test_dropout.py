@@ -8,9 +8,9 @@ import torch
 from scipy import stats
 from torch import nn
 
-from securecluster.dropout import SeededDropout, seeded, with_seeded_dropout
 from securecluster.errors import UsageError
-from securecluster.models import adopt
+from securecluster.models.dropout import SeededDropout, seeded, with_seeded_dropout
+from securecluster.models.validation import adopt
 
 
 def drawn(layer: SeededDropout, x: torch.Tensor, key: int) -> torch.Tensor:

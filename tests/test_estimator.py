@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from securecluster.clustering.metrics import pearson
+from securecluster.core.randomness import Randomness
+from securecluster.core.serialization import pack, unpack
 from securecluster.errors import UpdateError, UsageError
-from securecluster.estimator import GRID, Estimator, Fitted, Plan, Trial, fit, predict
-from securecluster.metrics import pearson
-from securecluster.randomness import Randomness
-from securecluster.state import pack, unpack
+from securecluster.protocols.nsim.similarity_model import GRID, Estimator, Fitted, Plan, Trial, fit, predict
 
 QUICK = Plan(width=32, embedding=8, head=16, dropout=0.0, steps=300)
 
@@ -60,7 +60,7 @@ def test_a_pair_does_not_depend_on_the_others(fitted: Fitted, monkeypatch: pytes
     a, b = places(9, 2)[0], places(7, 3)[0]
     whole = predict(fitted.estimator, a, b)
     torch.testing.assert_close(predict(fitted.estimator, a[4:5], b[2:3]), whole[4:5, 2:3])
-    monkeypatch.setattr("securecluster.pair_network.CHUNK", 10)
+    monkeypatch.setattr("securecluster.protocols.nsim.pair_network.CHUNK", 10)
     torch.testing.assert_close(predict(fitted.estimator, a, b), whole)
     assert predict(fitted.estimator, a[:0], b).shape == (0, 7)
 

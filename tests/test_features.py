@@ -15,10 +15,10 @@ from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 from torch import nn
 
-from securecluster import features as room
+from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.features import build, check
-from securecluster.randomness import Randomness
+from securecluster.protocols.oneshot import feature_maps
+from securecluster.protocols.oneshot.feature_maps import build, check
 
 SEED = Randomness(0)
 
@@ -50,7 +50,7 @@ def test_pca_is_scikit_learns_on_the_public_samples(digits: torch.Tensor) -> Non
 
 
 def test_a_draw_of_public_samples_follows_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "PUBLIC", 100)
+    monkeypatch.setattr(feature_maps, "PUBLIC", 100)
     one, two, three = (build("pca", (1, 8, 8), Randomness(seed), public="digits") for seed in (0, 0, 1))
     x = images(4)
     assert torch.equal(one(x), two(x)) and one.describe() == two.describe()
@@ -101,7 +101,7 @@ def test_default_dimensions() -> None:
 def test_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x = images(23)
     whole = build("conv", (1, 8, 8), SEED)(x)
-    monkeypatch.setattr(room, "BATCH", 5)
+    monkeypatch.setattr(feature_maps, "BATCH", 5)
     np.testing.assert_allclose(build("conv", (1, 8, 8), SEED)(x).numpy(), whole.numpy(), rtol=1e-5, atol=1e-6)
 
 
@@ -234,7 +234,8 @@ def test_a_width_that_follows_the_batch() -> None:
 def test_checking_options_needs_no_torch() -> None:
     import subprocess
 
-    code = "import sys; from securecluster.features import check; check('conv', dimension=8); sys.exit('torch' in sys.modules)"
+    load = "import sys; from securecluster.protocols.oneshot.feature_maps import check"
+    code = f"{load}; check('conv', dimension=8); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

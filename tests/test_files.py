@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from securecluster import files
+from securecluster.core import atomic_files
 from securecluster.errors import RunFolderError
 
 
@@ -53,12 +53,12 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
     path = tmp_path / "state"
-    files.write_atomic(path, b"old")
+    atomic_files.write_atomic(path, b"old")
     real = os.fdopen
     broken = (lambda d, m: FullStream(real(d, m), code)) if call == "fdopen" else fail(code)
     with monkeypatch.context() as patch:
         patch.setattr(os, call, broken)
-        said = sentence(lambda: files.write_atomic(path, b"new and longer"))
+        said = sentence(lambda: atomic_files.write_atomic(path, b"new and longer"))
     assert str(path) in said
     assert os.strerror(code) in said
     assert "free some space, then resume the run" in said
@@ -68,18 +68,18 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_else(
 
 def test_a_first_write_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "replace", fail(errno.ENOSPC))
-    sentence(lambda: files.write_atomic(tmp_path / "state", b"new"))
+    sentence(lambda: atomic_files.write_atomic(tmp_path / "state", b"new"))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_is_replaced_whole_with_the_mode_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "secret"
-    files.write_atomic(path, b"one", 0o600)
+    atomic_files.write_atomic(path, b"one", 0o600)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    files.write_atomic(path, b"x" * 100_000)
+    atomic_files.write_atomic(path, b"x" * 100_000)
     assert path.read_bytes() == b"x" * 100_000
-    files.write_atomic(path, b"")
-    assert path.read_bytes() == files.read(path) == b""
+    atomic_files.write_atomic(path, b"")
+    assert path.read_bytes() == atomic_files.read(path) == b""
 
 
 def test_a_file_is_never_seen_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,33 +89,33 @@ def test_a_file_is_never_seen_half_written(tmp_path: Path, monkeypatch: pytest.M
         seen.append((Path(source).read_bytes(), path.read_bytes()))
         real(source, target)
 
-    files.write_atomic(path, b"old")
+    atomic_files.write_atomic(path, b"old")
     monkeypatch.setattr(os, "replace", look)
-    files.write_atomic(path, b"new" * 1000)
+    atomic_files.write_atomic(path, b"new" * 1000)
     assert seen == [(b"new" * 1000, b"old")]
 
 
 def test_other_troubles_ask_to_check_the_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for action in (
-        lambda: files.read(tmp_path / "missing"),
-        lambda: files.write_atomic(tmp_path / "missing" / "file", b""),
-        lambda: files.write_atomic(tmp_path / "file" / "below", b""),
-        lambda: files.append_line(tmp_path / "missing" / "file", "x"),
-        lambda: files.make_folder(tmp_path / "file"),
-        lambda: files.make_folder(tmp_path / "file" / "below"),
-        lambda: files.move(tmp_path / "missing", tmp_path / "other"),
+        lambda: atomic_files.read(tmp_path / "missing"),
+        lambda: atomic_files.write_atomic(tmp_path / "missing" / "file", b""),
+        lambda: atomic_files.write_atomic(tmp_path / "file" / "below", b""),
+        lambda: atomic_files.append_line(tmp_path / "missing" / "file", "x"),
+        lambda: atomic_files.make_folder(tmp_path / "file"),
+        lambda: atomic_files.make_folder(tmp_path / "file" / "below"),
+        lambda: atomic_files.move(tmp_path / "missing", tmp_path / "other"),
     ):
         assert "check the path and its permissions" in sentence(action)
     assert (tmp_path / "file").read_text() == "x"
 
 
 def test_lines_are_appended_and_folders_made_and_moved(tmp_path: Path) -> None:
-    files.make_folder(tmp_path / "a" / "b")
-    files.make_folder(tmp_path / "a" / "b")
+    atomic_files.make_folder(tmp_path / "a" / "b")
+    atomic_files.make_folder(tmp_path / "a" / "b")
     for line in ("one", "two"):
-        files.append_line(tmp_path / "a" / "b" / "log", line)
-    files.move(tmp_path / "a" / "b", tmp_path / "c")
+        atomic_files.append_line(tmp_path / "a" / "b" / "log", line)
+    atomic_files.move(tmp_path / "a" / "b", tmp_path / "c")
     assert (tmp_path / "c" / "log").read_bytes() == b"one\ntwo\n"
     assert not (tmp_path / "a" / "b").exists()
 
@@ -126,9 +126,9 @@ def test_a_full_disk_while_appending_or_moving_is_said(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "open", fail(errno.ENOSPC))
     monkeypatch.setattr(Path, "mkdir", fail(errno.ENOSPC))
     for action in (
-        lambda: files.append_line(tmp_path / "log", "x"),
-        lambda: files.move(tmp_path / "old", tmp_path / "new"),
-        lambda: files.make_folder(tmp_path / "folder"),
+        lambda: atomic_files.append_line(tmp_path / "log", "x"),
+        lambda: atomic_files.move(tmp_path / "old", tmp_path / "new"),
+        lambda: atomic_files.make_folder(tmp_path / "folder"),
     ):
         assert "free some space" in sentence(action)
     assert os.listdir(tmp_path) == ["old"]
@@ -144,7 +144,7 @@ def test_a_temporary_file_that_was_put_there_before_is_neither_followed_nor_used
     links = [tmp_path / f".clients.safetensors{end}" for end in (".tmp", ".0123456789abcdef.tmp")]
     for link in links:
         link.symlink_to(victim)
-    files.write_atomic(path, b"secret", 0o600)
+    atomic_files.write_atomic(path, b"secret", 0o600)
     assert victim.read_bytes() == b"precious"
     assert path.read_bytes() == b"secret"
     assert not path.is_symlink()
@@ -160,9 +160,9 @@ def test_a_temporary_file_has_its_permissions_from_the_start_and_a_name_of_its_o
 
     monkeypatch.setattr(os, "replace", look)
     for _ in range(2):
-        files.write_atomic(tmp_path / "secret", b"x", 0o600)
+        atomic_files.write_atomic(tmp_path / "secret", b"x", 0o600)
     assert seen[0][0] != seen[1][0]
-    assert [files.final_name(name) for name, _ in seen] == ["secret", "secret"]
+    assert [atomic_files.final_name(name) for name, _ in seen] == ["secret", "secret"]
     assert [bits for _, bits in seen] == [0o600, 0o600]
 
 
@@ -170,8 +170,8 @@ def test_a_name_that_is_taken_is_refused_and_what_lies_there_stays(tmp_path: Pat
     taken = tmp_path / ".state.0123456789abcdef.tmp"
     taken.write_bytes(b"of somebody else")
     taken.chmod(0o666)
-    monkeypatch.setattr(files.secrets, "token_hex", lambda count: "0123456789abcdef"[: 2 * count])
-    sentence(lambda: files.write_atomic(tmp_path / "state", b"secret", 0o600))
+    monkeypatch.setattr(atomic_files.secrets, "token_hex", lambda count: "0123456789abcdef"[: 2 * count])
+    sentence(lambda: atomic_files.write_atomic(tmp_path / "state", b"secret", 0o600))
     assert taken.read_bytes() == b"of somebody else"
     assert os.listdir(tmp_path) == [taken.name]
 
@@ -180,7 +180,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Pa
     victim, link = tmp_path / "victim", tmp_path / "state"
     victim.write_bytes(b"precious")
     link.symlink_to(victim)
-    files.write_atomic(link, b"new")
+    atomic_files.write_atomic(link, b"new")
     assert victim.read_bytes() == b"precious"
     assert not link.is_symlink()
 
@@ -192,12 +192,12 @@ def test_lines_and_private_folders_are_not_written_through_a_link(tmp_path: Path
     (tmp_path / "log").symlink_to(victim)
     (tmp_path / "folder").symlink_to(home)
     for action in (
-        lambda: files.append_line(tmp_path / "log", "x"),
-        lambda: files.make_private_folder(tmp_path / "folder"),
+        lambda: atomic_files.append_line(tmp_path / "log", "x"),
+        lambda: atomic_files.make_private_folder(tmp_path / "folder"),
     ):
         assert "remove the link that is in its place" in sentence(action)
     assert victim.read_bytes() == b"precious"
-    files.make_new_folder(tmp_path / "folder")
+    atomic_files.make_new_folder(tmp_path / "folder")
     assert not (tmp_path / "folder").is_symlink()
     assert home.is_dir()
 
@@ -205,18 +205,18 @@ def test_lines_and_private_folders_are_not_written_through_a_link(tmp_path: Path
 def test_lines_and_private_folders_have_the_permissions_asked_for(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir(mode=0o755)
     for name in ("old", "new"):
-        files.make_private_folder(tmp_path / name)
+        atomic_files.make_private_folder(tmp_path / name)
         assert mode(tmp_path / name) == 0o700
-    files.append_line(tmp_path / "log", "x", 0o600)
+    atomic_files.append_line(tmp_path / "log", "x", 0o600)
     assert mode(tmp_path / "log") == 0o600
 
 
 def test_what_kills_left_half_written_is_removed_and_nothing_else(tmp_path: Path) -> None:
     for name in (".state.0123456789abcdef.tmp", ".notes.tmp", "state"):
         (tmp_path / name).write_bytes(b"x")
-    files.remove_half_written(tmp_path)
+    atomic_files.remove_half_written(tmp_path)
     assert sorted(os.listdir(tmp_path)) == [".notes.tmp", "state"]
-    files.remove_half_written(tmp_path / "missing")
+    atomic_files.remove_half_written(tmp_path / "missing")
 
 
 def test_a_save_that_is_interrupted_leaves_no_half_written_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_a_save_that_is_interrupted_leaves_no_half_written_file(tmp_path: Path, 
 
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        files.write_atomic(tmp_path / "state", b"x")
+        atomic_files.write_atomic(tmp_path / "state", b"x")
     assert not list(tmp_path.iterdir())
 
 
@@ -246,26 +246,26 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
 
 def test_durable_lines_are_on_the_disk_and_so_is_the_name_of_a_new_file(tmp_path: Path, synced: dict[int, int]) -> None:
     log, home = tmp_path / "log", tmp_path.stat().st_ino
-    files.append_line(tmp_path / "other", "x")
-    files.write_atomic(tmp_path / "another", b"x")
+    atomic_files.append_line(tmp_path / "other", "x")
+    atomic_files.write_atomic(tmp_path / "another", b"x")
     assert not synced
-    files.append_line(log, "one", durable=True)
+    atomic_files.append_line(log, "one", durable=True)
     assert synced.pop(log.stat().st_ino) == 4
     assert synced.pop(home, None) is not None
-    files.append_line(log, "two", durable=True)
+    atomic_files.append_line(log, "two", durable=True)
     assert synced == {log.stat().st_ino: 8}
     synced.clear()
-    files.write_atomic(log, b"anew", durable=True)
+    atomic_files.write_atomic(log, b"anew", durable=True)
     assert set(synced) == {log.stat().st_ino, home}
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_disk_that_is_found_full_while_syncing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    files.write_atomic(tmp_path / "state", b"old")
+    atomic_files.write_atomic(tmp_path / "state", b"old")
     monkeypatch.setattr(os, "fsync", fail(code))
     for action in (
-        lambda: files.append_line(tmp_path / "log", "x", durable=True),
-        lambda: files.write_atomic(tmp_path / "state", b"new", durable=True),
+        lambda: atomic_files.append_line(tmp_path / "log", "x", durable=True),
+        lambda: atomic_files.write_atomic(tmp_path / "state", b"new", durable=True),
     ):
         assert "free some space, then resume the run" in sentence(action)
     assert (tmp_path / "state").read_bytes() == b"old"
@@ -280,5 +280,5 @@ def test_a_file_system_that_does_not_sync_folders_will_do(tmp_path: Path, monkey
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", picky)
-    files.append_line(tmp_path / "log", "x", durable=True)
+    atomic_files.append_line(tmp_path / "log", "x", durable=True)
     assert (tmp_path / "log").read_bytes() == b"x\n"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from securecluster.errors import FrameError
-from securecluster.messages import Header, Picks, Rows, Shared, reply_header, select, stack
-from securecluster.wire import decode, encode, peek, size
+from securecluster.messaging.messages import Header, Picks, Rows, Shared, reply_header, select, stack
+from securecluster.messaging.wire import decode, encode, peek, size
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]
 HEADER = Header("c" * 32, "train", "gather", 3, 7, "server", "client/1", 1)

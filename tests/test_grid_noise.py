@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from securecluster import grid_noise
-from securecluster.grid_noise import ERROR, FINE, FINEST, TAIL, GridNoise, deviation, rounded, spacing
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.gaussian import Clip, Noise
-from securecluster.privacy.stages import Pipeline
+from securecluster.privacy.dp import grid_noise
+from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
+from securecluster.privacy.dp.grid_noise import ERROR, FINE, FINEST, TAIL, GridNoise, deviation, rounded, spacing
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.pipeline import Pipeline
 
 SEEDS = [hashlib.sha256(bytes([k])).digest() for k in range(5)]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.hierarchical import common_layers
-from securecluster.models import build
-from securecluster.randomness import Randomness
+from securecluster.models.validation import build
+from securecluster.protocols.oneshot.hierarchical_averaging import common_layers
 
 
 @pytest.mark.parametrize(

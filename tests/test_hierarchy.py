@@ -12,10 +12,21 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist, squareform
 from sklearn.cluster import AgglomerativeClustering
 
-from securecluster.distances import alike, distances
+from securecluster.clustering.agglomerative import (
+    EUCLIDEAN,
+    GAPS,
+    LINKAGES,
+    check_linkage,
+    cut,
+    gap_of,
+    heights,
+    merges,
+    tasks_of,
+    threshold,
+)
+from securecluster.clustering.distances import alike, distances
+from securecluster.clustering.noise_robust import default_threshold
 from securecluster.errors import UsageError
-from securecluster.hierarchy import EUCLIDEAN, GAPS, LINKAGES, check_linkage, cut, gap_of, heights, merges, tasks_of, threshold
-from securecluster.partitions import default_threshold
 
 Points = NDArray[np.float64]
 

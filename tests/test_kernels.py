@@ -7,7 +7,7 @@ import pytest
 from scipy.linalg import subspace_angles
 
 from securecluster.errors import UsageError
-from securecluster.kernels import cca, cka, svcca
+from securecluster.protocols.nsim.representation_similarity import cca, cka, svcca
 
 LAYERS = np.random.default_rng(0).normal(size=(5, 12, 4))
 

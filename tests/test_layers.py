@@ -84,10 +84,10 @@ def test_imports_point_down(path: Path) -> None:
 
 
 def test_the_check_can_fail() -> None:
-    assert upward("securecluster.wire", "from securecluster.network import Network")
-    assert upward("securecluster.cohort", "def f():\n    import securecluster.protocols.cfl")
-    assert upward("securecluster.protocols.cfl", "from securecluster.protocols.fedavg import FedAvg")
-    assert not upward("securecluster.protocols.cfl", "from securecluster.protocols.base import Protocol")
+    assert upward("securecluster.messaging.wire", "from securecluster.runtime.server_channel import Network")
+    assert upward("securecluster.training.local_trainer", "def f():\n    import securecluster.protocols.cfl.protocol")
+    assert upward("securecluster.protocols.cfl.protocol", "from securecluster.protocols.fedavg import FedAvg")
+    assert not upward("securecluster.protocols.cfl.protocol", "from securecluster.protocols.common.base import Protocol")
 
 
 def test_protocol_names_are_known_to_the_app_alone() -> None:

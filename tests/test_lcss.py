@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securecluster import lcss
 from securecluster.errors import UsageError
-from securecluster.lcss import similarities, similarity
+from securecluster.protocols.nsim import lcss
+from securecluster.protocols.nsim.lcss import similarities, similarity
 
 
 def plain(a: Any, b: Any, radius: float, window: int | None) -> float:

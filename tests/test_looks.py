@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from securecluster.briefs import Brief
-from securecluster.displacements import Update
-from securecluster.looks import look_at
-from securecluster.messages import Rows
-from securecluster.privacy.gaussian import Clip, Noise
-from securecluster.privacy.stages import Pipeline
-from securecluster.replies import Replies, Sums
-from securecluster.similarity import cosine, gram
+from securecluster.clustering.similarity import cosine, gram
+from securecluster.messaging.messages import Rows
+from securecluster.messaging.replies import Replies, Sums
+from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.cfl.split_test import look_at
+from securecluster.protocols.common.compressed_updates import Brief
+from securecluster.protocols.common.pending_updates import Update
 
 D, SIGMA = 100_000, 0.02  # noise of norm 6.3 on updates of norm about 1.4
 

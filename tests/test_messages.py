@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securecluster.errors import FrameError
-from securecluster.messages import Call, Header, Picks, Rows, Shared, frames, kinds, optional, reply_header, select, stack
-from securecluster.wire import decode, encode
+from securecluster.messaging.messages import Call, Header, Picks, Rows, Shared, frames, kinds, optional, reply_header, select, stack
+from securecluster.messaging.wire import decode, encode
 
 HEADER = Header("c", "m", "gather", 1, 2, "server", "client/0", 1)
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from securecluster import models, networks
+from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.models import FlatModel, adopt
-from securecluster.randomness import Randomness
+from securecluster.models import architectures, validation
+from securecluster.models.validation import FlatModel, adopt
 
 IMAGE = (1, 16, 16)
 
@@ -26,32 +26,32 @@ def normal(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(16), nn.BatchNorm1d(16, track_running_stats=False)], ids=["running", "batch only"])
 def test_batch_norm_is_refused_by_name(norm: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(networks.IMAGES, "normed", lambda shape, classes: nn.Sequential(nn.Flatten(), norm, nn.Linear(16, classes)))
+    monkeypatch.setitem(architectures.IMAGES, "normed", lambda shape, classes: nn.Sequential(nn.Flatten(), norm, nn.Linear(16, classes)))
     with pytest.raises(UsageError, match=r"'normed' has BatchNorm1d.*GroupNorm") as caught:
-        models.build("normed", (1, 4, 4), 3, Randomness(0))
+        validation.build("normed", (1, 4, 4), 3, Randomness(0))
     assert "\n" not in str(caught.value)
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'linear'"):
-        models.build("linaer", (4,), 2, Randomness(0))
+        validation.build("linaer", (4,), 2, Randomness(0))
 
 
-@pytest.mark.parametrize("name", networks.IMAGES)
+@pytest.mark.parametrize("name", architectures.IMAGES)
 def test_initial_weights_follow_the_seed_alone(name: str) -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    one = models.build(name, IMAGE, 3, Randomness(0)).initial()
+    one = validation.build(name, IMAGE, 3, Randomness(0)).initial()
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(4)
-    assert torch.equal(one, models.build(name, IMAGE, 3, Randomness(0)).initial())
-    assert not torch.equal(one, models.build(name, IMAGE, 3, Randomness(1)).initial())
+    assert torch.equal(one, validation.build(name, IMAGE, 3, Randomness(0)).initial())
+    assert not torch.equal(one, validation.build(name, IMAGE, 3, Randomness(1)).initial())
     assert one.unique().numel() > len(one) // 3  # float32 has few values near 0, and group norm starts at 1
 
 
-@pytest.mark.parametrize("name", networks.IMAGES)
+@pytest.mark.parametrize("name", architectures.IMAGES)
 def test_views_are_torchs_own_parameters(name: str) -> None:
-    flat = models.build(name, IMAGE, 4, Randomness(1))
+    flat = validation.build(name, IMAGE, 4, Randomness(1))
     assert torch.equal(flat.initial(), nn.utils.parameters_to_vector(flat.module.parameters()).detach())
     vector = normal(flat.dimension).float()
     module = copy.deepcopy(flat.module)
@@ -78,8 +78,8 @@ def _repeated() -> nn.Module:
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "mlp": lambda: networks.mlp((1, 4, 4), 3),
-    "linear": lambda: networks.linear((1, 4, 4), 3),
+    "mlp": lambda: architectures.mlp((1, 4, 4), 3),
+    "linear": lambda: architectures.linear((1, 4, 4), 3),
     "deep": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)),
     "no bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)),
     "tanh": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)),
@@ -157,7 +157,7 @@ def test_a_users_own_module_keeps_its_weights_and_is_not_touched() -> None:
     assert flat.together
     flat.module.first.weight.data += 1  # type: ignore[union-attr, operator]
     assert not torch.equal(flat.initial(), nn.utils.parameters_to_vector(module.parameters()).detach())
-    assert torch.equal(models.build(module, (1, 4, 4), 3, Randomness(0)).initial(), adopt(module, (1, 4, 4), 3).initial())
+    assert torch.equal(validation.build(module, (1, 4, 4), 3, Randomness(0)).initial(), adopt(module, (1, 4, 4), 3).initial())
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_users_own_module_keeps_its_weights_and_is_not_touched() -> None:
 )
 def test_modules_that_clients_cannot_train_are_refused_in_one_sentence(module: nn.Module, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence) as caught:
-        models.build(module, (1, 4, 4), 3, Randomness(0))
+        validation.build(module, (1, 4, 4), 3, Randomness(0))
     assert "\n" not in str(caught.value)
 
 
@@ -236,7 +236,7 @@ def _looked_up(**options: object) -> nn.Module:
 )
 def test_what_would_fail_only_in_training_is_refused_before(make: Callable[[], nn.Module], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence) as caught:
-        models.build(make(), (1, 4, 4), 3, Randomness(0))
+        validation.build(make(), (1, 4, 4), 3, Randomness(0))
     assert "\n" not in str(caught.value)
 
 
@@ -297,10 +297,10 @@ def test_the_processs_default_number_type_does_not_matter() -> None:
     module = Own()
     torch.set_default_dtype(torch.float64)
     try:
-        named, own = models.build("mlp", (4,), 3, Randomness(0)), adopt(module, (1, 4, 4), 3)
+        named, own = validation.build("mlp", (4,), 3, Randomness(0)), adopt(module, (1, 4, 4), 3)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert torch.equal(named.initial(), models.build("mlp", (4,), 3, Randomness(0)).initial())
+    assert torch.equal(named.initial(), validation.build("mlp", (4,), 3, Randomness(0)).initial())
     assert torch.equal(own.initial(), adopt(module, (1, 4, 4), 3).initial())
 
 
@@ -355,19 +355,19 @@ def test_a_description_sees_what_is_frozen_and_constants_that_are_not_saved() ->
     three.between.register_buffer("shift", torch.ones(8), persistent=False)
     four = copy.deepcopy(three)
     four.between.shift += 1  # type: ignore[operator]
-    told = [json.dumps(models.describe(module)) for module in (one, two, three, four)]
+    told = [json.dumps(validation.describe(module)) for module in (one, two, three, four)]
     assert len(set(told)) == 4
 
 
 def test_a_description_tells_modules_apart_and_is_json() -> None:
     one, two = Own(), Own()
-    told = models.describe(one)
+    told = validation.describe(one)
     assert json.loads(json.dumps(told)) == told
     assert told["parameters"]["last.weight"] == [3, 8]
-    assert told == models.describe(copy.deepcopy(one)) != models.describe(two)
-    assert models.describe("mlp") == "mlp"
+    assert told == validation.describe(copy.deepcopy(one)) != validation.describe(two)
+    assert validation.describe("mlp") == "mlp"
     extra = Own(Stateful())
-    assert models.describe(extra) == models.describe(copy.deepcopy(extra))
+    assert validation.describe(extra) == validation.describe(copy.deepcopy(extra))
 
 
 class Stateful(nn.Tanh):
@@ -408,11 +408,13 @@ class _Attending(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("name", networks.IMAGES)
+@pytest.mark.parametrize("name", architectures.IMAGES)
 def test_weights_drawn_anew_are_spread_as_the_networks_own(name: str) -> None:
-    flat, before = models.build(name, IMAGE, 4, Randomness(1)), torch.get_rng_state()
+    flat, before = validation.build(name, IMAGE, 4, Randomness(1)), torch.get_rng_state()
     one, two, other = (flat.redrawn(Randomness(1), "start", 0, j) for j in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), before) and torch.equal(flat.initial(), models.build(name, IMAGE, 4, Randomness(1)).initial())
+    assert torch.equal(torch.get_rng_state(), before) and torch.equal(
+        flat.initial(), validation.build(name, IMAGE, 4, Randomness(1)).initial()
+    )
     assert torch.equal(one, two) and not torch.equal(one, other) and not torch.equal(one, flat.initial())
     assert not torch.equal(one, flat.redrawn(Randomness(2), "start", 0, 1))
     for drawn, own in zip(flat.views(one).values(), flat.views(flat.initial()).values(), strict=True):
@@ -425,7 +427,7 @@ def test_weights_drawn_anew_are_spread_as_the_networks_own(name: str) -> None:
 
 
 def test_weights_drawn_anew_have_the_models_own_type_and_the_same_values_in_every_type() -> None:
-    flat = models.build("mlp", IMAGE, 4, Randomness(1))
+    flat = validation.build("mlp", IMAGE, 4, Randomness(1))
     double = flat.to(torch.device("cpu"), torch.float64).redrawn(Randomness(1), "x")
     assert double.dtype is torch.float64
     assert torch.equal(double, flat.redrawn(Randomness(1), "x").double())

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Settings
 from torch import nn
 
-from securecluster import Federation, models, networks
-from securecluster.cohort import Cohort, LocalTraining, check_training
+from securecluster import Federation
+from securecluster.core.randomness import Randomness
 from securecluster.errors import PolicyError, UsageError
-from securecluster.messages import Rows
-from securecluster.optimizers import Momenta
-from securecluster.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models import architectures, validation
+from securecluster.models.optimizers import Momenta
+from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Settings
+from securecluster.training.local_trainer import Cohort, LocalTraining, check_training
 
 PLAN = LocalTraining(0.05, 2, 10, momentum=0.9)
 KEPT = replace(PLAN, keep_momentum=True)
@@ -34,12 +35,12 @@ NETWORKS = {
 def more_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stack by hand, one that goes through torch.func, and one that trains client by client."""
     for name, make in NETWORKS.items():
-        monkeypatch.setitem(networks.IMAGES, name, make)
+        monkeypatch.setitem(architectures.IMAGES, name, make)
 
 
 def cohort_of(federation: Federation, model: str) -> Cohort:
     draws = Randomness(5)
-    made = models.build(model, federation.shape, federation.classes, draws)
+    made = validation.build(model, federation.shape, federation.classes, draws)
     return Cohort(federation, made, draws, torch.device("cpu"), torch.float64)
 
 

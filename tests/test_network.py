@@ -9,22 +9,23 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, Settings
 
-from securecluster import Federation, LabelSwap, wire
-from securecluster.endpoint import GATHER, PAIRS, SUM, Endpoint, Turn, answers, message_types
+from securecluster import Federation, LabelSwap
+from securecluster.core.randomness import Randomness
+from securecluster.core.serialization import pack, unpack
 from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
-from securecluster.messages import Answer, Call, Header, Rows
-from securecluster.network import Network, NetworkState
-from securecluster.privacy.aggregators import Plain
-from securecluster.privacy.keys import Hello, KeyRing
-from securecluster.privacy.masks import Permutation
-from securecluster.privacy.stages import Pipeline
-from securecluster.randomness import Randomness
-from securecluster.replies import _finite
-from securecluster.run import Run
-from securecluster.state import pack, unpack
-from securecluster.transport import Framed, InProcess
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Answer, Call, Header, Rows
+from securecluster.messaging.replies import _finite
+from securecluster.privacy.masking.key_agreement import Hello, KeyRing
+from securecluster.privacy.masking.masks import Permutation
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols import CFL, Settings
+from securecluster.runtime.aggregators import Plain
+from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, Endpoint, Turn, answers, message_types
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network, NetworkState
+from securecluster.runtime.transport import Framed, InProcess
 
 CONFIG = "c" * 32
 Lost = Callable[[Call], set[int]]

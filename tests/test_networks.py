@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from securecluster import models
+from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.networks import IMAGES
-from securecluster.randomness import Randomness
+from securecluster.models import validation
+from securecluster.models.architectures import IMAGES
 
 GRAY, COLOUR = (1, 28, 28), (3, 32, 32)
 COUNTS = {
@@ -28,7 +28,7 @@ COUNTS = {
 
 @pytest.mark.parametrize(("name", "shape"), COUNTS, ids=str)
 def test_parameter_counts(name: str, shape: tuple[int, ...]) -> None:
-    flat = models.build(name, shape, 10, Randomness(0))
+    flat = validation.build(name, shape, 10, Randomness(0))
     assert flat.dimension == COUNTS[name, shape]
     assert flat.module(torch.zeros(2, *shape)).shape == (2, 10)
 
@@ -37,7 +37,7 @@ def test_parameter_counts(name: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [(64,), (1, 3, 3), (28, 28)], ids=str)
 def test_convolutions_want_images(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match=f"{name}.*try mlp") as caught:
-        models.build(name, shape, 10, Randomness(0))
+        validation.build(name, shape, 10, Randomness(0))
     assert "\n" not in str(caught.value)
 
 
@@ -50,11 +50,11 @@ def test_no_network_averages_batch_statistics(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in IMAGES if n.startswith(("mlp", "linear", "cnn"))])
 def test_the_papers_networks_have_gradients_by_hand(name: str) -> None:
-    assert models.build(name, COLOUR, 10, Randomness(0)).stack is not None
+    assert validation.build(name, COLOUR, 10, Randomness(0)).stack is not None
 
 
 def test_every_network_can_train_many_clients_at_once() -> None:
-    assert all(models.build(name, COLOUR, 10, Randomness(0)).together for name in IMAGES)
+    assert all(validation.build(name, COLOUR, 10, Randomness(0)).together for name in IMAGES)
 
 
 @pytest.mark.parametrize("name", [n for n in IMAGES if n.startswith(("cnn", "resnet"))])
@@ -69,4 +69,4 @@ def test_every_network_can_train_many_clients_at_once() -> None:
 )
 def test_images_are_refused_for_the_right_reason(name: str, shape: tuple[int, ...], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        models.build(name, shape, 10, Randomness(0))
+        validation.build(name, shape, 10, Randomness(0))

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from securecluster import noisy_gram, spectra
-from securecluster.noisy_gram import APART, REPLACE, GramNoise, clipped, edge, gram, packed, told_by_all, unpacked
+from securecluster.clustering import eigenvectors
+from securecluster.protocols.oneshot import gram_mechanism
+from securecluster.protocols.oneshot.gram_mechanism import APART, REPLACE, GramNoise, clipped, edge, gram, packed, told_by_all, unpacked
 
 Rows = NDArray[np.float64]
 
@@ -71,7 +72,7 @@ def basis(d: int) -> list[Rows]:
 def test_the_gram_matrix_is_that_of_clipped_rows(seed: int, n: int, d: int, size: float, block: int) -> None:
     x = data(seed, n, d, size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(noisy_gram, "BLOCK", block)
+        patch.setattr(gram_mechanism, "BLOCK", block)
         one, mean = gram(x), gram(x, mean=True)
     assert one.dtype == torch.float64
     np.testing.assert_allclose(one.numpy(), direct(x), rtol=0, atol=1e-12 * max(n, 1))
@@ -151,7 +152,7 @@ def test_noise_is_drawn_once_for_a_clients_data() -> None:
 @pytest.mark.parametrize("whole", [8, 1000])  # by ARPACK, and whole
 @pytest.mark.parametrize("z", [0.02, 1.2, 50.0])
 def test_the_spectrum_is_numpys_as_far_as_it_stands_out(z: float, whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectra, "WHOLE", whole)
+    monkeypatch.setattr(eigenvectors, "WHOLE", whole)
     x = data(2, 300, 60) * (0.8 ** torch.arange(60))
     made = noise(z)
     noisy = made.matrix(x, 0)

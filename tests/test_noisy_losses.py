@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import SRFCA, Settings
 
 from securecluster import Federation
-from securecluster.endpoint import Turn
-from securecluster.messages import Rows
-from securecluster.noisy_losses import loss_clip, noised, sensitivity
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.guard import Guard
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.dp.client_noise import Guard
+from securecluster.privacy.dp.loss_mechanism import loss_clip, noised, sensitivity
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.protocols import SRFCA, Settings
+from securecluster.runtime.endpoint import Turn
 
 DOUBLE = Settings(dtype="float64")
 

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Local, Settings
 from torch import nn
 
-from securecluster import Federation, networks
-from securecluster.cohort import Cohort, LocalTraining
+from securecluster import Federation
+from securecluster.core.randomness import Randomness
 from securecluster.data import Shard
 from securecluster.errors import UsageError
-from securecluster.messages import Rows
-from securecluster.models import build
-from securecluster.objectives import CLASSIFICATION, OBJECTIVES, Classification, Language, Objective, Trajectory, objective
-from securecluster.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models import architectures
+from securecluster.models.objectives import CLASSIFICATION, OBJECTIVES, Classification, Language, Objective, Trajectory, objective
+from securecluster.models.validation import build
+from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Local, Settings
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 
 class Words(nn.Module):
@@ -163,12 +164,16 @@ def test_networks_of_another_kind_are_refused(
 
 def test_auto_is_the_network_that_suits_the_data_and_brings_its_learning_rate() -> None:
     text, track, image = Language(), Trajectory(), CLASSIFICATION
-    found = [networks.chosen("auto", kind, classes) for kind, classes in ((image, 10), (text, 77), (text, 2000), (track, 2))]
+    found = [architectures.chosen("auto", kind, classes) for kind, classes in ((image, 10), (text, 77), (text, 2000), (track, 2))]
     assert found == ["mlp", "lstm-chars", "lstm-words", "lstm-trajectory"]
-    assert networks.chosen("linear", text, 77) == "linear"  # which is refused by name later, not replaced
-    assert networks.rate("auto", image, 10, "sgd") == 0.2 == networks.rate(Words(), text, 7, "sgd")
-    assert networks.rate("auto", text, 2000, "sgd") > networks.rate("auto", image, 10, "sgd") > networks.rate("auto", track, 2, "sgd")
-    assert networks.rate("mlp", image, 10, "adam") == 0.001
+    assert architectures.chosen("linear", text, 77) == "linear"  # which is refused by name later, not replaced
+    assert architectures.rate("auto", image, 10, "sgd") == 0.2 == architectures.rate(Words(), text, 7, "sgd")
+    assert (
+        architectures.rate("auto", text, 2000, "sgd")
+        > architectures.rate("auto", image, 10, "sgd")
+        > architectures.rate("auto", track, 2, "sgd")
+    )
+    assert architectures.rate("mlp", image, 10, "adam") == 0.001
 
 
 @pytest.mark.parametrize("protocol", [CFL, FLHC, SRFCA, IFCA, FedAvg, Local], ids=lambda protocol: protocol.name)

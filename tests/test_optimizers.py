@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from securecluster.errors import UsageError
-from securecluster.optimizers import build
+from securecluster.models.optimizers import build
 
 SETTINGS = {"sgd": ("sgd", 0.0), "momentum": ("sgd", 0.9), "adam": ("adam", 0.0)}
 ACTIVE = (3, 3, 2, 2, 1)  # rows that take part in a step

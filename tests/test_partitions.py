@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from sklearn.cluster import AgglomerativeClustering, KMeans, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
-from securecluster.clustering import bipartition
-from securecluster.errors import UsageError
-from securecluster.partitions import (
+from securecluster.clustering.labels import bipartition
+from securecluster.clustering.noise_robust import (
     CLUSTERERS,
     affinity,
     contrasted,
@@ -24,6 +23,7 @@ from securecluster.partitions import (
     partition,
     with_company,
 )
+from securecluster.errors import UsageError
 
 NOISY = CLUSTERERS[1:]
 

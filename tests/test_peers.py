@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from securecluster.benchmarks.peers import export, make, net
 from securecluster.benchmarks.peers.process import PeerError, Worker, tagged, wait_until
 from securecluster.benchmarks.peers.run import ENVIRONMENTS, chosen, parsed, rows
 from securecluster.benchmarks.peers.turns import Measured
 from securecluster.benchmarks.peers.work import load, peak
-
 from securecluster.errors import UsageError
 
 HERE = Path(sys.executable)

@@ -16,19 +16,20 @@ import torch
 from scipy import stats
 from torch import nn
 
-from securecluster import Federation, models, networks
-from securecluster import cohort as cohorts
-from securecluster.clipping import Each, Outer, clipped
-from securecluster.cohort import Cohort, LocalTraining, check_training
-from securecluster.devices import cpu_threads
+from securecluster import Federation
+from securecluster.core.devices import cpu_threads
+from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.flat import FlatModel
-from securecluster.grid_noise import GridNoise
-from securecluster.messages import Rows
-from securecluster.objectives import Language, Objective, Trajectory
-from securecluster.per_example import Private
-from securecluster.randomness import Randomness
-from securecluster.sequence_networks import LanguageLSTM, TrajectoryLSTM
+from securecluster.messaging.messages import Rows
+from securecluster.models import architectures, validation
+from securecluster.models.flat_model import FlatModel
+from securecluster.models.objectives import Language, Objective, Trajectory
+from securecluster.models.per_example_gradients import Each, Outer, clipped
+from securecluster.models.sequence_architectures import LanguageLSTM, TrajectoryLSTM
+from securecluster.privacy.dp.grid_noise import GridNoise
+from securecluster.training import local_trainer
+from securecluster.training.dp_sgd import Private
+from securecluster.training.local_trainer import Cohort, LocalTraining, check_training
 
 pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")  # scales are extreme on purpose
 
@@ -76,7 +77,7 @@ class Keys:
 @pytest.fixture(autouse=True)
 def own_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, make in NETWORKS.items():
-        monkeypatch.setitem(networks.IMAGES, name, make)
+        monkeypatch.setitem(architectures.IMAGES, name, make)
 
 
 def federation() -> Federation:
@@ -87,7 +88,7 @@ def federation() -> Federation:
 
 def cohort(model: str | nn.Module = "mlp", clients: list[int] | None = None, seed: int = 0, dtype: torch.dtype = torch.float64) -> Cohort:
     fed = federation()
-    flat = models.build(model, fed.shape, 3, Randomness(5))
+    flat = validation.build(model, fed.shape, 3, Randomness(5))
     return Cohort(fed, flat, Randomness(5), CPU, dtype, clients, secret=Keys(seed))
 
 
@@ -160,7 +161,7 @@ def test_chunks_threads_and_a_batch_of_one_do_not_matter(model: str, plan: Local
         start = Rows(starts(batched)[k : k + 1])
         torch.testing.assert_close(cohort(model, [k]).train(start, [0], plan, 1)[0], whole[k], rtol=0, atol=1e-12)
     for chunk in (1, 2):
-        monkeypatch.setattr(cohorts, "CPU_CHUNK", chunk * batched.model.dimension)  # also: blocks of one and two examples
+        monkeypatch.setattr(local_trainer, "CPU_CHUNK", chunk * batched.model.dimension)  # also: blocks of one and two examples
         for threads in (1, 3):
             with cpu_threads(threads):
                 found = batched.train(Rows(starts(batched)[[5, 0, 3]]), [5, 0, 3], plan, 1)
@@ -168,11 +169,11 @@ def test_chunks_threads_and_a_batch_of_one_do_not_matter(model: str, plan: Local
 
 
 def test_blocks_of_convolved_examples_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    from securecluster import per_example
+    from securecluster.training import dp_sgd
 
     batched = cohort("stack")
     whole = batched.train(Rows(starts(batched)), EVERYONE, PLANS["adam"], 1)
-    monkeypatch.setattr(per_example, "CONVOLVED", 3)
+    monkeypatch.setattr(dp_sgd, "CONVOLVED", 3)
     torch.testing.assert_close(batched.train(Rows(starts(batched)), EVERYONE, PLANS["adam"], 1), whole, rtol=0, atol=1e-12)
 
 
@@ -352,7 +353,7 @@ def test_clients_with_lstms_train_as_each_alone() -> None:
     module, objective, x, y = lstms()["trajectory"]
     arrays = {f"c{k}": (np.tile(x, (k + 1, 1, 1)), np.tile(y, (k + 1, 1))) for k in range(3)}
     fed = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, objective=objective, classes=2, seed=0)
-    flat = models.adopt(module, fed.shape, 2, objective=objective)
+    flat = validation.adopt(module, fed.shape, 2, objective=objective)
     batched = Cohort(fed, flat, Randomness(0), CPU, torch.float64, secret=Keys())
     plan = LocalTraining(0.1, 2, 4, clip=0.01, noise=1.0)
     whole = batched.train(Rows(batched.start[None], (0, 0, 0)), range(3), plan, 1)
@@ -445,7 +446,7 @@ def test_noise_has_the_variance_that_is_priced() -> None:
     arrays = {f"c{k}": (np.zeros((size, 100)), np.zeros(size, dtype=int)) for k in range(clients)}
     fed = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, classes=40, seed=0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(100, 40, bias=False))  # x = 0: no gradient
-    batched = Cohort(fed, models.adopt(module, fed.shape, 40), Randomness(0), CPU, torch.float32, secret=Keys())
+    batched = Cohort(fed, validation.adopt(module, fed.shape, 40), Randomness(0), CPU, torch.float32, secret=Keys())
     start = Rows(torch.zeros(1, 4000), (0,) * clients)
     one, two = (batched.train(start, range(clients), replace(plan, steps=s), 1).double() for s in (1, 2))
     std = 1.5 * 0.25 / batch
@@ -474,7 +475,7 @@ def test_one_example_shows_as_the_priced_mechanism_says(batch: int) -> None:
     x[2] = 1e4
     arrays = {f"c{k}": (x, y) for k in range(clients)}
     fed = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, classes=2, seed=0)
-    flat = models.adopt(nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)), fed.shape, 2)
+    flat = validation.adopt(nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)), fed.shape, 2)
     batched = Cohort(fed, flat, Randomness(0), CPU, torch.float64, secret=Keys())
     plan = LocalTraining(1e-6, 1, batch, steps=steps, clip=0.7, noise=0.8)
     moved = batched.train(Rows(torch.zeros(1, 2, dtype=torch.float64), (0,) * clients), range(clients), plan, 1).numpy()

@@ -15,10 +15,10 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.features import build
-from securecluster.pretrained import DEVIATION, MEAN, SIDE, WEIGHTS
-from securecluster.randomness import Randomness
+from securecluster.protocols.oneshot.feature_maps import build
+from securecluster.protocols.oneshot.resnet18 import DEVIATION, MEAN, SIDE, WEIGHTS
 
 SEED = Randomness(0)
 

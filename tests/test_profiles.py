@@ -9,7 +9,7 @@ import pytest
 from scipy.spatial.distance import cdist
 from sklearn.metrics import adjusted_rand_score
 
-from securecluster.profiles import block_means, cluster_without_threshold, fit_offsets, profile_distances
+from securecluster.protocols.srfca.profiles import block_means, cluster_without_threshold, fit_offsets, profile_distances
 
 
 def losses(rng: np.random.Generator, means: Any, labels: Any, level: Any = 0.0, noise: float = 0.1) -> Any:

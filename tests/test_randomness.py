@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securecluster.randomness import Part, Randomness
+from securecluster.core.randomness import Part, Randomness
 
 PATHS = st.lists(st.integers(-(10**9), 10**9) | st.text(max_size=6), max_size=4).map(tuple)
 

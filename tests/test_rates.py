@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FedAvg, Local
 
 from securecluster import Federation, Inversion, LabelSwap, Rotation
-from securecluster.data.sources import SOURCES
-from securecluster.networks import BRIGHT_RATE, RATE
+from securecluster.data.datasets import SOURCES
+from securecluster.models.architectures import BRIGHT_RATE, RATE
+from securecluster.protocols import CFL, FedAvg, Local
 
 
 def resolved(federation: Federation, **params: Any) -> float:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from securecluster import recurrent
 from securecluster.errors import UsageError
-from securecluster.flat import FlatModel
-from securecluster.objectives import Trajectory
-from securecluster.recurrent import LSTM, lstm
+from securecluster.models import recurrent
+from securecluster.models.flat_model import FlatModel
+from securecluster.models.objectives import Trajectory
+from securecluster.models.recurrent import LSTM, lstm
 
 NAMES = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 SIZES = [

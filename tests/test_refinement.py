@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import SRFCA, Settings
 
 from securecluster import Federation
-from securecluster.displacements import Means, Outbox
-from securecluster.endpoint import Turn, config_hash
 from securecluster.errors import PolicyError
-from securecluster.messages import Call, Picks, Rows
-from securecluster.nearness import ByDistance, ByLoss, Clusters
-from securecluster.privacy.keys import Hello
-from securecluster.refinement import State, cluster_models, cross_losses, merge, recluster, trimmed
-from securecluster.refiner import Choose, Refiner
-from securecluster.transport import InProcess
+from securecluster.messaging.messages import Call, Picks, Rows
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.protocols import SRFCA, Settings
+from securecluster.protocols.common.pending_updates import Means, Outbox
+from securecluster.protocols.srfca.client import Choose, Refiner
+from securecluster.protocols.srfca.model_distance import ByDistance, ByLoss, Clusters
+from securecluster.protocols.srfca.server import State, cluster_models, cross_losses, merge, recluster, trimmed
+from securecluster.runtime.endpoint import Turn, config_hash
+from securecluster.runtime.transport import InProcess
 
 DOUBLE = Settings(dtype="float64")
 

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from securecluster.protocols import CFL, Settings
-from securecluster.protocols.cfl import State
 
 from securecluster import Federation
 from securecluster.app.cli import main
 from securecluster.errors import ReplayError
-from securecluster.network import Network
-from securecluster.run import Run
+from securecluster.protocols import CFL, Settings
+from securecluster.protocols.cfl.protocol import State
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
 
 PEEK: dict[str, list[int]] = {}
 

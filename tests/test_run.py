@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from securecluster import files
+from securecluster.core import atomic_files
 from securecluster.errors import RunFolderError
-from securecluster.run import Kept, Line, Run
+from securecluster.runtime.run import Kept, Line, Run
 
 
 @dataclass
@@ -247,8 +247,8 @@ def test_a_failure_while_a_round_is_closed_leaves_the_checkpoint_before_it_intac
             state.count, box["value"] = 2 * state.count + t, Box(t)
             if t == 3:
                 armed.append(True)
-                if hasattr(files, broken):
-                    patch.setattr(files, broken, _no_disk)
+                if hasattr(atomic_files, broken):
+                    patch.setattr(atomic_files, broken, _no_disk)
     assert before and snapshot(tmp_path) == before
     armed.clear()
     again, resumed = Run(tmp_path, kept, observe), State()
@@ -302,7 +302,7 @@ def test_seconds_add_up_over_resumptions_and_leave_out_the_pause(tmp_path: Path,
             now[0] += 10
             yield t
 
-    monkeypatch.setattr("securecluster.run.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("securecluster.runtime.run.time", SimpleNamespace(monotonic=lambda: now[0]))
     first = Run(tmp_path)
     assert list(ticks(first, 2)) == [1, 2]
     assert first.seconds == 20

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securecluster.clustering import bipartition
+from securecluster.clustering.labels import bipartition
 from securecluster.errors import UsageError
-from securecluster.separation import (
+from securecluster.protocols.cfl.separation import (
     approximation_noise,
     cross_bound,
     guaranteed_noise,

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.models import adopt
-from securecluster.objectives import Language, Objective, Trajectory
-from securecluster.randomness import Randomness
-from securecluster.recurrent import LSTM
-from securecluster.sequence_networks import lstm_chars, lstm_chars_256, lstm_trajectory, lstm_words
+from securecluster.models.objectives import Language, Objective, Trajectory
+from securecluster.models.recurrent import LSTM
+from securecluster.models.sequence_architectures import lstm_chars, lstm_chars_256, lstm_trajectory, lstm_words
+from securecluster.models.validation import adopt
 
 Make = Callable[[tuple[int, ...], int], nn.Module]
 TEXT, TRACK = Language(), Trajectory((10_000.0, 6200.0))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from securecluster.significance import Null, p_value
+from securecluster.clustering.significance import Null, p_value
 
 Array = NDArray[np.float64]
 

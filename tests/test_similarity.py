@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securecluster import similarity
-from securecluster.similarity import cosine, gram, gram_norms, mean_norm, mean_row
+from securecluster.clustering import similarity
+from securecluster.clustering.similarity import cosine, gram, gram_norms, mean_norm, mean_row
 
 
 def rows_of(seed: int, m: int, d: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from securecluster import spectra
-from securecluster.spectra import projected, relevance, span_relevance, top
+from securecluster.clustering import eigenvectors
+from securecluster.clustering.eigenvectors import projected, relevance, span_relevance, top
 
 Rows = NDArray[np.float64]
 
@@ -54,8 +54,8 @@ def test_eigenpairs_are_numpys_for_every_shape(seed: int, n: int, d: int, p: int
 @pytest.mark.parametrize(("n", "d"), [(300, 120), (120, 300), (90, 90)])
 @pytest.mark.parametrize("small", [0, 1024])  # through the features, and through the smaller Gram matrix
 def test_truncated_eigenpairs_are_numpys(n: int, d: int, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectra, "SMALL", small)
-    monkeypatch.setattr(spectra, "WHOLE", 8)
+    monkeypatch.setattr(eigenvectors, "SMALL", small)
+    monkeypatch.setattr(eigenvectors, "WHOLE", 8)
     monkeypatch.setattr(torch.linalg, "eigh", narrow(torch.linalg.eigh, 60))
     check(data(1, n, d), 5, min(n, d))
 
@@ -70,18 +70,18 @@ def narrow(eigh: object, most: int) -> object:
 
 @pytest.mark.parametrize("small", [0, 1024])
 def test_where_arpack_gives_up_the_whole_is_decomposed(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectra, "SMALL", small)
-    monkeypatch.setattr(spectra, "WHOLE", 8)
+    monkeypatch.setattr(eigenvectors, "SMALL", small)
+    monkeypatch.setattr(eigenvectors, "WHOLE", 8)
     x = data(2, 200, 150, decay=1.0)
-    monkeypatch.setattr(spectra, "arpack", lambda *given: None)
+    monkeypatch.setattr(eigenvectors, "arpack", lambda *given: None)
     check(x, 5, 150)
 
 
 @pytest.mark.parametrize(("n", "d", "rank", "p"), [(60, 200, 3, 5), (200, 60, 2, 5), (50, 50, 1, 5), (300, 100, 4, 40)])
 @pytest.mark.parametrize("small", [0, 1024])
 def test_vectors_beyond_the_rank_are_zero(n: int, d: int, rank: int, p: int, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectra, "SMALL", small)
-    monkeypatch.setattr(spectra, "WHOLE", 8)
+    monkeypatch.setattr(eigenvectors, "SMALL", small)
+    monkeypatch.setattr(eigenvectors, "WHOLE", 8)
     draw = np.random.default_rng(3)
     x = torch.from_numpy(draw.integers(-3, 4, (n, rank)).astype(np.float32) @ draw.integers(-3, 4, (rank, d)).astype(np.float32))
     assert np.linalg.matrix_rank(x.numpy()) == rank
@@ -90,8 +90,8 @@ def test_vectors_beyond_the_rank_are_zero(n: int, d: int, rank: int, p: int, sma
 
 @pytest.mark.parametrize("small", [0, 1024])
 def test_repeated_eigenvalues_all_count(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spectra, "SMALL", small)
-    monkeypatch.setattr(spectra, "WHOLE", 8)
+    monkeypatch.setattr(eigenvectors, "SMALL", small)
+    monkeypatch.setattr(eigenvectors, "WHOLE", 8)
     x = torch.eye(100)  # every direction is an eigenvector with 1/100
     values, vectors = top(x, 5)
     np.testing.assert_allclose(values.numpy(), np.full(5, 0.01), rtol=1e-12)
@@ -125,7 +125,7 @@ def test_projections_are_direct_products(seed: int, n: int, d: int, r: int, bloc
     vectors = torch.from_numpy(np.random.default_rng(seed).normal(size=(r, d)))
     gram = direct(x)[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spectra, "BLOCK", block)
+        patch.setattr(eigenvectors, "BLOCK", block)
         found = projected(x, vectors)
     assert found.dtype == torch.float64
     np.testing.assert_allclose(found.numpy(), np.linalg.norm(vectors.numpy() @ gram, axis=1), rtol=1e-10)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from securecluster.models import FlatModel
-from securecluster.optimizers import Sgd
-from securecluster.stacks import Pool, Relu, compile_stack
+from securecluster.models.fused_layers import Pool, Relu, compile_stack
+from securecluster.models.optimizers import Sgd
+from securecluster.models.validation import FlatModel
 
 DENSE: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(128, 3)),

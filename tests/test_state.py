@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
+from securecluster.core.serialization import pack, unpack
 from securecluster.errors import RunFolderError
-from securecluster.privacy.keys import Secrets
-from securecluster.state import pack, unpack
+from securecluster.privacy.masking.key_agreement import Secrets
 
 
 @dataclass

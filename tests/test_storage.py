@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC
 
-from securecluster import Federation, files
-from securecluster.displacements import Outbox
+from securecluster import Federation
+from securecluster.core import atomic_files
+from securecluster.core.serialization import pack, unpack
 from securecluster.errors import RunFolderError
-from securecluster.run import Kept, Run
-from securecluster.state import pack, unpack
+from securecluster.protocols import CFL, FLHC
+from securecluster.protocols.common.pending_updates import Outbox
+from securecluster.runtime.run import Kept, Run
 
 
 @dataclass
@@ -110,14 +111,14 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_afterwards(
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    files.write_atomic(path, b"old")
+    atomic_files.write_atomic(path, b"old")
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(RunFolderError):
-        files.write_atomic(path, b"new")
+        atomic_files.write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from securecluster import wire
 from securecluster.errors import RunFolderError, UsageError
-from securecluster.messages import Answer, Call, Picks, Rows, Shared, reply_header
-from securecluster.parties import AUTHORITY, SERVER, WIRE, Party, client, lps, parse
-from securecluster.transcript import Recording, Seen, Transcript, load_entries
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Answer, Call, Picks, Rows, Shared, reply_header
+from securecluster.messaging.parties import AUTHORITY, SERVER, WIRE, Party, client, lps, parse
+from securecluster.messaging.transcript import Recording, Seen, Transcript, load_entries
 
 
 @dataclass(frozen=True, eq=False)

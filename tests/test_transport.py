@@ -8,17 +8,18 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from securecluster.protocols import CFL, Protocol, Settings
 
-from securecluster import Federation, LabelSwap, wire
-from securecluster.endpoint import Endpoint, message_types
+from securecluster import Federation, LabelSwap
+from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, ReplayError
-from securecluster.messages import Answer, Call, Rows
-from securecluster.network import Network
-from securecluster.randomness import Randomness
-from securecluster.run import Run
-from securecluster.transcript import Transcript
-from securecluster.transport import Framed, InProcess, Recorded, Replay, Transport, random_dropouts
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Answer, Call, Rows
+from securecluster.messaging.transcript import Transcript
+from securecluster.protocols import CFL, Protocol, Settings
+from securecluster.runtime.endpoint import Endpoint, message_types
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
+from securecluster.runtime.transport import Framed, InProcess, Recorded, Replay, Transport, random_dropouts
 
 CONFIG = "c" * 32
 

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, Settings
 
 from securecluster import Federation, LabelSwap
-from securecluster.displacements import Outbox, Posted, Update
-from securecluster.endpoint import Endpoint, Turn
 from securecluster.errors import UpdateError, UsageError
-from securecluster.messages import Call, Picks, Rows
-from securecluster.replies import Replies
-from securecluster.run import Run
-from securecluster.transport import Framed, InProcess
-from securecluster.tree import PathModels, Tree, walk
+from securecluster.messaging.messages import Call, Picks, Rows
+from securecluster.messaging.replies import Replies
+from securecluster.protocols import CFL, Settings
+from securecluster.protocols.cfl.parameter_tree import PathModels, Tree, walk
+from securecluster.protocols.common.pending_updates import Outbox, Posted, Update
+from securecluster.runtime.endpoint import Endpoint, Turn
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import Framed, InProcess
 
 FULL = Settings(transcript="full", dtype="float64")
 MASKS = ("none", "permutation", "signed-permutation", "rotation")
@@ -173,8 +173,8 @@ def test_a_run_without_a_tree_sends_less_and_places_nobody(halves: tuple[Federat
 
 
 def test_a_split_waits_until_a_member_posts_the_model(monkeypatch: pytest.MonkeyPatch, halves: tuple[Federation, Federation]) -> None:
-    from securecluster.transcript import Transcript
-    from securecluster.transport import Recorded
+    from securecluster.messaging.transcript import Transcript
+    from securecluster.runtime.transport import Recorded
 
     made = CFL()
     first = next(line["round"] for line in made.fit(halves[0]).history_ if line["splits"])

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, IFCA, FedAvg, Protocol, Settings
 
 from securecluster import Federation, LabelSwap
-from securecluster.endpoint import GATHER, PAIRS, SUM, Endpoint, Turn, answers
+from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
-from securecluster.messages import Answer, Call, Rows
-from securecluster.network import Network
-from securecluster.parties import SERVER, WIRE, client
-from securecluster.privacy.aggregators import Plain
-from securecluster.privacy.keys import Hello, KeyRing
-from securecluster.privacy.stages import Pipeline
-from securecluster.randomness import Randomness
-from securecluster.run import Run
-from securecluster.transcript import Transcript
-from securecluster.transport import Framed, InProcess, Recorded
+from securecluster.messaging.messages import Answer, Call, Rows
+from securecluster.messaging.parties import SERVER, WIRE, client
+from securecluster.messaging.transcript import Transcript
+from securecluster.privacy.masking.key_agreement import Hello, KeyRing
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols import CFL, IFCA, FedAvg, Protocol, Settings
+from securecluster.runtime.aggregators import Plain
+from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, Endpoint, Turn, answers
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
+from securecluster.runtime.transport import Framed, InProcess, Recorded
 
 CONFIG = "c" * 32
 M = 7
@@ -195,7 +195,7 @@ def test_frames_for_others_from_others_or_of_another_configuration_are_refused(t
     node = method.build_client(tiny, Settings(), [1])
     transcript, _ = served(method, tiny, InProcess(method.build_client(tiny, Settings()).answer))
     call, _ = transcript.content(0)
-    from securecluster.wire import encode
+    from securecluster.messaging.wire import encode
 
     assert node.answer_frame(encode(call.header(1), call.query, 1))
     good = call.header(1)
@@ -222,8 +222,8 @@ def test_a_dropped_connection_is_a_dropout_and_a_stale_reply_is_refused(tiny: Fe
         kept.append(nodes[0](data))
         return kept[0]
 
-    from securecluster.displacements import Update
-    from securecluster.privacy.keys import Done
+    from securecluster.privacy.masking.key_agreement import Done
+    from securecluster.protocols.common.pending_updates import Update
 
     replies = {"train": Update, "contribute": Update, "receive": Done}.__getitem__
     transcript, _ = served(method, tiny, Framed({**nodes, 2: gone}, replies))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from securecluster.errors import UsageError
-from securecluster.walks import Format, RandomWalk, generated, windows
+from securecluster.protocols.nsim.random_walks import Format, RandomWalk, generated, windows
 
 
 def walks(seed: int, form: Format, users: int = 40) -> list[Any]:

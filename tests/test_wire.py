@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from securecluster import wire
 from securecluster.errors import FrameError
-from securecluster.messages import Header, Picks, Rows, Shared
-from securecluster.wire import decode, encode, peek, size
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Header, Picks, Rows, Shared
+from securecluster.messaging.wire import decode, encode, peek, size
 
 DTYPES = {torch.float32: 4, torch.float64: 8, torch.int64: 8, torch.int32: 4, torch.uint8: 1, torch.bool: 1}
 HEADER = Header("c" * 32, "train", "gather", 3, 7, "server", "client/1", 1)

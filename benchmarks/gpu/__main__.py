@@ -11,7 +11,6 @@ from pathlib import Path
 from securecluster.benchmarks import gpu
 from securecluster.benchmarks.gpu.report import Results
 from securecluster.benchmarks.gpu.watchdog import watch
-
 from securecluster.errors import SecureClusterError, UsageError
 
 WORKER = [sys.executable, "-m", "securecluster.benchmarks.gpu.worker"]

@@ -8,17 +8,17 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+
 from securecluster.benchmarks.gpu import oracles, runs
 from securecluster.benchmarks.gpu.data import CPU, SECRET, SIZES, apart, cohort, differing
 from securecluster.benchmarks.gpu.pieces import Check
-
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.messages import Rows
-from securecluster.networks import names
-from securecluster.privacy.blocks import Blocks
-from securecluster.privacy.masks import MASKS, build
-from securecluster.privacy.stages import Stage
-from securecluster.randomness import Randomness
+from securecluster.core.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models.architectures import names
+from securecluster.privacy.masking.block_mask import Blocks
+from securecluster.privacy.masking.masks import MASKS, build
+from securecluster.privacy.pipeline import Stage
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 WIDE, NARROW = torch.float64, torch.float32
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=3, dropout=False)
@@ -139,21 +139,21 @@ def on_both(
 
 def sketched(rows: torch.Tensor) -> torch.Tensor:
     """Return sketches of 8 numbers."""
-    from securecluster.privacy.sketches import Sketch
+    from securecluster.privacy.compression.sketches import Sketch
 
     return Sketch(8, Randomness(0)).forward(rows, 1)
 
 
 def clipped(rows: torch.Tensor) -> torch.Tensor:
     """Return rows of norm 0.5 at most."""
-    from securecluster.privacy.gaussian import Clip
+    from securecluster.privacy.dp.gaussian_mechanism import Clip
 
     return Clip(0.5).forward(rows, 1)
 
 
 def noised(rows: torch.Tensor) -> torch.Tensor:
     """Return rows with each client's noise."""
-    from securecluster.privacy.gaussian import Noise
+    from securecluster.privacy.dp.gaussian_mechanism import Noise
 
     noise = Noise(1.0, 0.5)
     noise.arm(SECRET)
@@ -162,8 +162,8 @@ def noised(rows: torch.Tensor) -> torch.Tensor:
 
 def curated(rows: torch.Tensor) -> torch.Tensor:
     """Return sums with a trusted server's noise."""
-    from securecluster.privacy.draws import Draws
-    from securecluster.privacy.gaussian import Curator
+    from securecluster.privacy.dp.gaussian_mechanism import Curator
+    from securecluster.privacy.dp.noise_streams import Draws
 
     curator = Curator(1.0, 0.5, Draws(lambda client: bytes(32), "run"))
     return curator.add(rows, 1, "delta", [2] * len(rows))
@@ -171,7 +171,7 @@ def curated(rows: torch.Tensor) -> torch.Tensor:
 
 def gram_noise(rows: torch.Tensor) -> torch.Tensor:
     """Return a Gram matrix of clipped rows with noise."""
-    from securecluster.noisy_gram import gram, packed, unpacked
+    from securecluster.protocols.oneshot.gram_mechanism import gram, packed, unpacked
 
     row = packed(gram(rows))
     drawn = SECRET.noised(1, "gram", 0, torch.zeros_like(row), 1.0, 1.0)  # the noise belongs to the very bits of a row
@@ -180,7 +180,7 @@ def gram_noise(rows: torch.Tensor) -> torch.Tensor:
 
 def spectrum(rows: torch.Tensor) -> torch.Tensor:
     """Return leading eigenvalues and what rows become in their directions."""
-    from securecluster.spectra import projected, top
+    from securecluster.clustering.eigenvectors import projected, top
 
     values, vectors = top(rows, 3)
     return torch.cat([values, projected(rows, vectors)])
@@ -188,9 +188,9 @@ def spectrum(rows: torch.Tensor) -> torch.Tensor:
 
 def layer_noise(rows: torch.Tensor) -> torch.Tensor:
     """Return rows that leave in another way than a pipeline's, clipped and with noise."""
-    from securecluster.endpoint import Turn
-    from securecluster.noisy_losses import noised_rows
-    from securecluster.privacy.guard import Guard
+    from securecluster.privacy.dp.client_noise import Guard
+    from securecluster.privacy.dp.loss_mechanism import noised_rows
+    from securecluster.runtime.endpoint import Turn
 
     everyone = tuple(range(len(rows)))
     guard = Guard("client", 1e6, 1e-7, 1.0, SECRET)  # a bound that cuts nothing: the noise belongs to the very bits of a row
@@ -199,7 +199,7 @@ def layer_noise(rows: torch.Tensor) -> torch.Tensor:
 
 def grid_noise(rows: torch.Tensor) -> torch.Tensor:
     """Return Gaussians of ChaCha20 streams on a fine grid, as many as the rows have numbers."""
-    from securecluster.grid_noise import GridNoise
+    from securecluster.privacy.dp.grid_noise import GridNoise
 
     out, count = torch.zeros_like(rows), len(rows)
     GridNoise([bytes([k] * 32) for k in range(count)]).add_to(out, [2.0**-20] * count, [1.0] * count)
@@ -208,14 +208,14 @@ def grid_noise(rows: torch.Tensor) -> torch.Tensor:
 
 def coded(name: str, rows: torch.Tensor) -> torch.Tensor:
     """Return the bytes of compressed rows."""
-    from securecluster.privacy.quantise import build as compression
+    from securecluster.privacy.compression.codecs import build as compression
 
     return compression(name, rows.shape[1])[0].forward(rows, 1)
 
 
 def decoded(name: str, rows: torch.Tensor) -> torch.Tensor:
     """Return what compressed rows stand for."""
-    from securecluster.privacy.quantise import build as compression
+    from securecluster.privacy.compression.codecs import build as compression
 
     (stage,) = compression(name, rows.shape[1])
     return stage.decode(stage.forward(rows, 1))
@@ -223,7 +223,7 @@ def decoded(name: str, rows: torch.Tensor) -> torch.Tensor:
 
 def sealed(device: torch.device) -> float:
     """Return how many numbers differ after rows of the device were sealed and opened there, and bytes from the CPU's seal."""
-    from securecluster.privacy.seals import Seal
+    from securecluster.privacy.masking.sealing import Seal
 
     rows, seal = rows_of(NARROW), Seal("run")
     seal.unlock(bytes(32))
@@ -235,7 +235,7 @@ def sealed(device: torch.device) -> float:
 
 def distance(metric: str, rows: torch.Tensor) -> torch.Tensor:
     """Return the distances of all pairs."""
-    from securecluster.distances import distances
+    from securecluster.clustering.distances import distances
 
     return distances(rows, metric)
 

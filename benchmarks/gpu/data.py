@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from securecluster import Federation, LabelSwap
-from securecluster.cohort import Cohort
-from securecluster.models import FlatModel, build
-from securecluster.networks import NETWORKS
-from securecluster.objectives import OBJECTIVES
-from securecluster.privacy.draws import Draws
-from securecluster.randomness import Randomness
+from securecluster.core.randomness import Randomness
+from securecluster.models.architectures import NETWORKS
+from securecluster.models.objectives import OBJECTIVES
+from securecluster.models.validation import FlatModel, build
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.training.local_trainer import Cohort
 
 CPU = torch.device("cpu")
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {  # of a sample, and classes, by kind of objective

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from securecluster.benchmarks.recurrent import load, optimizer_of, plain, plain_module
 from torch import nn
 
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.per_example import Private
+from securecluster.benchmarks.recurrent import load, optimizer_of, plain, plain_module
+from securecluster.training.dp_sgd import Private
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 
 def gradient(cohort: Cohort, client: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from securecluster import files
+from securecluster.core import atomic_files
 
 CHECKS = ("check", "result", "error", "bound", "why", "message")
 TIMINGS = (
@@ -113,14 +113,14 @@ class Results:
 
     def write(self) -> None:
         """Write all files, each by one rename."""
-        files.make_folder(self.folder)
+        atomic_files.make_folder(self.folder)
         for name, columns, rows in (
             ("checks.csv", CHECKS, self.checks),
             ("timings.csv", TIMINGS, self.timings),
             ("skipped.csv", SKIPPED, self.skipped),
         ):
-            files.write_atomic(self.folder / name, _csv(columns, rows).encode())
-        files.write_atomic(self.folder / "summary.md", self.summary().encode())
+            atomic_files.write_atomic(self.folder / name, _csv(columns, rows).encode())
+        atomic_files.write_atomic(self.folder / "summary.md", self.summary().encode())
 
     def summary(self) -> str:
         """Return the text of summary.md."""

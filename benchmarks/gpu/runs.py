@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+
 from securecluster.benchmarks.gpu.data import apart, differing, digits
 from securecluster.benchmarks.gpu.pieces import Check
 from securecluster.protocols import (
@@ -29,11 +30,10 @@ from securecluster.protocols import (
     RandomClusters,
     Settings,
 )
-
-from securecluster import synthetic
-from securecluster.estimator import fit
-from securecluster.pair_network import Plan
-from securecluster.run import Line
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runtime.run import Line
 
 ROUNDS = 3
 
@@ -73,7 +73,7 @@ class Case:
     ) -> Protocol:
         """Return it fitted; NSIM's pair network, which is trained in main memory, trains for a few steps."""
         made, settings = self.make(), self.settings(device, dtype)
-        with patch.object(synthetic, "fit", _few_steps):
+        with patch.object(synthetic_users, "fit", _few_steps):
             if folder is None:
                 return made.fit(digits(), settings, report=report)
             # Checkpoints alone: reports and pictures take packages that a machine with a GPU may lack.
@@ -153,7 +153,7 @@ def first_round(name: str, device: torch.device) -> float:
     made = case.make().set_params(rounds=1, **options)
     start = made.flat_model(digits()).initial().double()
     for place in ("cpu", device.type):
-        with patch.object(synthetic, "fit", _few_steps):
+        with patch.object(synthetic_users, "fit", _few_steps):
             fitted = made.fit(digits(), Settings(device=place, dtype="float64"))
         found.append(models(fitted).cpu() - start)
     return apart(found[1], found[0])
@@ -205,7 +205,7 @@ def replayed(name: str, device: torch.device) -> float:
     """Return 0 where the server alone, against the transcript on disk, ends in the recorded state, else 1."""
     fitted = on_device(name, "float32", device.type)
     config = fitted.kept_.learned.config
-    with patch.object(synthetic, "fit", _few_steps):
+    with patch.object(synthetic_users, "fit", _few_steps):
         state = CASES[name].make().replay(fitted.transcript_, config, device=device.type)
     return float(state != fitted.server_state_)
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from securecluster.benchmarks.gpu.pieces import Budget, Row, Skipped, Timing
-from securecluster.benchmarks.recurrent import CASES, load, optimizer_of, plain, plain_module
 
 from securecluster import Federation
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.messages import Rows
-from securecluster.models import build
-from securecluster.randomness import Randomness
+from securecluster.benchmarks.gpu.pieces import Budget, Row, Skipped, Timing
+from securecluster.benchmarks.recurrent import CASES, load, optimizer_of, plain, plain_module
+from securecluster.core.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models.validation import build
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 GIB = 1 << 30
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=10)

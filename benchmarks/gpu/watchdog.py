@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from securecluster.benchmarks.gpu.report import Results
-
 from securecluster.errors import UsageError
 
 MARGIN = 2.0  # seconds before the end at which a worker is ended, so that the files are written in time

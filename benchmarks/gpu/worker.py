@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from securecluster.benchmarks.gpu.pieces import Budget, Check, Piece, Skipped
-
 from securecluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,6 +69,7 @@ def _forget_memory(device: torch.device) -> None:
 def machine(device: torch.device) -> dict[str, str]:
     """Return what the results come from."""
     import torch
+
     from securecluster.benchmarks.table import machine as processor
 
     found = {"device": str(device), "processor": processor()}
@@ -106,7 +106,7 @@ def main() -> None:
         events.write(json.dumps(event) + "\n")
         events.flush()
 
-    from securecluster.devices import choose_device, reproducible
+    from securecluster.core.devices import choose_device, reproducible
 
     try:
         device = choose_device(task["device"])

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread
 
-from securecluster.clustering import bipartition
-from securecluster.randomness import Randomness
-from securecluster.separation import guaranteed_noise, is_correct, separation_gap
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread
+from securecluster.clustering.labels import bipartition
+from securecluster.core.randomness import Randomness
+from securecluster.protocols.cfl.separation import guaranteed_noise, is_correct, separation_gap
 
 KS = (2, 3, 4, 6, 8, 10, 12, 16, 20, 30)
 GAMMAS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0, 2.5, 3.0)

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.papers.cfl_runs import NEVER, training
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
-from securecluster.protocols import CFL
 
 from securecluster import Federation, LabelSwap
-from securecluster.data.sources import source
-from securecluster.randomness import Randomness
+from securecluster.benchmarks.papers.cfl_runs import NEVER, training
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from securecluster.core.randomness import Randomness
+from securecluster.data.datasets import source
+from securecluster.protocols import CFL
 
 COMMON = {"data": "mnist", "epochs": 3, "lr": 0.05, "batch_size": 100}
 SCALES: dict[str, dict[str, Any]] = {

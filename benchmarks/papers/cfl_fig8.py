@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.papers.cfl_runs import training
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
-from securecluster.protocols import CFL
 
 from securecluster import Federation, LabelPermutation
-from securecluster.looks import Look
-from securecluster.network import Network
-from securecluster.run import Line
-from securecluster.separation import separation_gap
-from securecluster.similarity import cosine
+from securecluster.benchmarks.papers.cfl_runs import training
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from securecluster.clustering.similarity import cosine
+from securecluster.protocols import CFL
+from securecluster.protocols.cfl.separation import separation_gap
+from securecluster.protocols.cfl.split_test import Look
+from securecluster.runtime.run import Line
+from securecluster.runtime.server_channel import Network
 
 COMMON = {"data": "cifar10", "clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}
 SCALES: dict[str, dict[str, Any]] = {

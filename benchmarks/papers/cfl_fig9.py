@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from securecluster import Federation
 from securecluster.benchmarks.papers import cfl_fig8
 from securecluster.benchmarks.papers.cfl_runs import training
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
-from securecluster.protocols import FedAvg
-
-from securecluster import Federation
-from securecluster.clustering import bipartition
+from securecluster.clustering.labels import bipartition
+from securecluster.clustering.similarity import cosine
 from securecluster.data import Topics
-from securecluster.looks import Look
-from securecluster.network import Network
-from securecluster.similarity import cosine
+from securecluster.protocols import FedAvg
+from securecluster.protocols.cfl.split_test import Look
+from securecluster.runtime.server_channel import Network
 
 COMMON = {"data": "ag_news", "clients": 20, "clusters": 4, "model": "lstm-words", "lr": 5.0}
 SCALES: dict[str, dict[str, Any]] = {

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.papers.sheet import Cell
-from securecluster.protocols import CFL
 
 from securecluster import Federation, LabelSwap
-from securecluster.clustering import bipartition
-from securecluster.run import Line
-from securecluster.separation import is_correct, separation_gap
-from securecluster.similarity import cosine, gram
-from securecluster.tree import FULL
+from securecluster.benchmarks.papers.sheet import Cell
+from securecluster.clustering.labels import bipartition
+from securecluster.clustering.similarity import cosine, gram
+from securecluster.protocols import CFL
+from securecluster.protocols.cfl.parameter_tree import FULL
+from securecluster.protocols.cfl.separation import is_correct, separation_gap
+from securecluster.runtime.run import Line
 
 NEVER: dict[str, Any] = {"criterion": "absolute", "eps1": 1e-9, "eps2": 1e9, "mask": "none", "tree": False}  # one model for all
 

@@ -15,13 +15,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, numbers, spread
-from securecluster.protocols import FLHC, FedAvg, Settings
 
 from securecluster import Federation
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, numbers, spread
+from securecluster.clustering.agglomerative import cut, gap_of, threshold
+from securecluster.clustering.metrics import agreement
 from securecluster.data.scenarios import scenario
-from securecluster.hierarchy import cut, gap_of, threshold
-from securecluster.metrics import agreement
+from securecluster.protocols import FLHC, FedAvg, Settings
 
 SCALES: dict[tuple[str, str], dict[str, Any]] = {
     ("mnist", "cpu"): {"clients": 100, "samples": 100, "model": "mlp-200", "lr": 0.1, "rounds": 30, "target": 0.92},

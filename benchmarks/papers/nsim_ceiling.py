@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from securecluster.benchmarks.papers.nsim_runs import SCALES, TRAINED, Users, both, network, real_users, synthetic_users
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
-
-from securecluster.estimator import fit, predict
-from securecluster.layers import find_layer
-from securecluster.metrics import pearson
-from securecluster.randomness import Randomness
+from securecluster.clustering.metrics import pearson
+from securecluster.core.randomness import Randomness
+from securecluster.protocols.nsim.client import find_layer
+from securecluster.protocols.nsim.similarity_model import fit, predict
 
 READS, LEARNS = ("layer", "statistics"), ("synthetic", "real")
 

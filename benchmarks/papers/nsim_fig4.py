@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from securecluster import Federation
 from securecluster.benchmarks.papers.nsim_runs import federation
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
 from securecluster.protocols import NSIM, FedAvg, Local
-
-from securecluster import Federation
-from securecluster.run import Line
+from securecluster.runtime.run import Line
 
 TRAINING: dict[str, Any] = {"local_rounds": 4, "rounds": 30, "epochs": 5, "batch_size": 32, "lr": 0.1, "optimizer": "sgd"}
 SCALES: dict[str, dict[str, Any]] = {"cpu": {"clients": 100, "synthetic": 400}, "full": {"clients": 400, "synthetic": 1000, "rounds": 200}}

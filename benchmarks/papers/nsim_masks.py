@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
+
 from securecluster.benchmarks.papers.nsim_runs import TRAINED, both, federation, network
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
-
-from securecluster.cohort import Cohort
-from securecluster.layers import LAYERS, STARTS, find_layer, starts
-from securecluster.randomness import Randomness
+from securecluster.core.randomness import Randomness
+from securecluster.protocols.nsim.client import LAYERS, STARTS, find_layer, starts
+from securecluster.training.local_trainer import Cohort
 
 Array = NDArray[np.float64]
 SCALES: dict[str, dict[str, Any]] = {"cpu": {"synthetic": 400, "clients": 100}, "full": {"synthetic": 1000, "clients": 400}}

@@ -18,8 +18,7 @@ from typing import Any
 
 from securecluster.benchmarks.papers.nsim_runs import SCALES, TRAINED, told
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
-
-from securecluster.layers import LAYERS, STARTS
+from securecluster.protocols.nsim.client import LAYERS, STARTS
 
 VALUES = ("pearson", "pearson_pairs", "pearson_real", "cka", "cka_real", "cca", "cca_real", "svcca", "svcca_real")
 PAPER = {"hidden": "pearson 0.96 (pairs not said to be unseen); CCA and CKA low", "last": ""}

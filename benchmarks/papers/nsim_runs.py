@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from securecluster.benchmarks.papers.sheet import Cell
 
 from securecluster import Federation
-from securecluster.cohort import LocalTraining
-from securecluster.estimator import GRID, fit, predict
-from securecluster.layers import find_layer
-from securecluster.models import FlatModel, build
-from securecluster.randomness import Randomness
-from securecluster.synthetic import KERNELS, Synthesis, correlations, true_similarity
-from securecluster.walks import Format, RandomWalk, generated
+from securecluster.benchmarks.papers.sheet import Cell
+from securecluster.core.randomness import Randomness
+from securecluster.models.validation import FlatModel, build
+from securecluster.protocols.nsim.client import find_layer
+from securecluster.protocols.nsim.random_walks import Format, RandomWalk, generated
+from securecluster.protocols.nsim.similarity_model import GRID, fit, predict
+from securecluster.protocols.nsim.synthetic_users import KERNELS, Synthesis, correlations, true_similarity
+from securecluster.training.local_trainer import LocalTraining
 
 T = TypeVar("T")
 Array = NDArray[np.float64]

@@ -4,9 +4,9 @@ python -m securecluster.benchmarks.papers.nsim_time [--seeds 1] [--full] [--minu
 
 The paper: its score "is achieved with significantly less computing cost than directly comparing user datasets with the LCSS algorithm";
 it prints no times. Here all are processor seconds of one process with one thread: `lcss` and `predict` are of all pairs of real users,
-`ratio` is the first by the second. LCSS is ours, by bits (`securecluster.lcss`), and no plain dynamic programme, which takes much longer.
-What has to come before a prediction is beside it: synthetic users, their LCSS, their training, the grid search and fit, and clients' own
-training.
+`ratio` is the first by the second. LCSS is ours, by bits (`securecluster.protocols.nsim.lcss`), and no plain dynamic programme, which takes
+much longer. What has to come before a prediction is beside it: synthetic users, their LCSS, their training, the grid search and fit, and
+clients' own training.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from securecluster.benchmarks.papers.nsim_runs import RADIUS, STRIDE, TRAINED, federation, models, network, timed
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, figure, numbers, options, summarise
-
-from securecluster.devices import cpu_threads
-from securecluster.estimator import fit, predict
-from securecluster.layers import find_layer
-from securecluster.randomness import Randomness
-from securecluster.synthetic import true_similarity
-from securecluster.walks import Format, RandomWalk, generated
+from securecluster.core.devices import cpu_threads
+from securecluster.core.randomness import Randomness
+from securecluster.protocols.nsim.client import find_layer
+from securecluster.protocols.nsim.random_walks import Format, RandomWalk, generated
+from securecluster.protocols.nsim.similarity_model import fit, predict
+from securecluster.protocols.nsim.synthetic_users import true_similarity
 
 STEPS = ("walks", "lcss_synthetic", "train_synthetic", "fit")
 REAL = ("train_clients", "predict", "lcss")

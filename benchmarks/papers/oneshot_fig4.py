@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from securecluster.benchmarks.papers.oneshot_runs import matrices, parts
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
 
 from securecluster import Federation
+from securecluster.benchmarks.papers.oneshot_runs import matrices, parts
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
 from securecluster.data.scenarios import Tasks
 
 SAMPLES = {"cpu": 1200, "full": None}

@@ -22,19 +22,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
 
 from securecluster import Federation
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
+from securecluster.clustering.eigenvectors import projected, relevance, span_relevance, top
+from securecluster.clustering.metrics import agreement
+from securecluster.clustering.noise_robust import CLUSTERERS
+from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import Iid, Tasks
-from securecluster.features import build
-from securecluster.metrics import agreement
-from securecluster.noisy_gram import GramNoise, told_by_all
-from securecluster.partitions import CLUSTERERS
-from securecluster.privacy.accounting import epsilon, find_noise
-from securecluster.privacy.draws import Draws
-from securecluster.randomness import Randomness
-from securecluster.relevance import agglomerate
-from securecluster.spectra import projected, relevance, span_relevance, top
+from securecluster.privacy.dp.accounting import epsilon, find_noise
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.protocols.oneshot.client import agglomerate
+from securecluster.protocols.oneshot.feature_maps import build
+from securecluster.protocols.oneshot.gram_mechanism import GramNoise, told_by_all
 
 Array = NDArray[np.float64]
 DELTA, VECTORS, CLIENTS, FIRST = 1e-5, 5, 10, 20

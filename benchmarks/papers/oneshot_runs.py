@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from securecluster.benchmarks.papers.cfl_runs import training
-from securecluster.benchmarks.papers.sheet import Cell, Row, figure, numbers
-from securecluster.protocols import OneShot
 
 from securecluster import Federation
+from securecluster.benchmarks.papers.cfl_runs import training
+from securecluster.benchmarks.papers.sheet import Cell, Row, figure, numbers
+from securecluster.clustering.eigenvectors import projected, relevance, top
+from securecluster.clustering.metrics import agreement
+from securecluster.core.randomness import Randomness
+from securecluster.data.datasets import Source, source
 from securecluster.data.scenarios import Tasks
-from securecluster.data.sources import Source, source
 from securecluster.errors import UsageError
-from securecluster.features import build
-from securecluster.metrics import agreement
-from securecluster.network import Network
-from securecluster.randomness import Randomness
-from securecluster.relevance import Found, agglomerate
-from securecluster.run import Line
-from securecluster.spectra import projected, relevance, top
+from securecluster.protocols import OneShot
+from securecluster.protocols.oneshot.client import Found, agglomerate
+from securecluster.protocols.oneshot.feature_maps import build
+from securecluster.runtime.run import Line
+from securecluster.runtime.server_channel import Network
 
 Array = NDArray[np.float64]
 PUBLIC = {"cifar10": "cifar100", "fashion_mnist": "mnist", "mnist": "fashion_mnist"}  # of one shape, for pca

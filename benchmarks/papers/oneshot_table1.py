@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from securecluster import Federation
 from securecluster.benchmarks.papers.oneshot_runs import dealt, judged, mapped, matrices, usable
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-
-from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 
 SAMPLES = {"cpu": 1000, "full": 5000}

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from securecluster.benchmarks.papers.oneshot_runs import mapped, matrices, usable
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-
-from securecluster.data.sources import source
+from securecluster.core.randomness import Randomness
+from securecluster.data.datasets import source
 from securecluster.errors import UsageError
-from securecluster.randomness import Randomness
 
 SAMPLES = {"cpu": 250, "full": 5000}
 USERS = (("cifar10", "vehicles"), ("cifar100", "vehicles"), ("cifar100", "rest"))

@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from securecluster.benchmarks.papers.oneshot_noise import multiplier, scored, symmetric
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
 
 from securecluster import Federation
+from securecluster.benchmarks.papers.oneshot_noise import multiplier, scored, symmetric
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
+from securecluster.clustering.eigenvectors import relevance, span_relevance
+from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import Iid, Tasks
-from securecluster.features import Features, build
-from securecluster.noisy_gram import GramNoise, told_by_all
-from securecluster.privacy.draws import Draws
-from securecluster.randomness import Randomness
-from securecluster.spectra import relevance, span_relevance
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.protocols.oneshot.feature_maps import Features, build
+from securecluster.protocols.oneshot.gram_mechanism import GramNoise, told_by_all
 
 FIRST, DEALT, COMPONENTS = 10, 1000, 16
 SIZES = (3, 6, 6, 6)  # clients of each rotation

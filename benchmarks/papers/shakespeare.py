@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, spread, summarise
-from securecluster.protocols import CFL, FLHC, SRFCA, FedAvg, Local, Protocol, Settings
 
 from securecluster import Federation
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, spread, summarise
 from securecluster.data import Natural
+from securecluster.protocols import CFL, FLHC, SRFCA, FedAvg, Local, Protocol, Settings
 
 TRAINING = ("model", "optimizer", "lr", "batch_size", "epochs", "rounds")
 COMMON = {"data": "shakespeare", "epochs": 1, "batch_size": 10}

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.table import RESULTS, machine
 
-from securecluster import files
+from securecluster.benchmarks.table import RESULTS, machine
+from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError
 
 Cell = Mapping[str, Any]
@@ -35,7 +35,7 @@ class Sheet:
         self._machines: list[str] = []
         self._rows: list[Row] = []
         if self.path.exists():
-            first, _, rest = files.read(self.path).decode().partition("\n")
+            first, _, rest = atomic_files.read(self.path).decode().partition("\n")
             self._machines = first.removeprefix("# ").split(" | ")
             self._rows = list(csv.DictReader(io.StringIO(rest)))
 
@@ -83,7 +83,7 @@ class Sheet:
         """Write a picture beside the CSV file: NAME.png for the scale "cpu", else NAME_SCALE.png."""
         buffer, path = io.BytesIO(), self.path.with_name(self.path.stem + ("" if scale == "cpu" else f"_{scale}") + ".png")
         figure.savefig(buffer, format="png", dpi=120)
-        files.write_atomic(path, buffer.getvalue())
+        atomic_files.write_atomic(path, buffer.getvalue())
         return path
 
     def _row(self, cell: Cell) -> Row:
@@ -102,8 +102,8 @@ class Sheet:
         writer = csv.DictWriter(stream, names, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self._rows)
-        files.make_folder(self.path.parent)
-        files.write_atomic(self.path, stream.getvalue().encode())
+        atomic_files.make_folder(self.path.parent)
+        atomic_files.write_atomic(self.path, stream.getvalue().encode())
 
 
 def numbers(text: str) -> list[float]:

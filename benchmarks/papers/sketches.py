@@ -18,24 +18,24 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from securecluster.benchmarks.papers.cfl_runs import NEVER
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread
-from securecluster.protocols import CFL, FLHC, Settings
 
 from securecluster import Federation, LabelSwap
-from securecluster.clustering import members
-from securecluster.distances import alike, distances
-from securecluster.hierarchy import cut, gap_of, merges
-from securecluster.metrics import agreement
-from securecluster.partitions import CLUSTERERS, default_threshold, evidence_for_split, halves, partition
-from securecluster.privacy import quantise
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.gaussian import Clip, Noise
-from securecluster.privacy.sketches import Sketch
-from securecluster.privacy.stages import Pipeline
-from securecluster.randomness import Randomness
-from securecluster.separation import largest_noise
-from securecluster.similarity import FLOOR, cosine, gram, gram_norms
+from securecluster.benchmarks.papers.cfl_runs import NEVER
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread
+from securecluster.clustering.agglomerative import cut, gap_of, merges
+from securecluster.clustering.distances import alike, distances
+from securecluster.clustering.labels import members
+from securecluster.clustering.metrics import agreement
+from securecluster.clustering.noise_robust import CLUSTERERS, default_threshold, evidence_for_split, halves, partition
+from securecluster.clustering.similarity import FLOOR, cosine, gram, gram_norms
+from securecluster.core.randomness import Randomness
+from securecluster.privacy.compression import codecs
+from securecluster.privacy.compression.sketches import Sketch
+from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols import CFL, FLHC, Settings
+from securecluster.protocols.cfl.separation import largest_noise
 
 METHODS: dict[str, type[Any]] = {"cfl": CFL, "flhc": FLHC}
 SIGMAS = (0.0, 0.01, 0.03, 0.06, 0.09, 0.125, 0.18, 0.25, 0.5, 1.0)  # σ/S
@@ -101,7 +101,7 @@ def _brief(rows: torch.Tensor, cell: Cell, sigma: float, bound: float, draw: int
     public = Randomness(cell["seed"])
     noise = (Clip(bound), Noise(bound, sigma)) if sigma else ()
     sketch = (Sketch(cell["sketch"], public),) if cell["sketch"] else ()
-    pipeline = Pipeline([*sketch, *noise, *quantise.build(cell["compress"], rows.shape[1])])
+    pipeline = Pipeline([*sketch, *noise, *codecs.build(cell["compress"], rows.shape[1])])
     pipeline.arm(Draws.derived(public, "sketches"))
     return pipeline.decode(pipeline.forward(rows.clone(), 1000 + draw, ids=range(len(rows)), field="brief")), pipeline
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, spread, summarise
-from securecluster.protocols import CFL, IFCA, SRFCA, FedAvg, FineTune, Local, LocalKMeans, Protocol, Settings
 
 from securecluster import Federation
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, spread, summarise
+from securecluster.clustering.metrics import mean
 from securecluster.data.scenarios import scenario
-from securecluster.metrics import mean
+from securecluster.protocols import CFL, IFCA, SRFCA, FedAvg, FineTune, Local, LocalKMeans, Protocol, Settings
 
 TRAINING = ("model", "optimizer", "lr", "batch_size", "epochs", "participation")
 OWN: dict[str, dict[str, Any]] = {  # beside what all have

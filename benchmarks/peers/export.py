@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.peers.work import NAMES, Work, save
 
+from securecluster.benchmarks.peers.work import NAMES, Work, save
+from securecluster.core.randomness import Randomness
+from securecluster.data.datasets import FOLDER, source
 from securecluster.data.pools import Pool as SourcePool
-from securecluster.data.sources import FOLDER, source
-from securecluster.models import build
-from securecluster.randomness import Randomness
+from securecluster.models.validation import build
 
 SEED = 0  # this project draws the initial weights from it, as every worker must start from them
 LR = 0.1

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from securecluster.backend import ENVIRONMENT
+from securecluster.core.lazy_torch import ENVIRONMENT
 
 HERE = Path(__file__).resolve().parent
 TAG = "SECURECLUSTER_PEERS"

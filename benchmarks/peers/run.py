@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from securecluster.benchmarks.peers.export import SAMPLES, data
 from securecluster.benchmarks.peers.make import WHERE, python, versions
 from securecluster.benchmarks.peers.turns import Measured, Plan, measure, trials
 from securecluster.benchmarks.peers.work import NAMES
 from securecluster.benchmarks.table import write
-
-from securecluster.backend import torch
-from securecluster.devices import choose_device
+from securecluster.core.devices import choose_device
+from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError, unknown
 
 ENVIRONMENTS = {"ours": "securecluster", "pfl": "pfl", "pfl_mp": "pfl", "flower": "flower", "plain": "plain", "central": "plain"}

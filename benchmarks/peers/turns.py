@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from securecluster.benchmarks.peers.export import export
 from securecluster.benchmarks.peers.process import PeerError, Worker
 from securecluster.benchmarks.peers.work import CORES

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.protocols import FedAvg, Settings
 
 from securecluster import Federation
-from securecluster.averaging import Averaged
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.network import Network
-from securecluster.run import Line, Run
+from securecluster.protocols import FedAvg, Settings
+from securecluster.protocols.common.averaging import Averaged
+from securecluster.runtime.run import Line, Run
+from securecluster.runtime.server_channel import Network
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 from .net import accuracy, settle
 from .work import NAMES, Options, Quit, Talk, Weights, Work, load, options

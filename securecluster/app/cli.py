@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import compare, runs
+from securecluster.app import compare, execution
 from securecluster.app.options import PROTOCOLS, as_typed, options_class, protocol_class
 from securecluster.app.stops import Stopped, output
 from securecluster.errors import SecureClusterError, UsageError, unknown
@@ -113,13 +113,13 @@ def _run(argv: list[str]) -> int:
 
     with output():  # of --help
         options: Any = tyro.cli(options_class(protocol_class(argv[0])), prog=f"securecluster run {argv[0]}", args=argv[1:])
-    plans, federation = runs.prepare([options.protocol], options)
-    from securecluster.app import folder as folders
+    plans, federation = execution.prepare([options.protocol], options)
+    from securecluster.app import run_folder
 
     (plan,) = plans
-    texts = {folders.CONFIG: plan.as_json(federation)}
+    texts = {run_folder.CONFIG: plan.as_json(federation)}
     name = f"{plan.protocol.name}-{federation.data}"
-    with folders.claimed(options.output.out, options.output.force, name, texts) as folder:
+    with run_folder.claimed(options.output.out, options.output.force, name, texts) as folder:
         return _carry_out(plan, federation, folder, options.output.quiet)
 
 
@@ -136,30 +136,29 @@ def _resume(argv: list[str]) -> int:
 
     with output():
         quiet = tyro.cli(Resume, prog="securecluster resume DIR", args=rest).quiet
-    from securecluster.app import folder as folders
+    from securecluster.app import run_folder
 
-    if folders.compared(folder) is not None:
+    if run_folder.compared(folder) is not None:
         return compare.resume(folder, quiet)
-    if folders.finished(folder):
+    if run_folder.finished(folder):
         return _show_finished(folder, quiet)
-    with folders.locked(folder):
-        if folders.finished(folder):  # another process ended it meanwhile
+    with run_folder.locked(folder):
+        if run_folder.finished(folder):  # another process ended it meanwhile
             return _show_finished(folder, quiet)
-        plan, config = folders.load(folder)
-        federation = runs.federation_of(folder, plan, config)
+        plan, config = run_folder.load(folder)
+        federation = execution.federation_of(folder, plan, config)
         return _carry_out(plan, federation, folder, quiet)
 
 
 def _show_finished(folder: Path, quiet: bool) -> int:
     """Show what a run that has ended found, after a check of its files and, where they can be made again, its data."""
-    from securecluster.app import folder as folders
-    from securecluster.app import report
+    from securecluster.app import report, run_folder
 
-    plan, config = folders.load(folder)
-    content = folders.result_of(folder)
-    folders.tidy(folder)
+    plan, config = run_folder.load(folder)
+    content = run_folder.result_of(folder)
+    run_folder.tidy(folder)
     if plan.simulation is not None:
-        runs.federation_of(folder, plan, config)
+        execution.federation_of(folder, plan, config)
     if not quiet:
         with output():
             print(f"{folder} is complete")
@@ -171,9 +170,9 @@ def _carry_out(plan: Any, federation: Any, folder: Path, quiet: bool) -> int:
     """Run or resume in a folder, then show what came of it."""
     from securecluster.app import report
 
-    console = runs.console(quiet)
-    with runs.resumable(folder):
-        content, pictures = runs.carry_out(plan, federation, folder, console)
+    console = execution.console(quiet)
+    with execution.resumable(folder):
+        content, pictures = execution.carry_out(plan, federation, folder, console)
     if not quiet:
         with output():
             report.show(content, folder, federation.names)
@@ -185,13 +184,13 @@ def _replay(argv: list[str]) -> int:
     folder, rest = _folder(argv, "replay")
     if rest:
         raise UsageError("replay takes a run folder and nothing else")
-    from securecluster.app import folder as folders
-    from securecluster.app.audit import replay
+    from securecluster.app import run_folder
+    from securecluster.app.replay import replay
 
-    names = folders.compared(folder)
+    names = run_folder.compared(folder)
     if names:
         raise UsageError(f"{folder} holds a comparison: replay one of its runs, such as {folder / names[0]}")
-    plan, config = folders.load(folder)
+    plan, config = run_folder.load(folder)
     found = replay(plan, config, folder)
     with output():
         print(f"{folder}: the server alone made the same {found.calls} calls and ended in the same state, bit for bit")
@@ -216,8 +215,8 @@ def _list(argv: list[str]) -> int:
     if argv:
         raise UsageError("list takes no arguments")
     from securecluster.data import SCENARIOS, SOURCES
-    from securecluster.networks import names
-    from securecluster.privacy.masks import MASKS
+    from securecluster.models.architectures import names
+    from securecluster.privacy.masking.masks import MASKS
 
     rows: dict[str, Iterable[str]] = {"protocols": PROTOCOLS, "data": SOURCES, "scenarios": SCENARIOS, "models": names(), "masks": MASKS}
     with output():

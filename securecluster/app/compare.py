@@ -13,12 +13,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securecluster.app import runs, union
+from securecluster.app import comparison_options, execution
 from securecluster.app.stops import output
 from securecluster.errors import OutputError, RunFolderError, SecureClusterError, UsageError
 
 if TYPE_CHECKING:
-    from securecluster.app.folder import Plan
+    from securecluster.app.run_folder import Plan
     from securecluster.data import Federation
 
 Row = dict[str, Any]
@@ -33,21 +33,21 @@ def start(argv: Sequence[str]) -> int:
     names = list(takewhile(lambda word: not word.startswith("-"), argv))
     if not names:
         raise UsageError("compare takes the protocols first: securecluster compare cfl fedavg --rounds 20")
-    union.check_chosen(names)
+    comparison_options.check_chosen(names)
     rest = list(argv[len(names) :])
-    union.check_owned(names, rest)
+    comparison_options.check_owned(names, rest)
     import tyro
 
     with output():  # of --help
-        options: Any = tyro.cli(union.comparison_class(names), prog=f"securecluster compare {' '.join(names)}", args=rest)
-    protocols = union.chosen(names, options.protocols, options.simulation.clusters)
-    plans, federation = runs.prepare(protocols, options)
-    from securecluster.app import folder as folders
+        options: Any = tyro.cli(comparison_options.comparison_class(names), prog=f"securecluster compare {' '.join(names)}", args=rest)
+    protocols = comparison_options.chosen(names, options.protocols, options.simulation.clusters)
+    plans, federation = execution.prepare(protocols, options)
+    from securecluster.app import run_folder
 
-    texts = {f"{plan.protocol.name}/{folders.CONFIG}": plan.as_json(federation) for plan in plans}
-    texts[folders.CONFIG] = folders.comparison_json(names)
+    texts = {f"{plan.protocol.name}/{run_folder.CONFIG}": plan.as_json(federation) for plan in plans}
+    texts[run_folder.CONFIG] = run_folder.comparison_json(names)
     name = f"compare-{federation.data}"
-    with folders.claimed(options.output.out, options.output.force, name, texts) as folder:
+    with run_folder.claimed(options.output.out, options.output.force, name, texts) as folder:
         return _carry_out(folder, plans, federation, options.output.quiet)
 
 
@@ -56,17 +56,17 @@ def resume(folder: Path, quiet: bool) -> int:
 
     A protocol that failed is tried again from its last round.
     """
-    from securecluster.app import folder as folders
-    from securecluster.app import side_by_side
+    from securecluster.app import run_folder
+    from securecluster.app.plots import comparison
 
     content = _ended(folder)
     if content is None:
-        with folders.locked(folder):  # before the plans are read: another start may replace them
+        with run_folder.locked(folder):  # before the plans are read: another start may replace them
             return _carry_out(folder, *_planned(folder), quiet)
     _planned(folder)
     if not quiet:
         with output():
-            side_by_side.show(content)
+            comparison.show(content)
             print(f"{folder} is complete")
     return 0
 
@@ -77,32 +77,32 @@ def _planned(folder: Path) -> tuple[list[Plan], Federation]:
     Raises:
         RunFolderError: a damaged folder, or data that are no longer what they were.
     """
-    from securecluster.app import folder as folders
+    from securecluster.app import run_folder
 
-    found = [(folder / name, *folders.load(folder / name)) for name in folders.compared(folder) or ()]
+    found = [(folder / name, *run_folder.load(folder / name)) for name in run_folder.compared(folder) or ()]
     if not found:
         raise RunFolderError(f"{folder} compares nothing: start the comparison anew")
-    federation = runs.federation_of(*found[0])
+    federation = execution.federation_of(*found[0])
     for home, plan, config in found[1:]:
-        runs.check_data(home, plan, config, federation)
+        execution.check_data(home, plan, config, federation)
     return [plan for _, plan, _ in found], federation
 
 
 def _ended(folder: Path) -> dict[str, Any] | None:
     """Return the content of compare.json where every run has ended without an error, after a check of all files."""
-    from securecluster import manifest
-    from securecluster.app import folder as folders
+    from securecluster.app import run_folder
+    from securecluster.core import manifest
 
-    if not (folder / folders.COMPARISON).is_file() or not (folder / manifest.NAME).is_file():
+    if not (folder / run_folder.COMPARISON).is_file() or not (folder / manifest.NAME).is_file():
         return None
-    homes = [folder / name for name in folders.compared(folder) or ()]
+    homes = [folder / name for name in run_folder.compared(folder) or ()]
     marks = manifest.read(folder)
-    content: dict[str, Any] = json.loads(manifest.checked(folder, folders.COMPARISON, marks))
-    if any(row["error"] for row in content["protocols"]) or not all(map(folders.finished, homes)):
+    content: dict[str, Any] = json.loads(manifest.checked(folder, run_folder.COMPARISON, marks))
+    if any(row["error"] for row in content["protocols"]) or not all(map(run_folder.finished, homes)):
         return None
     for home in homes:
-        folders.result_of(home)
-        folders.tidy(home)
+        run_folder.result_of(home)
+        run_folder.tidy(home)
     return content
 
 
@@ -112,25 +112,25 @@ def _carry_out(folder: Path, plans: Sequence[Plan], federation: Federation, quie
     Raises:
         SecureClusterError: some of the protocols failed; the others are in the folder.
     """
-    from securecluster import files, manifest
-    from securecluster.app import folder as folders
-    from securecluster.app import side_by_side
+    from securecluster.app import run_folder
+    from securecluster.app.plots import comparison
+    from securecluster.core import atomic_files, manifest
 
-    console = runs.console(quiet)
+    console = execution.console(quiet)
     try:
-        with runs.resumable(folder):
+        with execution.resumable(folder):
             rows = list(_rows(folder, plans, federation, console))
             content = _content(plans, federation, rows) | {"together": _together(folder, plans, rows)}
-            pictures = side_by_side.draw(folder, content, {row["protocol"]: _history(folder, row) for row in rows})
-            files.write_atomic(folder / folders.COMPARISON, (json.dumps(content, indent=2) + "\n").encode())
-            manifest.write(folder, [folders.CONFIG, folders.COMPARISON])
+            pictures = comparison.draw(folder, content, {row["protocol"]: _history(folder, row) for row in rows})
+            atomic_files.write_atomic(folder / run_folder.COMPARISON, (json.dumps(content, indent=2) + "\n").encode())
+            manifest.write(folder, [run_folder.CONFIG, run_folder.COMPARISON])
     except RunFolderError as error:
         if not isinstance(error.__cause__, OSError):  # nothing that the disk said, and would not say again
             raise
         raise RunFolderError(f"{error}; go on with: securecluster resume {folder}") from error
     if not quiet:
         with output():
-            side_by_side.show(content)
+            comparison.show(content)
             console.print(f"everything is in {folder}; pictures: " + ", ".join(p.name for p in pictures))
     failed = [row for row in rows if row["error"]]
     if failed:
@@ -158,12 +158,12 @@ def _rows(folder: Path, plans: Sequence[Plan], federation: Federation, console: 
 
 def _result(plan: Plan, federation: Federation, folder: Path, console: Any) -> dict[str, Any]:
     """Return the content of a run's result.json; the run is carried out, or goes on, where it has none."""
-    from securecluster.app import folder as folders
+    from securecluster.app import run_folder
 
-    with folders.locked(folder):
-        if not folders.finished(folder):
-            return runs.carry_out(plan, federation, folder, console)[0]
-        found = folders.result_of(folder)
+    with run_folder.locked(folder):
+        if not run_folder.finished(folder):
+            return execution.carry_out(plan, federation, folder, console)[0]
+        found = run_folder.result_of(folder)
     with output():
         console.print("is complete")
     return found
@@ -200,8 +200,8 @@ def _together(folder: Path, plans: Sequence[Plan], rows: Sequence[Row]) -> list[
     Returns:
         For each unit its protocols, ε (null: infinite), δ and the accountant.
     """
-    from securecluster.privacy.ledger import Ledger
-    from securecluster.protocols.saving import read_ledger
+    from securecluster.privacy.dp.ledger import Ledger
+    from securecluster.protocols.common.serialization import read_ledger
 
     found = []
     for unit in ("client", "example"):
@@ -236,7 +236,7 @@ def _content(plans: Sequence[Plan], federation: Federation, rows: list[Row]) -> 
     `rounds` are those that a protocol ran, and `told` is what it was told of the number of clusters.
     """
     import securecluster
-    from securecluster.app.folder import SCHEMA
+    from securecluster.app.run_folder import SCHEMA
 
     return {
         "schema": SCHEMA,

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from securecluster.endpoint import PAIRS, SUM, release_of
-from securecluster.privacy.ledger import Event, Row
-from securecluster.privacy.stages import Kind, Pipeline
-from securecluster.protocols.base import Protocol
-from securecluster.protocols.saving import CLIENTS, LEARNED, MODELS, SHARED
+from securecluster.privacy.dp.ledger import Event, Row
+from securecluster.privacy.pipeline import Kind, Pipeline
+from securecluster.protocols.common.base import Protocol
+from securecluster.protocols.common.serialization import CLIENTS, LEARNED, MODELS, SHARED
+from securecluster.runtime.endpoint import PAIRS, SUM, release_of
 
 CLIENT = "client"  # the reader of what is sealed: other clients
 READ_BY_SERVER = {SUM: " (the plain sum reads every reply)", PAIRS: " (the plain pairs read the rows)"}

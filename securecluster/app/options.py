@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
+from securecluster.data.datasets import default_scenario
 from securecluster.data.scenarios import has_options, scenario
-from securecluster.data.sources import default_scenario
 from securecluster.errors import SecureClusterWarning, UsageError, unknown
-from securecluster.settings import Settings
+from securecluster.runtime.settings import Settings
 
 PROTOCOLS = {  # module and class
     "cfl": "cfl:CFL",
@@ -168,7 +168,7 @@ class Simulation:
         """Return one line on what the columns of a user's own file are; None for a known data set."""
         if not self.own or federation.feature_names is None:
             return None
-        from securecluster.data.columns import listed
+        from securecluster.data.feature_columns import listed
 
         roles = {"client": self.client_column, "label": self.label_column, "true cluster": self.truth_column}
         said = [f"{role}: {column}" for role, column in roles.items() if column is not None]

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 import securecluster
-from securecluster.app import privacy
-from securecluster.app.folder import SCHEMA, Plan
-from securecluster.app.shown import METRICS, number, printable, shown
+from securecluster.app import privacy_report
+from securecluster.app.number_format import METRICS, number, printable, shown
+from securecluster.app.run_folder import SCHEMA, Plan
+from securecluster.clustering.metrics import mean, share_at
 from securecluster.data import Federation
-from securecluster.metrics import mean, share_at
-from securecluster.protocols.base import Protocol
+from securecluster.protocols.common.base import Protocol
 
 
 def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> 
         **_nodes(state, max(labels) + 1),
         "observer": True,
         "bytes": fitted.bytes_,
-        "privacy": privacy.section(fitted),
+        "privacy": privacy_report.section(fitted),
         "seconds": round(fitted.seconds_, 3),
     }
 
@@ -129,7 +129,7 @@ def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
         f"ARI {number(score['ari'])}, NMI {number(score['nmi'])}, purity {number(score['purity'])}, exact {exact}"
     )
     _show_bytes(console, content["bytes"])
-    privacy.show(console, content["privacy"])
+    privacy_report.show(console, content["privacy"])
     if content["dropped"]:
         dropped = content["dropped"].items()
         lost = [f"{printable(name)}: {_few(list(map(str, rounds)))}" for name, rounds in dropped]

@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.data import doubts
-from securecluster.data.columns import Columns, listed, order, reordered
-from securecluster.data.own import by_name, outputs, own_samples, read_pair, stream
-from securecluster.data.parquet import read_clients
-from securecluster.data.parts import numbered, spread
+from securecluster.core.randomness import Randomness
+from securecluster.data import plausibility
+from securecluster.data.datasets import Source, is_bright, source
+from securecluster.data.feature_columns import Columns, listed, order, reordered
 from securecluster.data.pools import Labels, Pool
+from securecluster.data.scenario_base import numbered, spread
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.scenarios import scenario as scenario_named
-from securecluster.data.sources import Source, is_bright, source
+from securecluster.data.user_arrays import by_name, outputs, own_samples, read_pair, stream
+from securecluster.data.user_parquet import read_clients
 from securecluster.errors import SecureClusterWarning, UsageError
-from securecluster.objectives import CLASSIFICATION, Classification, Objective
-from securecluster.randomness import Randomness
+from securecluster.models.objectives import CLASSIFICATION, Classification, Objective
 
 OWN = "own"  # the scenario of users' own data
 
@@ -304,7 +304,7 @@ def _gathered(
     classified = objective.kind == Classification.kind
     doubted: list[str] = []
     if classes is None and classified:
-        classes, doubted = doubts.count_classes([y for both in parts for _, y in both])
+        classes, doubted = plausibility.count_classes([y for both in parts for _, y in both])
     elif classes is None:
         classes = outputs([pair for both in parts for pair in both], objective)
     known = None if clusters is None else tuple(_cluster(name, clusters[name]) for name in given)
@@ -312,7 +312,7 @@ def _gathered(
     features = columns.names if names is None else names
     made = Federation(tuple(given), shards, classes, seed, known, objective=objective, feature_names=features)
     if classified:
-        doubted += doubts.feature_doubts([x for x, _ in pairs.values()], features, leave)
+        doubted += plausibility.feature_doubts([x for x, _ in pairs.values()], features, leave)
     return made, doubted
 
 

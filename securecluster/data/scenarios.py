@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from securecluster.data.changes import Inversion, LabelPermutation, LabelSwap, Rotation
-from securecluster.data.dealing import Iid, Natural
-from securecluster.data.parts import Change, Combined, Deal, Dealing, Part, Scenario, arrange
-from securecluster.data.skew import Dirichlet, LabelSplit, Pathological, Tasks
-from securecluster.data.sources import Source
+from securecluster.data.datasets import Source
+from securecluster.data.label_skew import Dirichlet, LabelSplit, Pathological, Tasks
+from securecluster.data.partitioners import Iid, Natural
+from securecluster.data.scenario_base import Change, Combined, Deal, Dealing, Part, Scenario, arrange
 from securecluster.data.topics import Topics
+from securecluster.data.transforms import Inversion, LabelPermutation, LabelSwap, Rotation
 from securecluster.errors import UsageError, unknown
 
 SCENARIOS: dict[str, type[Part]] = {

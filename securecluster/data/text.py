@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from securecluster.data.base import Source
+from securecluster.data.dataset import Source
+from securecluster.data.locations import folder, hub_rows, hub_texts, numbers, parquet_files, texts, the_file
 from securecluster.data.pools import ArrayPool, Labels, lasting, open_parquet
-from securecluster.data.stores import folder, hub_rows, hub_texts, numbers, parquet_files, texts, the_file
 from securecluster.errors import UsageError
-from securecluster.objectives import Language
+from securecluster.models.objectives import Language
 
 HUBS = {"shakespeare": "flwrlabs/shakespeare", "ag_news": "fancyzhx/ag_news"}
 

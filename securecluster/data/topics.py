@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.data.dealing import Owned
-from securecluster.data.parts import Deal, Dealing, spread
+from securecluster.core.randomness import Randomness
+from securecluster.data.allocation import Stock, Wanted, amount, halves, hand_out, held_out
+from securecluster.data.datasets import Source
+from securecluster.data.partitioners import Owned
 from securecluster.data.pools import Labels
-from securecluster.data.sources import Source
-from securecluster.data.stock import Stock, Wanted, amount, halves, hand_out, held_out
+from securecluster.data.scenario_base import Deal, Dealing, spread
 from securecluster.errors import UsageError
-from securecluster.randomness import Randomness
 
 
 @dataclass(frozen=True)

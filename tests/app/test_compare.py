@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from securecluster.protocols import CFL, FLHC, FedAvg
 
-from securecluster.app import side_by_side
 from securecluster.app.cli import main
-from securecluster.app.figure import figure
-from securecluster.app.folder import locked
 from securecluster.app.options import PROTOCOLS, Simulation
-from securecluster.averaging import Averaged
+from securecluster.app.plots import comparison
+from securecluster.app.plots.figure import figure
+from securecluster.app.run_folder import locked
 from securecluster.errors import UpdateError
-from securecluster.privacy.accounting import gaussian_epsilon
-from securecluster.privacy.ledger import Ledger
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.privacy.dp.ledger import Ledger
+from securecluster.protocols import CFL, FLHC, FedAvg
+from securecluster.protocols.common.averaging import Averaged
 
 SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "5", "--dropout", "0.05", "--threads", "1"]
 NAMES = ["cfl", "fedavg", "local"]
@@ -300,7 +300,7 @@ def test_labels_of_close_points_do_not_overlap(spread: float) -> None:
     made, axes = figure(6.8, 4.2)
     spots = [(1e7 * (1 + spread * k), 0.9 + spread * (k % 3)) for k in range(8)] + [(8e4, 0.86)]
     axes.set(xscale="log", xlim=(4e4, 2e7), ylim=(0.6, 1.0))
-    notes = side_by_side.label(axes, spots, [f"local-kmeans{k}" for k in range(9)])
+    notes = comparison.label(axes, spots, [f"local-kmeans{k}" for k in range(9)])
     made.draw_without_rendering()
     boxes = [note.get_window_extent() for note in notes]
     assert not any(one.overlaps(two) for k, one in enumerate(boxes) for two in boxes[:k])
@@ -329,10 +329,10 @@ def test_who_is_told_the_number_of_clusters_is_told_the_one_that_is_given(tmp_pa
 def test_curves_show_the_start_that_went_on(tmp_path: Path) -> None:
     lines = [{"round": t, "start": t % 3, "accuracy": t / 10} for t in (1, 2, 3, 4, 5)]
     lines += [{"round": 6, "start": 1, "accuracy": 0.9}]
-    assert [line["round"] for line in side_by_side._kept(lines)] == [1, 4, 6]
+    assert [line["round"] for line in comparison._kept(lines)] == [1, 4, 6]
     plain = [{"round": 1, "accuracy": 0.1}]
-    assert side_by_side._kept(plain) == plain and side_by_side._kept([]) == []
-    made = side_by_side._learning("t", {"ifca": [(1, 0.1, False), (2, 0.4, False)]}, {"cfl": 0, "ifca": 3}, "accuracy", "")
+    assert comparison._kept(plain) == plain and comparison._kept([]) == []
+    made = comparison._learning("t", {"ifca": [(1, 0.1, False), (2, 0.4, False)]}, {"cfl": 0, "ifca": 3}, "accuracy", "")
     (axes,) = made.axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ifca (kept start; 3 rounds in others)"]
     assert axes.lines[0].get_xdata().tolist() == [1, 2]
@@ -357,11 +357,11 @@ def test_no_cell_of_the_table_is_cut(width: int) -> None:
     content = {"data": "digits", "scenario": "label-swap", "clients": 20, "true_clusters": 4, "seed": 0, "target": 0.99}
     content |= {"metric": "accuracy", "protocols": rows}
     out = io.StringIO()
-    side_by_side.show(content, Console(width=width, file=out))
+    comparison.show(content, Console(width=width, file=out))
     printed = out.getvalue()
     assert "…" not in printed and max(map(len, printed.splitlines())) <= width
     words = {word.strip() for word in re.split(r" {2,}|\n", printed)}
-    cells = [side_by_side._cells(row, 0.99, "accuracy") for row in rows]
+    cells = [comparison._cells(row, 0.99, "accuracy") for row in rows]
     for cell in cells:
         for heading, text in cell.items():
             assert heading in words and text in words, (heading, text)
@@ -373,15 +373,15 @@ def test_columns_without_a_number_are_left_out(capsys: pytest.CaptureFixture[str
     row = {"protocol": "cfl", "clusters": 4, "ari": None, "accuracy_before": 0.7, "accuracy": 0.95, "at_target": None, "error": None}
     row |= {"up": 10, "down": 20, "servers": 0, "epsilon": None, "seconds": 1.0}
     content = {"data": "digits", "scenario": "iid", "clients": 20, "seed": 0, "target": 0.9, "metric": "accuracy", "protocols": [row]}
-    side_by_side.show(content)
+    comparison.show(content)
     printed = capsys.readouterr().out
     assert "at 0.9" not in printed and "ARI" not in printed and "servers" not in printed
-    side_by_side.show(content | {"protocols": [row | {"at_target": 0.75, "servers": 30000}, row]})
+    comparison.show(content | {"protocols": [row | {"at_target": 0.75, "servers": 30000}, row]})
     told = capsys.readouterr().out
     assert re.search(r"before +accuracy +at 0.9 .* 0.700 +0.950 +0.750 .* 0.700 +0.950 +– ", told, re.S)
     assert re.search(r"up\+down +servers .* 0.0 kB +30.0 kB +∞ .* 0.0 kB +– +∞ ", told, re.S)
     assert "of one" not in printed
-    side_by_side.show(content | {"protocols": [row | {"epsilon": 8.0, "dp_unit": "client"}, row | {"epsilon": 9.0, "dp_unit": "example"}]})
+    comparison.show(content | {"protocols": [row | {"epsilon": 8.0, "dp_unit": "client"}, row | {"epsilon": 9.0, "dp_unit": "example"}]})
     assert re.search(r" 8 .* 9 .*ε of one client: cfl; ε of one example: cfl", capsys.readouterr().out, re.S), "units are told apart"
 
 
@@ -414,7 +414,7 @@ def test_units_of_privacy_are_not_added_up_and_runs_without_noise_are_named() ->
         {"unit": "client", "protocols": ["a"], "epsilon": 1.0, "delta": 1e-5},
         {"unit": "example", "protocols": ["b"], "epsilon": None},
     ]
-    said = side_by_side._together({"protocols": rows, "together": totals})
+    said = comparison._together({"protocols": rows, "together": totals})
     assert said == [
         "together, ε of one client: 1 at δ = 1e-05 (a)",
         "together, ε of one example: ∞ (b)",
@@ -422,4 +422,4 @@ def test_units_of_privacy_are_not_added_up_and_runs_without_noise_are_named() ->
         "without noise, so that ε with it is infinite: c",
         "not counted, what was released before it failed: e",
     ]
-    assert side_by_side._together({"protocols": rows}) == []  # of an older version
+    assert comparison._together({"protocols": rows}) == []  # of an older version

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from securecluster.protocols import CFL
 
-from securecluster import manifest
-from securecluster.app import folder as folders
+from securecluster.app import run_folder
 from securecluster.app.cli import main
+from securecluster.core import manifest
 from securecluster.errors import SecureClusterError
-from securecluster.run import Run
+from securecluster.protocols import CFL
+from securecluster.runtime.run import Run
 
 OPTIONS = ["--clients", "6", "--clusters", "2", "--samples", "24", "--model", "linear", "--epochs", "1", "--rounds", "5"]
 RUN = ["run", "cfl", *OPTIONS, "--dropout", "0.1", "--fallback", "0.2", "--threads", "1", "--quiet"]
-UNREAD = {".lock", *folders.PICTURES}
+UNREAD = {".lock", *run_folder.PICTURES}
 
 
 def _flip(data: bytes, draw: random.Random) -> bytes:
@@ -169,7 +169,7 @@ def test_a_foreign_file_among_the_frames_is_named_or_left_alone(ended: Path, tmp
 def reseal(folder: Path) -> None:
     """Make the digests fit again, as a forger would."""
     result = (folder / "result.json").read_bytes()
-    folders.seal(folder, result)
+    run_folder.seal(folder, result)
 
 
 @pytest.mark.parametrize("field", ["method", "up", "down", "lost", "round", "step"])

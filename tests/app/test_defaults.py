@@ -9,12 +9,12 @@ from types import ModuleType
 from typing import ClassVar
 
 import pytest
-from securecluster.protocols import FedAvg
 
 from securecluster.app import options
 from securecluster.app.cli import main
 from securecluster.app.options import Simulation
 from securecluster.data import Federation, LabelSwap, Tasks
+from securecluster.protocols import FedAvg
 
 FAST = ["--samples", "20", "--rounds", "2", "--epochs", "1", "--threads", "1", "--quiet"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from securecluster.app import folder as folders
+from securecluster.app import run_folder
 from securecluster.app.cli import main
 from securecluster.errors import RunFolderError, UsageError
 
@@ -151,26 +151,26 @@ def test_of_two_starts_at_once_the_later_one_is_refused(tmp_path: Path, monkeypa
     """The first starts between the second one's check and its claim."""
     target, texts = tmp_path / "run", {"config.json": "{}"}
     first: list[Iterator[Path]] = []
-    check = folders.check_free
+    check = run_folder.check_free
 
     def check_and_be_overtaken(out: Path | None, force: bool) -> None:
         check(out, force)
         if not first:
-            manager = folders.claimed(target, False, "first", texts)
+            manager = run_folder.claimed(target, False, "first", texts)
             first.append(manager)  # type: ignore[arg-type]
             manager.__enter__()
             (target / "history.jsonl").write_text("what the first one wrote")
 
     for force in (False, True):
-        monkeypatch.setattr(folders, "check_free", check_and_be_overtaken)
-        with pytest.raises(RunFolderError, match="another process"), folders.claimed(target, force, "second", texts):
+        monkeypatch.setattr(run_folder, "check_free", check_and_be_overtaken)
+        with pytest.raises(RunFolderError, match="another process"), run_folder.claimed(target, force, "second", texts):
             pass
-        monkeypatch.setattr(folders, "check_free", check)
+        monkeypatch.setattr(run_folder, "check_free", check)
         assert (target / "history.jsonl").read_text() == "what the first one wrote"
 
 
 def test_what_ended_between_check_and_lock_is_not_replaced(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, check = tmp_path / "new", folders.check_free
+    target, check = tmp_path / "new", run_folder.check_free
     passed: list[int] = []
 
     def check_then_another_run_ends(out: Path | None, force: bool) -> None:
@@ -179,15 +179,15 @@ def test_what_ended_between_check_and_lock_is_not_replaced(run: Path, tmp_path: 
             passed.append(1)
             shutil.copytree(run, target)
 
-    monkeypatch.setattr(folders, "check_free", check_then_another_run_ends)
-    with pytest.raises(UsageError, match="exists and is not empty"), folders.claimed(target, False, "x", {"config.json": "{}"}):
+    monkeypatch.setattr(run_folder, "check_free", check_then_another_run_ends)
+    with pytest.raises(UsageError, match="exists and is not empty"), run_folder.claimed(target, False, "x", {"config.json": "{}"}):
         pass
     assert contents(target) == contents(run)
 
 
 def test_a_run_that_is_being_written_is_not_replaced(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(run)
-    with folders.locked(run):
+    with run_folder.locked(run):
         assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 2
     assert "is being written by another process" in capsys.readouterr().err
     assert contents(run) == before
@@ -197,7 +197,7 @@ def test_a_comparison_is_replaced_unless_one_of_its_runs_is_being_written(tmp_pa
     out = tmp_path / "out"
     start = ["compare", "fedavg", "local", *SMALL, "--out", str(out), "--force"]
     assert main(start) == 0
-    with folders.locked(out / "local"):
+    with run_folder.locked(out / "local"):
         assert main([*start, "--seed", "1"]) == 2
     assert "another process" in capsys.readouterr().err
     assert seed_of(out / "local") == 0
@@ -266,7 +266,7 @@ def test_a_comparison_that_has_ended_is_shown_without_a_word_written(tmp_path: P
     out = tmp_path / "out"
     assert main(["compare", "fedavg", "local", *SMALL, "--out", str(out)]) == 0
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    with folders.locked(out):  # as on a medium that cannot be written
+    with run_folder.locked(out):  # as on a medium that cannot be written
         assert main(["resume", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "fedavg" in printed and f"{out} is complete" in printed
@@ -280,8 +280,8 @@ def test_a_start_that_cannot_write_leaves_nothing(tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise RunFolderError("cannot write: free some space")
 
-    monkeypatch.setattr(folders.files, "write_atomic", full)
-    with pytest.raises(RunFolderError), folders.claimed(tmp_path / "a" / "out", False, "x", {"config.json": "{}"}):
+    monkeypatch.setattr(run_folder.files, "write_atomic", full)
+    with pytest.raises(RunFolderError), run_folder.claimed(tmp_path / "a" / "out", False, "x", {"config.json": "{}"}):
         pass
     assert not (tmp_path / "a" / "out").exists()
 
@@ -289,7 +289,7 @@ def test_a_start_that_cannot_write_leaves_nothing(tmp_path: Path, monkeypatch: p
 def test_a_stopped_run_is_not_resumed_by_two(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "result.json").unlink()
     (run / "manifest.json").unlink()
-    with folders.locked(run):
+    with run_folder.locked(run):
         assert main(["resume", str(run)]) == 2
     assert "another process" in capsys.readouterr().err
 

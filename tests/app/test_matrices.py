@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy.cluster.hierarchy import linkage
 
-from securecluster.app import plots
-from securecluster.app.matrices import graph, relevance, similarity
+from securecluster.app.plots import curves
+from securecluster.app.plots.matrices import graph, relevance, similarity
 
 BETWEEN = np.array([[1, 0.2, 0.9, 0.3], [0.2, 1, 0.1, 0.8], [0.9, 0.1, 1, 0.4], [0.3, 0.8, 0.4, 1]])
 LABELS = [0, 1, 0, 1]
@@ -73,9 +73,9 @@ def test_any_size_and_threshold_is_drawn(m: int, at: float) -> None:
 def test_a_state_brings_the_pictures_it_has(tmp_path: Path) -> None:
     content: dict[str, Any] = {"labels": LABELS, "metric": "accuracy", "metrics": {"accuracy": {"after": None}}}
     empty = SimpleNamespace(relevance=torch.zeros(0, 0), graph=None, look=None)
-    assert plots.draw(tmp_path, content, [], empty) == []
+    assert curves.draw(tmp_path, content, [], empty) == []
     look = SimpleNamespace(ids=[0, 1, 2, 3], merges=torch.from_numpy(linkage(1 - BETWEEN[np.triu_indices(4, 1)], "average")), threshold=0.5)
     whole = SimpleNamespace(relevance=torch.from_numpy(BETWEEN), graph=_graph([0.1, 0.2, 0.8], 0.5, 1 - BETWEEN), look=look)
-    made = plots.draw(tmp_path, content, [], whole)
+    made = curves.draw(tmp_path, content, [], whole)
     assert sorted(path.name for path in made) == ["dendrogram.png", "graph.png", "relevance.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from securecluster import synthetic
 from securecluster.app.cli import main
+from securecluster.protocols.nsim import synthetic_users
 
 
 @pytest.mark.usefixtures("traces")
 def test_a_run_reports_correlations_and_draws_the_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], brief_fit: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(synthetic, "fit", brief_fit)
+    monkeypatch.setattr(synthetic_users, "fit", brief_fit)
     out = tmp_path / "run"
     options = ["--clients", "6", "--rounds", "3", "--local-rounds", "2", "--synthetic", "16", "--positions", "30", "60"]
     assert main(["run", "nsim", "--data", "mobility", *options, "--transcript", "full", "--out", str(out)]) == 0

@@ -13,12 +13,12 @@ import torch
 from mpmath import exp as mexp
 from mpmath import mp, mpf, ncdf
 from safetensors.torch import load_file
-from securecluster.protocols import FedAvg, Local, OneShot, Protocol, RandomClusters, Settings
 
 from securecluster import Federation
 from securecluster.app.cli import main
-from securecluster.app.privacy import section
-from securecluster.objectives import Language, Trajectory
+from securecluster.app.privacy_report import section
+from securecluster.models.objectives import Language, Trajectory
+from securecluster.protocols import FedAvg, Local, OneShot, Protocol, RandomClusters, Settings
 
 SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "2", "--threads", "1"]
 

@@ -151,7 +151,7 @@ def test_names_of_clients_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_too_little_memory_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from securecluster.app import runs
+    from securecluster.app import execution
 
     for error in (
         MemoryError(),
@@ -162,11 +162,11 @@ def test_too_little_memory_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
         def fail(*_: object, error: Exception = error) -> None:
             raise error
 
-        monkeypatch.setattr(runs, "carry_out", fail)
+        monkeypatch.setattr(execution, "carry_out", fail)
         assert main([*RUN, "--out", str(tmp_path / "r"), "--force"]) == 2
         assert capsys.readouterr().err == (
             "securecluster: there is not enough memory: use fewer clients, fewer samples or a smaller model\n"
         )
-    monkeypatch.setattr(runs, "carry_out", lambda *_: 1 / 0)
+    monkeypatch.setattr(execution, "carry_out", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main([*RUN, "--out", str(tmp_path / "r"), "--force"])

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securecluster.app.matrices import similarity
-from securecluster.app.plots import _separation, draw
-from securecluster.app.tree_picture import WIDEST, few, positions, tree
+from securecluster.app.plots.curves import _separation, draw
+from securecluster.app.plots.matrices import similarity
+from securecluster.app.plots.parameter_tree import WIDEST, few, positions, tree
 
 
 @dataclass

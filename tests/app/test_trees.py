@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from scipy.cluster.hierarchy import linkage
-from securecluster.protocols.flhc import Look
 
-from securecluster.app.plots import RELATED
-from securecluster.app.trees import dendrogram
-from securecluster.hierarchy import cut
+from securecluster.app.plots.curves import RELATED
+from securecluster.app.plots.dendrogram import dendrogram
+from securecluster.clustering.agglomerative import cut
+from securecluster.protocols.flhc import Look
 
 
 def look_at(points: np.ndarray, at: float, ids: list[int]) -> tuple[Look, list[int]]:

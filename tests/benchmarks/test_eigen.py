@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+
 from securecluster.benchmarks import eigen, tasks
 from securecluster.benchmarks.eigen import differences, full, measure
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from securecluster import Federation, LabelSwap
 from securecluster.benchmarks.papers import (
     flhc_iid,
     flhc_runs,
@@ -21,8 +23,6 @@ from securecluster.benchmarks.papers import (
 )  # fmt: skip
 from securecluster.benchmarks.papers.sheet import numbers
 from securecluster.protocols import FLHC, FedAvg, Settings
-
-from securecluster import Federation, LabelSwap
 
 GRIDS, PAIRS = (flhc_table1, flhc_table2, flhc_table3), (flhc_table4, flhc_table5, flhc_table6)
 SMALL = {"clients": 8, "samples": 40, "model": "mlp-32", "lr": 0.2, "rounds": 5, "target": 0.6}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from securecluster.benchmarks.gaps import PAIRS, judge, measure, updates
-from securecluster.protocols import FLHC
 
 from securecluster import Federation
+from securecluster.benchmarks.gaps import PAIRS, judge, measure, updates
+from securecluster.protocols import FLHC
 
 
 def test_a_judgement_knows_what_was_possible() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from securecluster.benchmarks.gpu import checks, runs, timings
 from securecluster.benchmarks.gpu.__main__ import main
 from securecluster.benchmarks.gpu.data import apart, differing
@@ -18,9 +19,8 @@ from securecluster.benchmarks.gpu.pieces import Budget, Check, Piece, Skipped, T
 from securecluster.benchmarks.gpu.report import Results
 from securecluster.benchmarks.gpu.watchdog import watch
 from securecluster.benchmarks.gpu.worker import work
-
-from securecluster.networks import names
-from securecluster.privacy.masks import MASKS
+from securecluster.models.architectures import names
+from securecluster.privacy.masking.masks import MASKS
 
 CPU = torch.device("cpu")
 COMMAND = [sys.executable, "-m", "securecluster.benchmarks.gpu"]

@@ -6,12 +6,12 @@ import csv
 from pathlib import Path
 
 import pytest
-from securecluster.benchmarks import hard_settings
-from securecluster.benchmarks.hard_settings import SETTINGS, Hard
-from securecluster.benchmarks.robust import Setting
 
 from securecluster import LabelSwap
 from securecluster.app.options import protocol_class
+from securecluster.benchmarks import hard_settings
+from securecluster.benchmarks.hard_settings import SETTINGS, Hard
+from securecluster.benchmarks.robust import Setting
 
 TINY = Hard(
     Setting("", "", "digits", LabelSwap(2), (2, 2), (20,), 20),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from securecluster import Federation, Pathological
 from securecluster.benchmarks.label_attack import (
     attack,
     guess_shares,
@@ -14,10 +16,8 @@ from securecluster.benchmarks.label_attack import (
     matched_correlation,
     observed_updates,
 )
+from securecluster.privacy.masking.masks import INFO, LABELS
 from securecluster.protocols import FedAvg, Settings
-
-from securecluster import Federation, Pathological
-from securecluster.privacy.masks import INFO, LABELS
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from securecluster import Federation
 from securecluster.benchmarks.papers import nsim_ceiling, nsim_fig4, nsim_pearson, nsim_runs, nsim_time
 from securecluster.benchmarks.papers.sheet import numbers
 from securecluster.protocols import Local
-
-from securecluster import Federation, synthetic
-from securecluster.walks import Format, RandomWalk
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.random_walks import Format, RandomWalk
 
 SMALL = {"scale": "cpu", "synthetic": 12, "clients": 6, "local_rounds": 1, "epochs": 1, "batch_size": 32, "lr": 0.1, "seed": 0}
 
@@ -23,7 +24,7 @@ SMALL = {"scale": "cpu", "synthetic": 12, "clients": 6, "local_rounds": 1, "epoc
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traces: None, brief_fit: Callable[..., Any]) -> None:
     """Another folder, a small set of traces, short walks and a pair network that hardly trains."""
     monkeypatch.chdir(tmp_path)
-    for script in (nsim_ceiling, nsim_runs, nsim_time, synthetic):
+    for script in (nsim_ceiling, nsim_runs, nsim_time, synthetic_users):
         monkeypatch.setattr(script, "fit", brief_fit)
     for script in (nsim_runs, nsim_time):
         monkeypatch.setattr(script, "Format", lambda: Format(samples=(30, 60)))
@@ -72,7 +73,7 @@ def test_costs_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors_by_cluster_together_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     walks = RandomWalk()
     monkeypatch.setattr(
-        "securecluster.protocols.nsim.RandomWalk", lambda: lambda form, users, draw: walks(Format(samples=(30, 60)), users, draw)
+        "securecluster.protocols.nsim.protocol.RandomWalk", lambda: lambda form, users, draw: walks(Format(samples=(30, 60)), users, draw)
     )
     fixed = {**SMALL, "rounds": 2, "optimizer": "sgd"}
     rows = {row["method"]: row for row in run(nsim_fig4, monkeypatch, [{**fixed, "method": name} for name in nsim_fig4.METHODS])}

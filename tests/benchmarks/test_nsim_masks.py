@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from securecluster.benchmarks.papers import nsim_masks, nsim_runs
 
-from securecluster.walks import Format
+from securecluster.benchmarks.papers import nsim_masks, nsim_runs
+from securecluster.protocols.nsim.random_walks import Format
 
 SMALL = {"scale": "cpu", "synthetic": 12, "clients": 6, "local_rounds": 1, "epochs": 1, "batch_size": 32, "lr": 0.1, "seed": 0}
 

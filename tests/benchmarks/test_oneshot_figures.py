@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from securecluster import Federation
 from securecluster.benchmarks import tasks
 from securecluster.benchmarks.papers import (
     oneshot_fig2,
@@ -22,8 +24,6 @@ from securecluster.benchmarks.papers import (
 )
 from securecluster.benchmarks.papers.oneshot_runs import CLUSTERS, RandomTasks, dealt, judged, matrices, parts, trained, usable
 from securecluster.benchmarks.papers.sheet import figure, numbers
-
-from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 from securecluster.errors import UsageError
 

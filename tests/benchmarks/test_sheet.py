@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, figure, numbers, options, spread, summarise
 
+from securecluster.benchmarks.papers.sheet import Cell, Sheet, figure, numbers, options, spread, summarise
 from securecluster.errors import UsageError
 
 CELLS = [{"scale": "cpu", "points": p, "lr": 0.1, "seed": s, "paper": f"paper on {p}"} for p in (10, 20) for s in (0, 1)]

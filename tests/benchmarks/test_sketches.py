@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from securecluster.benchmarks.papers import sketches
+from securecluster.core.randomness import Randomness
+from securecluster.privacy.compression.sketches import Sketch
 from securecluster.protocols import FLHC
-
-from securecluster.privacy.sketches import Sketch
-from securecluster.randomness import Randomness
 
 
 def test_cells_are_told_apart_and_begin_with_one_seed() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from securecluster.benchmarks.papers import srfca_cifar, srfca_femnist, srfca_mnist, srfca_runs
-from securecluster.protocols import SRFCA, FedAvg
 
 from securecluster import Federation, Rotation
+from securecluster.benchmarks.papers import srfca_cifar, srfca_femnist, srfca_mnist, srfca_runs
 from securecluster.data import Source
+from securecluster.data.datasets import digits
 from securecluster.data.pools import ArrayPool
-from securecluster.data.sources import digits
+from securecluster.protocols import SRFCA, FedAvg
 
 SETTING: dict[str, Any] = {"data": "digits", "overlap": False, "clients": 8, "samples": 60, "clusters": 2, "model": "mlp-32", "rounds": 12}
 SETTING |= {"optimizer": "sgd", "lr": 0.2, "batch_size": 20, "participation": 1.0}

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from securecluster.benchmarks.papers import cfl_fig9, shakespeare
-from securecluster.protocols import FedAvg
 
 from securecluster import Federation
+from securecluster.benchmarks.papers import cfl_fig9, shakespeare
 from securecluster.data import Natural
-from securecluster.data.sources import FOLDER
+from securecluster.data.datasets import FOLDER
+from securecluster.protocols import FedAvg
 
 WORDS = ("one two three four five", "six seven eight nine ten", "red green blue black white", "north south east west up")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from securecluster.benchmarks import worlds
 from securecluster.benchmarks.worlds import Finding
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.privacy.dp.client_noise import Guard
 from securecluster.protocols import CFL, SRFCA, RandomClusters
-
-from securecluster.costs import Costs
-from securecluster.privacy.accounting import gaussian_epsilon
-from securecluster.privacy.guard import Guard
+from securecluster.runtime.release_accounting import Costs
 
 CLIENTS, CONFIDENCE = 120, 0.99
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securecluster.data.datasets import FOLDER, Source, Task
 from securecluster.data.pools import ArrayPool
-from securecluster.data.sources import FOLDER, Source, Task
 
 SIDE = 3
 TEST_ROWS = 100_000  # rows of the test pool are numbered from here

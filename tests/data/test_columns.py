@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from securecluster.protocols import IFCA, FedAvg
 
 from securecluster import Federation
 from securecluster.errors import UsageError
+from securecluster.protocols import IFCA, FedAvg
 
 X = np.random.default_rng(0).normal(size=(20, 3))
 Y = np.arange(20) % 2

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from securecluster.core.randomness import Randomness
 from securecluster.data import (
     Dirichlet,
     Federation,
@@ -23,10 +24,9 @@ from securecluster.data import (
     Source,
     Tasks,
 )
-from securecluster.data.sources import Task
-from securecluster.data.stock import Wanted
+from securecluster.data.allocation import Wanted
+from securecluster.data.datasets import Task
 from securecluster.errors import UsageError
-from securecluster.randomness import Randomness
 
 Toy = Callable[..., Source]
 TEST_ROWS = 100_000
@@ -186,7 +186,7 @@ def test_labels_of_a_task_are_as_frequent_as_in_the_pool(toy: Toy) -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.integers(3, 40), st.lists(st.integers(1, 9), min_size=1, max_size=3))
 def test_clients_are_apportioned_within_one_of_the_ratio(clients: int, weights: list[int]) -> None:
-    from securecluster.data.skew import apportion
+    from securecluster.data.label_skew import apportion
 
     counts = apportion(clients, [float(w) for w in weights])
     assert counts.sum() == clients and counts.min() >= 1

@@ -10,9 +10,9 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
 from securecluster import Federation, LabelSwap
-from securecluster.data import doubts
+from securecluster.data import plausibility
 from securecluster.errors import SecureClusterWarning, UsageError
-from securecluster.objectives import Language, Trajectory
+from securecluster.models.objectives import Language, Trajectory
 
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(60, 4))
@@ -139,8 +139,8 @@ def test_raw_sets_are_said_and_scaled_ones_are_not() -> None:
 
 def test_simulated_sets_would_raise_no_doubts() -> None:
     federation = Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=4, seed=0)
-    assert doubts.feature_doubts([shard.x for shard in federation.shards], None, "") == []
-    assert doubts.count_classes([shard.y for shard in federation.shards]) == (10, [])
+    assert plausibility.feature_doubts([shard.x for shard in federation.shards], None, "") == []
+    assert plausibility.count_classes([shard.y for shard in federation.shards]) == (10, [])
 
 
 N = 240

@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 
 from securecluster import Federation, Iid, LabelSwap
 from securecluster.data import Shard
+from securecluster.data.datasets import digits
 from securecluster.data.federation import fingerprint
-from securecluster.data.sources import digits
 from securecluster.errors import UsageError
 
 POOL = 1797

@@ -9,7 +9,7 @@ import pytest
 
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.objectives import Language, Objective, Trajectory
+from securecluster.models.objectives import Language, Objective, Trajectory
 
 STREAM = np.arange(61) % 7
 X, Y = STREAM[:-1].reshape(12, 5), STREAM[1:].reshape(12, 5)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from securecluster.data import Federation, Tasks
-from securecluster.data.sources import IMAGE_SETS, image_set, source
+from securecluster.data.datasets import IMAGE_SETS, image_set, source
 from securecluster.data.text import CHARACTERS
 
 pa = pytest.importorskip("pyarrow")

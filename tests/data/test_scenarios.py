@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from securecluster.core.randomness import Randomness
 from securecluster.data import (
     SCENARIOS,
     Combined,
@@ -28,12 +29,11 @@ from securecluster.data import (
     Source,
     Tasks,
 )
-from securecluster.data.parts import Part
+from securecluster.data.datasets import Task
 from securecluster.data.pools import ArrayPool
+from securecluster.data.scenario_base import Part
 from securecluster.data.scenarios import scenario
-from securecluster.data.sources import Task
 from securecluster.errors import UsageError
-from securecluster.randomness import Randomness
 
 SEEDS = st.integers(0, 10**6)
 Toy = Callable[..., Source]

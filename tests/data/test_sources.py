@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securecluster.data import Federation, Iid, Tasks
+from securecluster.data import Federation, Iid, Tasks, datasets
 from securecluster.data import pools as pools_module
-from securecluster.data import sources as sources_module
-from securecluster.data.sources import FOLDER, IMAGE_SETS, Source, source
+from securecluster.data.datasets import FOLDER, IMAGE_SETS, Source, source
 from securecluster.errors import UsageError
 
 pa = pytest.importorskip("pyarrow")
@@ -190,7 +189,8 @@ import json, sys, warnings
 warnings.simplefilter("ignore")
 import numpy as np
 from dataclasses import replace
-from securecluster.data import Federation, Iid, pools, sources
+from securecluster.data import Federation, Iid, pools
+from securecluster.data import datasets
 from securecluster.errors import UsageError
 folder = sys.argv[1]
 for name, hub in (("mnist", folder + "/hub"), ("femnist", folder + "/hub"), ("cifar10", folder + "/nothing")):
@@ -238,4 +238,4 @@ def test_a_source_of_ones_own_is_dealt_like_a_known_one(monkeypatch: pytest.Monk
         federation.data == "mine"
         and federation.digest() == Federation.simulate("mnist", scenario=Iid(), clients=2, samples=5, seed=0).digest()
     )
-    assert sources_module.default_scenario("femnist") == "natural" and sources_module.default_scenario("mnist") == "label-swap"
+    assert datasets.default_scenario("femnist") == "natural" and datasets.default_scenario("mnist") == "label-swap"

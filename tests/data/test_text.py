@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from securecluster.data import Federation, Iid, text
-from securecluster.data.sources import FOLDER, source
+from securecluster.data.datasets import FOLDER, source
 from securecluster.data.text import CHARACTERS, characters, joined, vocabulary, words
 from securecluster.errors import UsageError
-from securecluster.objectives import Language
+from securecluster.models.objectives import Language
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -28,11 +28,11 @@ from securecluster.data import (
     Tasks,
     Topics,
 )
+from securecluster.data.datasets import default_scenario
 from securecluster.data.pools import ArrayPool, lasting
 from securecluster.data.scenarios import scenario
-from securecluster.data.sources import default_scenario
 from securecluster.errors import UsageError
-from securecluster.objectives import Language, Objective, Trajectory
+from securecluster.models.objectives import Language, Objective, Trajectory
 
 TEST_ROWS = 100_000  # rows of the test pool are numbered from here
 NAMES = np.array(["arts", "law", "sport", "war", "trade"], object)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from securecluster.data import Federation
-from securecluster.data.sources import FOLDER, source
+from securecluster.data.datasets import FOLDER, source
 from securecluster.errors import UsageError
-from securecluster.objectives import Trajectory
+from securecluster.models.objectives import Trajectory
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

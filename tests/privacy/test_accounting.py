@@ -11,8 +11,8 @@ import mpmath
 import pytest
 
 from securecluster.errors import UsageError
-from securecluster.privacy import accounting
-from securecluster.privacy.accounting import dearest, epsilon, find_noise, find_noise_for_all, gaussian_epsilon, merged, sampling
+from securecluster.privacy.dp import accounting
+from securecluster.privacy.dp.accounting import dearest, epsilon, find_noise, find_noise_for_all, gaussian_epsilon, merged, sampling
 
 ROOT = Path(__file__).resolve().parents[2]
 DELTA = 1e-5
@@ -169,7 +169,7 @@ def test_targets_that_cannot_be_met_say_so() -> None:
 
 def test_opacus_top_level_packages_never_stand_in_for_ours(tmp_path: Path) -> None:
     code = (
-        "import importlib.util as u, opacus, securecluster.benchmarks as b, securecluster.privacy.accounting as a\n"
+        "import importlib.util as u, opacus, securecluster.benchmarks as b, securecluster.privacy.dp.accounting as a\n"
         "print(b.__file__, *[p for n in ('benchmarks', 'examples') if u.find_spec(n) for p in u.find_spec(n).submodule_search_locations])"
     )
     ours, *others = subprocess.run(

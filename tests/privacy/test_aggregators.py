@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from securecluster.devices import cpu_threads
+from securecluster.core.devices import cpu_threads
 from securecluster.errors import FrameError
-from securecluster.messages import Answer, Call, Rows
-from securecluster.privacy import aggregators
-from securecluster.privacy.aggregators import Plain
-from securecluster.privacy.keys import Hello
+from securecluster.messaging.messages import Answer, Call, Rows
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.runtime import aggregators
+from securecluster.runtime.aggregators import Plain
 
 
 @dataclass(frozen=True, eq=False)

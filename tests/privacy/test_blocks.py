@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from securecluster.errors import UsageError
-from securecluster.privacy.blocks import Blocks
-from securecluster.privacy.masks import build
-from securecluster.privacy.stages import Pipeline
+from securecluster.privacy.masking.block_mask import Blocks
+from securecluster.privacy.masking.masks import build
+from securecluster.privacy.pipeline import Pipeline
 
 MASKS = ("permutation", "signed-permutation", "rotation", "haar")
 

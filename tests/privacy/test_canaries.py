@@ -13,24 +13,25 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import nn
 
-from securecluster import Federation, models
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.costs import Costs
-from securecluster.endpoint import GATHER, SUM, Endpoint, Turn, answers
+from securecluster import Federation
+from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.messages import Rows
-from securecluster.network import Network
-from securecluster.noisy_gram import GramNoise
-from securecluster.noisy_losses import noised
-from securecluster.privacy.canaries import Audit, directions, grams, lower_bound, summed, updates
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.gaussian import Clip, Curator, Noise
-from securecluster.privacy.guard import Guard
-from securecluster.privacy.keys import Hello, KeyRing
-from securecluster.privacy.ledger import Event, Ledger
-from securecluster.privacy.stages import Pipeline, Stage
-from securecluster.randomness import Randomness
-from securecluster.transport import InProcess
+from securecluster.messaging.messages import Rows
+from securecluster.models import validation
+from securecluster.privacy.dp.auditing import Audit, directions, grams, lower_bound, summed, updates
+from securecluster.privacy.dp.client_noise import Guard
+from securecluster.privacy.dp.gaussian_mechanism import Clip, Curator, Noise
+from securecluster.privacy.dp.ledger import Event, Ledger
+from securecluster.privacy.dp.loss_mechanism import noised
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.masking.key_agreement import Hello, KeyRing
+from securecluster.privacy.pipeline import Pipeline, Stage
+from securecluster.protocols.oneshot.gram_mechanism import GramNoise
+from securecluster.runtime.endpoint import GATHER, SUM, Endpoint, Turn, answers
+from securecluster.runtime.release_accounting import Costs
+from securecluster.runtime.server_channel import Network
+from securecluster.runtime.transport import InProcess
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")  # scales are extreme on purpose
 
@@ -163,7 +164,7 @@ def trained(plan: LocalTraining, n: int, runs: int = RUNS) -> tuple[Array, Array
     x[:runs, 0, ..., 0] = 100.0
     arrays = {f"c{k:04d}": (own, np.arange(n) % 2) for k, own in enumerate(x)}
     federation = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=5)
-    flat = models.build(nn.Sequential(nn.Flatten(), nn.Linear(d, 2, bias=False)), federation.shape, 2, Randomness(5))
+    flat = validation.build(nn.Sequential(nn.Flatten(), nn.Linear(d, 2, bias=False)), federation.shape, 2, Randomness(5))
     clients = Cohort(federation, flat, Randomness(5), torch.device("cpu"), torch.float64, secret=Draws.derived(Randomness(7), "run"))
     start = Rows(torch.zeros(1, 2 * d, dtype=torch.float64), (0,) * 2 * runs)
     moved = clients.train(start, range(2 * runs), plan, 1).numpy()

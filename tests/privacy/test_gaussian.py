@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from securecluster.briefs import Brief
-from securecluster.costs import Costs
-from securecluster.endpoint import GATHER, SUM, Endpoint, Release, Turn, answers
+from securecluster.core.randomness import Randomness
 from securecluster.errors import PolicyError, UpdateError, UsageError
-from securecluster.messages import Rows
-from securecluster.network import Network
-from securecluster.privacy import quantise
-from securecluster.privacy.aggregators import Plain
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.gaussian import Clip, Curator, Noise
-from securecluster.privacy.keys import Hello, KeyRing
-from securecluster.privacy.masks import build
-from securecluster.privacy.stages import Pipeline
-from securecluster.randomness import Randomness
-from securecluster.transport import InProcess
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.compression import codecs
+from securecluster.privacy.dp.gaussian_mechanism import Clip, Curator, Noise
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.masking.key_agreement import Hello, KeyRing
+from securecluster.privacy.masking.masks import build
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.compressed_updates import Brief
+from securecluster.runtime.aggregators import Plain
+from securecluster.runtime.endpoint import GATHER, SUM, Endpoint, Release, Turn, answers
+from securecluster.runtime.release_accounting import Costs
+from securecluster.runtime.server_channel import Network
+from securecluster.runtime.transport import InProcess
 
 DRAWS = Draws.derived(Randomness(3), "run")
 
@@ -193,7 +193,7 @@ def test_a_trusted_server_bounds_what_codes_stand_for_before_it_adds_noise(compr
     """Numbers just above half a level are rounded up: of 50,000 at 4 bits, a clipped row comes out nearly twice as long."""
     rows = torch.full((1, 50_000), 1.001)
     rows[0, 0] = {"8bit": 254, "4bit": 14}.get(compress, 1.0)
-    pipeline, release = Pipeline([Clip(2.0), *quantise.build(compress, 50_000)]), Release((GATHER,), through=("brief",))
+    pipeline, release = Pipeline([Clip(2.0), *codecs.build(compress, 50_000)]), Release((GATHER,), through=("brief",))
     sent = pipeline.forward(rows, 1)
     assert compress != "4bit" or float(pipeline.decode(sent).norm()) > 3.9
     costs = Costs(Pipeline([Clip(2.0)], fields={"brief": pipeline}), curator=Curator(2.0, 1e-9, DRAWS))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from opacus.accountants import PRVAccountant
 
+from securecluster.core.serialization import pack, unpack
 from securecluster.errors import UsageError
-from securecluster.privacy import accounting
-from securecluster.privacy.accounting import gaussian_epsilon
-from securecluster.privacy.ledger import Event, Ledger, Recall
-from securecluster.state import pack, unpack
+from securecluster.privacy.dp import accounting
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.privacy.dp.ledger import Event, Ledger, Recall
 
 DELTA = 1e-5
 

@@ -12,7 +12,7 @@ from scipy.linalg import hadamard as sylvester
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import ks_2samp, spearmanr
 
-from securecluster.privacy.masks import MASKS, build
+from securecluster.privacy.masking.masks import MASKS, build
 
 ALL = MASKS[1:]
 

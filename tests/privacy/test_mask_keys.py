@@ -10,16 +10,17 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from securecluster.protocols import CFL, Settings
 
-from securecluster import Federation, wire
+from securecluster import Federation
+from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, UsageError
-from securecluster.messages import Rows, Shared, reply_header
-from securecluster.privacy.keys import Box, KeyRing, Peers, PublicKey, _public
-from securecluster.privacy.masks import Permutation, build
-from securecluster.privacy.stages import Kind, Pipeline
-from securecluster.privacy.stream import words
-from securecluster.randomness import Randomness
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Rows, Shared, reply_header
+from securecluster.privacy.masking.key_agreement import Box, KeyRing, Peers, PublicKey, _public
+from securecluster.privacy.masking.keystream import words
+from securecluster.privacy.masking.masks import Permutation, build
+from securecluster.privacy.pipeline import Kind, Pipeline
+from securecluster.protocols import CFL, Settings
 
 
 def mask(seed: int = 1) -> Permutation:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from securecluster.errors import UsageError
-from securecluster.privacy import stream
-from securecluster.privacy.masks import INFO, MASKS, Permutation, SignedPermutation, build, describe
-from securecluster.privacy.stages import Kind, Pipeline
-from securecluster.privacy.stream import words
+from securecluster.privacy.masking import keystream as stream
+from securecluster.privacy.masking.keystream import words
+from securecluster.privacy.masking.masks import INFO, MASKS, Permutation, SignedPermutation, build, describe
+from securecluster.privacy.pipeline import Kind, Pipeline
 
 
 def mask(seed: bytes = bytes(range(32))) -> Permutation:

@@ -15,9 +15,10 @@ from scipy.linalg import hadamard as sylvester
 from scipy.stats import norm
 
 from securecluster.errors import FrameError, UsageError
-from securecluster.privacy import hadamard, stream
-from securecluster.privacy.masks import build, width
-from securecluster.privacy.rotations import DENSEST, Haar, Rotation, padded
+from securecluster.privacy.masking import hadamard
+from securecluster.privacy.masking import keystream as stream
+from securecluster.privacy.masking.masks import build, width
+from securecluster.privacy.masking.rotations import DENSEST, Haar, Rotation, padded
 
 SEED = bytes(range(32))
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from securecluster import wire
-from securecluster.displacements import Update
 from securecluster.errors import FrameError, UpdateError, UsageError
-from securecluster.messages import Header, Rows
-from securecluster.privacy.masks import MASKS
-from securecluster.privacy.quantise import build, check
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Header, Rows
+from securecluster.privacy.compression.codecs import build, check
+from securecluster.privacy.masking.masks import MASKS
+from securecluster.protocols.common.pending_updates import Update
 
 NAMES = ("8bit", "4bit", "1bit", "topk:0.01", "topk:0.3", "topk:1")
 ROWS = st.tuples(st.integers(1, 3), st.integers(1, 21)).flatmap(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from securecluster.errors import FrameError, UsageError
-from securecluster.privacy.seals import OVERHEAD, Seal
+from securecluster.privacy.masking.sealing import OVERHEAD, Seal
 
 ABOUT = ("eigen", "vectors")
 

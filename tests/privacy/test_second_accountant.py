@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from securecluster.protocols import CFL, FedAvg
 
 from securecluster import Federation
+from securecluster.protocols import CFL, FedAvg
 
 HOME = Path(__file__).resolve().parents[2] / ".ci"
 DELTA = 1e-5

@@ -16,18 +16,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
 
-from securecluster import Federation, models
-from securecluster.clipping import Each, Outer, clipped
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.messages import Rows
-from securecluster.noisy_gram import REPLACE as REPLACED_GRAM
-from securecluster.noisy_gram import gram, packed
-from securecluster.noisy_losses import sensitivity
-from securecluster.privacy import gaussian
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.gaussian import Clip
-from securecluster.privacy.guard import Guard
-from securecluster.randomness import Randomness
+from securecluster import Federation
+from securecluster.core.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models import validation
+from securecluster.models.per_example_gradients import Each, Outer, clipped
+from securecluster.privacy.dp import gaussian_mechanism
+from securecluster.privacy.dp.client_noise import Guard
+from securecluster.privacy.dp.gaussian_mechanism import Clip
+from securecluster.privacy.dp.loss_mechanism import sensitivity
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.protocols.oneshot.gram_mechanism import REPLACE as REPLACED_GRAM
+from securecluster.protocols.oneshot.gram_mechanism import gram, packed
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")  # scales are extreme on purpose
 
@@ -77,7 +78,7 @@ def test_a_clipped_row(norm: float) -> None:
     clip = Clip(norm)
     assert close(climb(lambda x: clip.forward(x, 0).norm(), [(1, 6)]), norm)  # a client, or zero in its place
     apart = climb(lambda x, y: (clip.forward(x, 0) - clip.forward(y, 0)).norm(), [(1, 6), (1, 6)])
-    assert close(apart, gaussian.REPLACE * norm)
+    assert close(apart, gaussian_mechanism.REPLACE * norm)
 
 
 def test_a_clipped_row_in_float32() -> None:
@@ -104,7 +105,7 @@ def cohort(x: Array, y: NDArray[np.int64], model: nn.Module, classes: int) -> Co
     """Clients with the samples x (clients, n, d) and labels y (clients, n)."""
     arrays = {f"c{k:04d}": (own[:, None, None], labels) for k, (own, labels) in enumerate(zip(x, y, strict=True))}
     federation = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=5)
-    flat = models.build(model, federation.shape, classes, Randomness(5))
+    flat = validation.build(model, federation.shape, classes, Randomness(5))
     return Cohort(federation, flat, Randomness(5), torch.device("cpu"), torch.float64, secret=Draws.derived(Randomness(0), "run"))
 
 
@@ -117,7 +118,7 @@ def neighbours(genes: Array, n: int, d: int) -> tuple[Cohort, range]:
     clients = [*samples, *both]
     arrays = {f"c{k:04d}": (own[:, None, None, :d], (own[:, d] > 0).astype(np.int64)) for k, own in enumerate(clients)}
     federation = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=5)
-    flat = models.build(nn.Sequential(nn.Flatten(), nn.Linear(d, 2, bias=False)), federation.shape, 2, Randomness(5))
+    flat = validation.build(nn.Sequential(nn.Flatten(), nn.Linear(d, 2, bias=False)), federation.shape, 2, Randomness(5))
     return Cohort(federation, flat, Randomness(5), torch.device("cpu"), torch.float64, secret=Draws.derived(Randomness(0), "run")), range(
         2 * p
     )

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from securecluster.protocols import FedAvg, Settings
 
-from securecluster import Federation, Iid, wire
+from securecluster import Federation, Iid
+from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, SecureClusterError, UsageError
-from securecluster.messages import Header, Rows, Shared
-from securecluster.privacy.identities import UNSIGNED, Identity, Roster
-from securecluster.privacy.keys import Box, Boxes, KeyRing, Peers, _aead, _bytes, _public, _table, _tensor
-from securecluster.randomness import Randomness
-from securecluster.run import Run
-from securecluster.transport import Framed
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Header, Rows, Shared
+from securecluster.privacy.masking.identities import UNSIGNED, Identity, Roster
+from securecluster.privacy.masking.key_agreement import Box, Boxes, KeyRing, Peers, _aead, _bytes, _public, _table, _tensor
+from securecluster.protocols import FedAvg, Settings
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import Framed
 
 RUN = "the hash of a configuration"
 SERVER = bytes(range(32))  # a private key of the server's own

@@ -7,12 +7,12 @@ import pytest
 import torch
 from sklearn.random_projection import GaussianRandomProjection
 
+from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.privacy import hadamard
-from securecluster.privacy.rotations import Haar, padded
-from securecluster.privacy.sketches import Sketch
-from securecluster.privacy.stages import Kind, Pipeline
-from securecluster.randomness import Randomness
+from securecluster.privacy.compression.sketches import Sketch
+from securecluster.privacy.masking import hadamard
+from securecluster.privacy.masking.rotations import Haar, padded
+from securecluster.privacy.pipeline import Kind, Pipeline
 
 
 def rows(seed: int, count: int = 6, d: int = 1000) -> torch.Tensor:

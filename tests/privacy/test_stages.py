@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from securecluster.errors import UsageError
-from securecluster.privacy.stages import Kind, Pipeline
+from securecluster.privacy.pipeline import Kind, Pipeline
 
 
 class Fake:

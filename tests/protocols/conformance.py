@@ -15,19 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import Settings
 
-from securecluster import Federation, wire
-from securecluster.app import plots
-from securecluster.displacements import TraineeState
-from securecluster.endpoint import KEY_METHODS, message_types, release_of
-from securecluster.estimator import fit
-from securecluster.messages import RELAY, Call, Rows, Shared, reply_header
-from securecluster.pair_network import Plan
-from securecluster.run import Run
-from securecluster.state import pack, unpack
-from securecluster.transport import Framed
-from securecluster.walks import Format
+from securecluster import Federation
+from securecluster.app.plots import curves
+from securecluster.core.serialization import pack, unpack
+from securecluster.messaging import wire
+from securecluster.messaging.messages import RELAY, Call, Rows, Shared, reply_header
+from securecluster.protocols import Settings
+from securecluster.protocols.common.pending_updates import TraineeState
+from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.nsim.random_walks import Format
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runtime.endpoint import KEY_METHODS, message_types, release_of
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import Framed
 
 Make = Callable[..., Any]
 FULL = Settings(transcript="full")
@@ -41,13 +42,13 @@ def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
 
 def make_brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let NSIM's pair network hardly train, and draw no pictures: what they tell matters nowhere here."""
-    from securecluster import synthetic
+    from securecluster.protocols.nsim import synthetic_users
 
     def brief(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
         return fit(rows, true, draws, grid=(Plan(steps=3),), networks=1)
 
-    monkeypatch.setattr(synthetic, "fit", brief)
-    monkeypatch.setattr(plots, "draw", lambda *_: [])
+    monkeypatch.setattr(synthetic_users, "fit", brief)
+    monkeypatch.setattr(curves, "draw", lambda *_: [])
 
 
 def check_frames(make: Make, federation: Federation, **params: Any) -> None:
@@ -139,7 +140,7 @@ def check_everyone_catches_up(make: Make, federation: Federation, **params: Any)
         trains = call.method in ("train", "contribute")
         return {2} if call.round in (2, 3, 5) and trains else set()
 
-    from securecluster.transport import InProcess
+    from securecluster.runtime.transport import InProcess
 
     net = made.build_network(InProcess(endpoint.answer, lost), made.config(federation, "float32"))
     state = made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))

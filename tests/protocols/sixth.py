@@ -10,23 +10,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from securecluster.protocols import Protocol
-from securecluster.protocols.base import Releases
 
-from securecluster.averaging import Averaged, Contributor, average
-from securecluster.backend import torch
-from securecluster.clustering import kmeans, members
+from securecluster.clustering.distances import to_others
+from securecluster.clustering.labels import kmeans, members
+from securecluster.clustering.similarity import gram, mean_row
+from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
-from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver
-from securecluster.distances import to_others
-from securecluster.endpoint import GATHER, Turn, answers
-from securecluster.messages import Rows
-from securecluster.network import Network
-from securecluster.privacy.keys import Hello
-from securecluster.privacy.masks import build
-from securecluster.privacy.stages import Pipeline
-from securecluster.run import Run
-from securecluster.similarity import gram, mean_row
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.privacy.masking.masks import build
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols import Protocol
+from securecluster.protocols.common.averaging import Averaged, Contributor, average
+from securecluster.protocols.common.base import Releases
+from securecluster.protocols.common.pending_updates import Outbox, Trainee, check_newcomers, deliver
+from securecluster.runtime.endpoint import GATHER, Turn, answers
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
 
 TRIES = 5
 

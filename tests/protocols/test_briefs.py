@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, Settings
 
-from securecluster import Federation, Iid, LabelSwap, wire
-from securecluster.displacements import Outbox
-from securecluster.endpoint import config_hash, message_types
+from securecluster import Federation, Iid, LabelSwap
+from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
-from securecluster.messages import Call, reply_header
-from securecluster.privacy.keys import Hello
-from securecluster.privacy.sketches import Sketch
-from securecluster.randomness import Randomness
-from securecluster.run import Run
-from securecluster.transcript import Transcript
-from securecluster.transport import Framed, InProcess, Recorded
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Call, reply_header
+from securecluster.messaging.transcript import Transcript
+from securecluster.privacy.compression.sketches import Sketch
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.protocols import CFL, FLHC, Settings
+from securecluster.protocols.common.pending_updates import Outbox
+from securecluster.runtime.endpoint import config_hash, message_types
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import Framed, InProcess, Recorded
 
 FULL = Settings(transcript="full")
 WAYS: list[dict[str, Any]] = [

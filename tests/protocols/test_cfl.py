@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FedAvg, Local, Settings
 from sklearn.base import clone
 
 from securecluster import Federation, Iid, LabelPermutation, LabelSwap
 from securecluster.errors import UsageError
+from securecluster.protocols import CFL, FedAvg, Local, Settings
 
 
 @pytest.mark.parametrize("seed", range(10))

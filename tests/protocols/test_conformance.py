@@ -10,6 +10,12 @@ import conformance
 import numpy as np
 import pytest
 import torch
+
+from securecluster import Federation, Iid, LabelSwap, Tasks
+from securecluster.errors import FrameError, PolicyError, RunFolderError, UpdateError, UsageError
+from securecluster.messaging.messages import Call
+from securecluster.messaging.transcript import Transcript, load_entries
+from securecluster.privacy.masking.key_agreement import Hello
 from securecluster.protocols import (
     CFL,
     FLHC,
@@ -25,17 +31,11 @@ from securecluster.protocols import (
     RandomClusters,
     Settings,
 )
-
-from securecluster import Federation, Iid, LabelSwap, Tasks
-from securecluster.cohort import Cohort
-from securecluster.displacements import Outbox
-from securecluster.endpoint import config_hash
-from securecluster.errors import FrameError, PolicyError, RunFolderError, UpdateError, UsageError
-from securecluster.messages import Call
-from securecluster.privacy.keys import Hello
-from securecluster.run import Run
-from securecluster.transcript import Transcript, load_entries
-from securecluster.transport import InProcess, Recorded
+from securecluster.protocols.common.pending_updates import Outbox
+from securecluster.runtime.endpoint import config_hash
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import InProcess, Recorded
+from securecluster.training.local_trainer import Cohort
 
 MASKS = ("permutation", "signed-permutation", "rotation", "haar")
 AVERAGING = (CFL, FLHC, FedAvg, FineTune, IFCA, LocalKMeans, NSIM, OneShot, RandomClusters, SRFCA)

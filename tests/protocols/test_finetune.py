@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from securecluster.protocols import FedAvg, FineTune, Settings
 
 from securecluster import Federation, LabelSwap
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.endpoint import Turn
 from securecluster.errors import PolicyError, UsageError
-from securecluster.messages import Call, Rows
-from securecluster.privacy.accounting import gaussian_epsilon
-from securecluster.run import Run
-from securecluster.transport import InProcess
+from securecluster.messaging.messages import Call, Rows
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.protocols import FedAvg, FineTune, Settings
+from securecluster.runtime.endpoint import Turn
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import InProcess
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 EXACT = Settings(dtype="float64", transcript="full")
 WAYS: dict[str, dict[str, Any]] = {
@@ -170,7 +170,7 @@ def test_a_target_is_met_by_the_rounds_that_are_shared(small: Federation) -> Non
 def test_who_has_tuned_its_model_contributes_no_more(small: Federation) -> None:
     made = FineTune(rounds=3, tune_rounds=1, model="linear", **WAYS["example"])
     client: Any = made.build_client(small, EXACT).client
-    from securecluster.displacements import Outbox
+    from securecluster.protocols.common.pending_updates import Outbox
 
     letter = Outbox.start(6, fresh=False).letter([0])
     turn = Turn((0,), (0,), 1, 1)
@@ -178,7 +178,7 @@ def test_who_has_tuned_its_model_contributes_no_more(small: Federation) -> None:
     with pytest.raises(PolicyError, match="contributes no more"):
         client.contribute(Turn((0,), (0,), 2, 2), letter)
     again: Any = made.build_client(small, EXACT).client
-    from securecluster.privacy.keys import Secrets
+    from securecluster.privacy.masking.key_agreement import Secrets
 
     again.restore(client.state(Secrets()))
     with pytest.raises(PolicyError, match="contributes no more"):

@@ -11,23 +11,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from securecluster.protocols import FLHC, IFCA, LocalKMeans, Settings
-from securecluster.protocols.flhc import State
 from sklearn.cluster import AgglomerativeClustering
 
 from securecluster import Federation, Iid, LabelSwap
 from securecluster.app.options import protocol_class
-from securecluster.displacements import Outbox, TraineeState
-from securecluster.endpoint import config_hash
+from securecluster.clustering.agglomerative import nearest, representatives
+from securecluster.core.randomness import Randomness
+from securecluster.core.serialization import pack, unpack
 from securecluster.errors import PolicyError, UpdateError, UsageError
-from securecluster.hierarchy import nearest, representatives
-from securecluster.messages import Call
-from securecluster.privacy.keys import Hello
-from securecluster.randomness import Randomness
-from securecluster.run import Run
-from securecluster.state import pack, unpack
-from securecluster.transcript import Transcript
-from securecluster.transport import InProcess, Recorded, random_dropouts
+from securecluster.messaging.messages import Call
+from securecluster.messaging.transcript import Transcript
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.protocols import FLHC, IFCA, LocalKMeans, Settings
+from securecluster.protocols.common.pending_updates import Outbox, TraineeState
+from securecluster.protocols.flhc import State
+from securecluster.runtime.endpoint import config_hash
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import InProcess, Recorded, random_dropouts
 
 FULL = Settings(transcript="full")
 PAIRS = [("l1", "complete"), ("l1", "single"), ("l2", "average"), ("l2", "ward"), ("cosine", "complete"), ("cosine", "average")]

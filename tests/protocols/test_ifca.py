@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import FedAvg, Settings
-from securecluster.protocols.ifca import IFCA, State
 from torch import nn
 
 from securecluster import Federation, LabelSwap
-from securecluster.banks import Offers, Start
-from securecluster.cohort import LocalTraining
-from securecluster.endpoint import Endpoint, Turn, message_types
 from securecluster.errors import UsageError
-from securecluster.messages import Call
-from securecluster.network import Network
-from securecluster.run import Run
-from securecluster.transcript import Transcript
-from securecluster.transport import Framed, InProcess, Recorded
+from securecluster.messaging.messages import Call
+from securecluster.messaging.transcript import Transcript
+from securecluster.protocols import FedAvg, Settings
+from securecluster.protocols.ifca.client import Offers, Start
+from securecluster.protocols.ifca.protocol import IFCA, State
+from securecluster.runtime.endpoint import Endpoint, Turn, message_types
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
+from securecluster.runtime.transport import Framed, InProcess, Recorded
+from securecluster.training.local_trainer import LocalTraining
 
 SIZES = (7, 12, 20, 9, 15, 10, 8)
 TINY: dict[str, Any] = {"model": "mlp-32", "lr": 0.1, "epochs": 2, "batch_size": 6}

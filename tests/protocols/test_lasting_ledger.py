@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, FedAvg, LocalKMeans, Protocol, Settings
 
 from securecluster import Federation
 from securecluster.app.cli import main
-from securecluster.cohort import Cohort
 from securecluster.errors import SecureClusterError
-from securecluster.messages import Answer, Call
-from securecluster.privacy.accounting import gaussian_epsilon
-from securecluster.privacy.ledger import Event, Ledger, Recall
-from securecluster.run import Run
-from securecluster.transport import InProcess
+from securecluster.messaging.messages import Answer, Call
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.privacy.dp.ledger import Event, Ledger, Recall
+from securecluster.protocols import CFL, FLHC, IFCA, FedAvg, LocalKMeans, Protocol, Settings
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import InProcess
+from securecluster.training.local_trainer import Cohort
 
 Z = 3.0
 FULL = Settings(transcript="full", threads=1)
@@ -217,7 +217,7 @@ def test_a_line_after_the_checkpoint_that_does_not_parse_is_a_sentence(small: Fe
 def test_replay_refuses_a_ledger_that_lacks_or_changes_an_event(
     change: str, small: Federation, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from securecluster.app import folder as folders
+    from securecluster.app import run_folder
 
     killed(FedAvg(**CLIENT), small, tmp_path, 2)
     request.getfixturevalue("other_machine")
@@ -228,7 +228,7 @@ def test_replay_refuses_a_ledger_that_lacks_or_changes_an_event(
     for k in (0, 2, 3):
         wrong = [] if change == "lacks" else [lines[k].replace('"noise_multiplier": 3.0', '"noise_multiplier": 4.0')]
         path.write_text("".join([*lines[:k], *wrong, *lines[k + 1 :]]))
-        folders.seal(tmp_path, (tmp_path / "result.json").read_bytes())
+        run_folder.seal(tmp_path, (tmp_path / "result.json").read_bytes())
         assert main(["replay", str(tmp_path)]) == 2
         assert "ledger.jsonl differs from the replay" in capsys.readouterr().err
 

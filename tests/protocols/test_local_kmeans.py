@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import FedAvg, Local, LocalKMeans, RandomClusters, Settings
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from securecluster import Federation, LabelSwap
-from securecluster.displacements import Outbox
-from securecluster.endpoint import Endpoint, Turn
 from securecluster.errors import PolicyError, UsageError
-from securecluster.messages import Call, Rows
-from securecluster.network import Network
-from securecluster.privacy.keys import Hello
-from securecluster.run import Run
-from securecluster.transcript import Transcript
-from securecluster.transport import InProcess, Recorded
+from securecluster.messaging.messages import Call, Rows
+from securecluster.messaging.transcript import Transcript
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.protocols import FedAvg, Local, LocalKMeans, RandomClusters, Settings
+from securecluster.protocols.common.pending_updates import Outbox
+from securecluster.runtime.endpoint import Endpoint, Turn
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
+from securecluster.runtime.transport import InProcess, Recorded
 
 DOUBLE = Settings(dtype="float64")
 

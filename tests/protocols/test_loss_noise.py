@@ -11,25 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, IFCA, NSIM, SRFCA, LocalKMeans, Settings
-from securecluster.protocols.local_kmeans import State as LocalState
 
-from securecluster import Federation, LabelSwap, synthetic, wire
-from securecluster.displacements import Outbox, Update
-from securecluster.endpoint import Turn, config_hash
+from securecluster import Federation, LabelSwap
 from securecluster.errors import PolicyError, UsageError
-from securecluster.estimator import fit
-from securecluster.messages import Call, Picks, Rows, reply_header
-from securecluster.pair_network import Plan
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.gaussian import Curator
-from securecluster.privacy.keys import Hello
-from securecluster.refinement import cross_losses
-from securecluster.refiner import Choose, Refiner
-from securecluster.replies import Replies
-from securecluster.transport import InProcess
-from securecluster.tree import PathModels
-from securecluster.walks import Format
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Call, Picks, Rows, reply_header
+from securecluster.messaging.replies import Replies
+from securecluster.privacy.dp.gaussian_mechanism import Curator
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.protocols import CFL, IFCA, NSIM, SRFCA, LocalKMeans, Settings
+from securecluster.protocols.cfl.parameter_tree import PathModels
+from securecluster.protocols.common.pending_updates import Outbox, Update
+from securecluster.protocols.local_kmeans import State as LocalState
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.nsim.random_walks import Format
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.protocols.srfca.client import Choose, Refiner
+from securecluster.protocols.srfca.server import cross_losses
+from securecluster.runtime.endpoint import Turn, config_hash
+from securecluster.runtime.transport import InProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")  # a threshold may join nobody under noise
 FULL = Settings(transcript="full")
@@ -44,7 +46,7 @@ def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair network for NSIM that hardly trains: what it tells matters nowhere here."""
-    monkeypatch.setattr(synthetic, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
+    monkeypatch.setattr(synthetic_users, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
 
 
 USERS = {"synthetic": 8, "walks": digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "rounds": 2}

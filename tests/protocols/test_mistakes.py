@@ -12,20 +12,21 @@ import conformance
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import FedAvg
 from sixth import Client, Found, Mean, Sixth, State
 
-from securecluster import Federation, Rotation, endpoint, protocols
+from securecluster import Federation, Rotation, protocols
 from securecluster.app import options
 from securecluster.app.cli import main
-from securecluster.averaging import Averaged, average
-from securecluster.displacements import Outbox, Trainee
-from securecluster.endpoint import GATHER, Turn, answers
 from securecluster.errors import PolicyError, SecureClusterError, UsageError
-from securecluster.messages import Rows
-from securecluster.network import Network
-from securecluster.privacy.keys import Hello
-from securecluster.run import Run
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.protocols import FedAvg
+from securecluster.protocols.common.averaging import Averaged, average
+from securecluster.protocols.common.pending_updates import Outbox, Trainee
+from securecluster.runtime import endpoint
+from securecluster.runtime.endpoint import GATHER, Turn, answers
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
 
 MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
 NOISE = {"clip": 1.0, "noise": 0.7}
@@ -410,9 +411,9 @@ BROKEN = {
 }
 IMPORTS = """
 from dataclasses import dataclass
-from securecluster.averaging import Averaged, Contributor
-from securecluster.endpoint import answers
-from securecluster.privacy.keys import Done, Hello
+from securecluster.protocols.common.averaging import Averaged, Contributor
+from securecluster.runtime.endpoint import answers
+from securecluster.privacy.masking.key_agreement import Done, Hello
 from securecluster.protocols.fedavg import FedAvg
 """
 

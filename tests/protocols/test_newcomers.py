@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Protocol, Settings
 
-from securecluster import Federation, synthetic
+from securecluster import Federation
 from securecluster.app.cli import main
 from securecluster.errors import RunFolderError, SecureClusterError, SecureClusterWarning, UsageError
-from securecluster.estimator import fit
-from securecluster.pair_network import Plan
-from securecluster.privacy.accounting import gaussian_epsilon
-from securecluster.walks import Format
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Protocol, Settings
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.nsim.random_walks import Format
+from securecluster.protocols.nsim.similarity_model import fit
 
 TARGET = 3.0
 CFL_LIMITS: dict[str, Any] = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
@@ -58,7 +59,7 @@ ROWS: dict[str, Any] = {"rounds": 2, "pre_rounds": 1, "clip": 0.7, "noise": 3.0,
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair network for NSIM that hardly trains."""
-    monkeypatch.setattr(synthetic, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
+    monkeypatch.setattr(synthetic_users, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
 
 
 def people(sizes: dict[str, int], seed: int = 0) -> Federation:

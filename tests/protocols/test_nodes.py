@@ -15,28 +15,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, Local, LocalKMeans, OneShot, RandomClusters
 
-from securecluster import Federation, LabelSwap, synthetic, wire
-from securecluster.banks import Start
-from securecluster.cohort import Cohort
-from securecluster.displacements import Outbox, TraineeState
-from securecluster.endpoint import Endpoint, Turn, config_hash
+from securecluster import Federation, LabelSwap
+from securecluster.core.randomness import Randomness
+from securecluster.core.serialization import pack, unpack
 from securecluster.errors import PolicyError, SecureClusterError
-from securecluster.estimator import fit
-from securecluster.messages import Header
-from securecluster.network import Network, NetworkState
-from securecluster.objectives import objective
-from securecluster.pair_network import Plan
-from securecluster.privacy import keys
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.identities import Identity, Roster
-from securecluster.privacy.keys import Hello, KeyRing
-from securecluster.randomness import Randomness
-from securecluster.run import Kept, Run
-from securecluster.state import pack, unpack
-from securecluster.transport import Framed
-from securecluster.walks import Format
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Header
+from securecluster.models.objectives import objective
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.masking import key_agreement
+from securecluster.privacy.masking.identities import Identity, Roster
+from securecluster.privacy.masking.key_agreement import Hello, KeyRing
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, Local, LocalKMeans, OneShot, RandomClusters
+from securecluster.protocols.common.pending_updates import Outbox, TraineeState
+from securecluster.protocols.ifca.client import Start
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.nsim.random_walks import Format
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runtime.endpoint import Endpoint, Turn, config_hash
+from securecluster.runtime.run import Kept, Run
+from securecluster.runtime.server_channel import Network, NetworkState
+from securecluster.runtime.transport import Framed
+from securecluster.training.local_trainer import Cohort
 
 CLIENTS = 4
 
@@ -115,7 +117,7 @@ def brief() -> Any:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synthetic, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
+        patch.setattr(synthetic_users, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
         yield
     torch.set_num_threads(threads)
 
@@ -414,7 +416,7 @@ def test_keys_of_the_operating_system_are_kept_too(name: str, federation: Federa
     found = []
     for amnesic in (False, True):
         draws = np.random.default_rng(7)  # stands for the system's, so that both runs have the same keys if these are drawn once
-        monkeypatch.setattr(keys.os, "urandom", lambda count, draws=draws: draws.bytes(count))
+        monkeypatch.setattr(key_agreement.os, "urandom", lambda count, draws=draws: draws.bytes(count))
         world = World(name, "permutation", federation, amnesic, simulated=False)
         found.append(world.result())
         assert world.nodes[1].endpoint().keys.secrets.seed[1] != Randomness(0).key("client", 0, "mask")

@@ -7,24 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import NSIM, Local, Settings
 
 from securecluster import Federation
-from securecluster.displacements import Outbox
-from securecluster.endpoint import Turn, config_hash
+from securecluster.core.randomness import Randomness
 from securecluster.errors import PolicyError, UpdateError, UsageError
-from securecluster.estimator import fit
-from securecluster.layers import LayerDiscloser, find_layer
-from securecluster.messages import Call, Rows
-from securecluster.models import build
-from securecluster.objectives import Trajectory
-from securecluster.pair_network import Plan
-from securecluster.privacy.keys import Hello
-from securecluster.randomness import Randomness
-from securecluster.run import Run
-from securecluster.synthetic import Synthesis, correlations
-from securecluster.transport import InProcess
-from securecluster.walks import Format, RandomWalk, windows
+from securecluster.messaging.messages import Call, Rows
+from securecluster.models.objectives import Trajectory
+from securecluster.models.validation import build
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.protocols import NSIM, Local, Settings
+from securecluster.protocols.common.pending_updates import Outbox
+from securecluster.protocols.nsim.client import LayerDiscloser, find_layer
+from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.nsim.random_walks import Format, RandomWalk, windows
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.protocols.nsim.synthetic_users import Synthesis, correlations
+from securecluster.runtime.endpoint import Turn, config_hash
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import InProcess
 
 FULL = Settings(transcript="full")
 SMALL: dict[str, Any] = {"model": "mlp", "lr": 0.1, "epochs": 2, "synthetic": 24, "positions": (40, 80), "local_rounds": 2, "rounds": 2}
@@ -33,7 +33,10 @@ SMALL: dict[str, Any] = {"model": "mlp", "lr": 0.1, "epochs": 2, "synthetic": 24
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair network that trains for a moment."""
-    monkeypatch.setattr("securecluster.synthetic.fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(BRIEF,), networks=1))
+    monkeypatch.setattr(
+        "securecluster.protocols.nsim.synthetic_users.fit",
+        lambda rows, true, draws, grid: fit(rows, true, draws, grid=(BRIEF,), networks=1),
+    )
 
 
 BRIEF = Plan(width=64, embedding=16, steps=300, dropout=0.0)

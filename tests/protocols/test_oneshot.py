@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import OneShot, Settings
-from securecluster.protocols.oneshot import State
 
-from securecluster import Federation, Iid, Tasks, wire
+from securecluster import Federation, Iid, Tasks
 from securecluster.errors import FrameError, ReplayError, UpdateError, UsageError
-from securecluster.hierarchical import GPS, Common
-from securecluster.messages import RELAY, Call, Rows, reply_header
-from securecluster.objectives import Language
-from securecluster.parties import SERVER, WIRE, client, lps
-from securecluster.run import Run
-from securecluster.transcript import Transcript
-from securecluster.transport import InProcess, Recorded
+from securecluster.messaging import wire
+from securecluster.messaging.messages import RELAY, Call, Rows, reply_header
+from securecluster.messaging.parties import SERVER, WIRE, client, lps
+from securecluster.messaging.transcript import Transcript
+from securecluster.models.objectives import Language
+from securecluster.protocols import OneShot, Settings
+from securecluster.protocols.oneshot.hierarchical_averaging import GPS, Common
+from securecluster.protocols.oneshot.protocol import State
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import InProcess, Recorded
 
 FULL = Settings(transcript="full")
 MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")

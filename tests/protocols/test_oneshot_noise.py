@@ -9,21 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import OneShot, Settings
 
-from securecluster import Federation, Tasks, noisy_gram, wire
-from securecluster.displacements import TraineeState
-from securecluster.endpoint import Endpoint, Turn, message_types
+from securecluster import Federation, Tasks
+from securecluster.core.serialization import pack, unpack
 from securecluster.errors import PolicyError, UsageError
-from securecluster.messages import Answer, Call, reply_header
-from securecluster.noisy_gram import gram, packed
-from securecluster.parties import SERVER
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.keys import Hello
-from securecluster.relevance import Relative, others
-from securecluster.run import Run
-from securecluster.state import pack, unpack
-from securecluster.transport import Framed, InProcess
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Answer, Call, reply_header
+from securecluster.messaging.parties import SERVER
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.protocols import OneShot, Settings
+from securecluster.protocols.common.pending_updates import TraineeState
+from securecluster.protocols.oneshot import gram_mechanism
+from securecluster.protocols.oneshot.client import Relative, others
+from securecluster.protocols.oneshot.gram_mechanism import gram, packed
+from securecluster.runtime.endpoint import Endpoint, Turn, message_types
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import Framed, InProcess
 
 FULL = Settings(transcript="full")
 MASKS = ("none", "permutation", "haar")
@@ -360,7 +362,7 @@ def test_a_matrix_that_a_restart_rounds_otherwise_is_refused_and_the_same_one_is
     assert before == pack(old.client.memory())
 
     exact = gram(torch.from_numpy(tasks.shards[2].x).flatten(1))
-    monkeypatch.setattr(noisy_gram, "BLOCK", 64 * 7)  # sums of few rows at a time
+    monkeypatch.setattr(gram_mechanism, "BLOCK", 64 * 7)  # sums of few rows at a time
     other = gram(torch.from_numpy(tasks.shards[2].x).flatten(1))
     assert not torch.equal(other, exact)
     torch.testing.assert_close(other, exact, rtol=1e-13, atol=1e-13)

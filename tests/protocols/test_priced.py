@@ -10,21 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
 
-from securecluster import Federation, Iid, LabelSwap, synthetic, wire
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.endpoint import message_types
-from securecluster.estimator import fit
-from securecluster.messages import Rows
-from securecluster.pair_network import Plan
-from securecluster.privacy.accounting import gaussian_epsilon
-from securecluster.privacy.canaries import Audit, lower_bound
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.ledger import Ledger
-from securecluster.run import Run
-from securecluster.transport import Framed
-from securecluster.walks import Format
+from securecluster import Federation, Iid, LabelSwap
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.privacy.dp.auditing import Audit, lower_bound
+from securecluster.privacy.dp.ledger import Ledger
+from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.nsim.random_walks import Format
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runtime.endpoint import message_types
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import Framed
+from securecluster.training.local_trainer import Cohort, LocalTraining
 
 
 def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
@@ -57,7 +59,7 @@ Z = 0.7
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair network for NSIM that hardly trains: what it tells matters nowhere here."""
-    monkeypatch.setattr(synthetic, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
+    monkeypatch.setattr(synthetic_users, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
 
 
 def method(name: str, **params: Any) -> Any:

@@ -12,6 +12,11 @@ import conformance
 import numpy as np
 import pytest
 import torch
+
+from securecluster import Federation
+from securecluster.errors import UpdateError, UsageError
+from securecluster.messaging import wire
+from securecluster.messaging.messages import RELAY, Rows, reply_header
 from securecluster.protocols import (
     CFL,
     FLHC,
@@ -27,13 +32,9 @@ from securecluster.protocols import (
     RandomClusters,
     Settings,
 )
-
-from securecluster import Federation, wire
-from securecluster.endpoint import message_types
-from securecluster.errors import UpdateError, UsageError
-from securecluster.messages import RELAY, Rows, reply_header
-from securecluster.run import Run
-from securecluster.transport import Framed
+from securecluster.runtime.endpoint import message_types
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import Framed
 
 CLIENT = {"clip": 1.0, "noise": 0.7, "dp_unit": "client"}
 EXAMPLE = {"clip": 1.0, "noise": 0.7, "dp_unit": "example"}

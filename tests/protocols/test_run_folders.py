@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, FedAvg, Protocol, Settings
 
 from securecluster import Dirichlet, Federation, Inversion, LabelSwap, Pathological, Rotation
-from securecluster.app import folder as folders
+from securecluster.app import run_folder
 from securecluster.app.cli import main
 from securecluster.app.options import Simulation
-from securecluster.cohort import Cohort
 from securecluster.data.scenarios import Combined
 from securecluster.errors import RunFolderError, UsageError
+from securecluster.protocols import CFL, FLHC, FedAvg, Protocol, Settings
+from securecluster.training.local_trainer import Cohort
 
 FULL = Settings(transcript="full", threads=1)
 
@@ -179,7 +179,7 @@ def test_another_protocol_in_the_folder_is_said(small: Federation, tmp_path: Pat
 def test_a_run_of_the_command_line_is_gone_on_with_from_python_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--clients", "6", "--clusters", "2", "--samples", "24", "--model", "linear", "--rounds", "3", "--quiet"]
     assert main(["run", "fedavg", *options, "--out", str(tmp_path / "r")]) == 0
-    plan, _ = folders.load(tmp_path / "r")
+    plan, _ = run_folder.load(tmp_path / "r")
     assert plan.simulation is not None
     fitted = plan.protocol.fit(plan.simulation.federation(), plan.settings, folder=tmp_path / "r")
     assert [int(c) for c in fitted.labels_] == json.loads((tmp_path / "r" / "result.json").read_text())["labels"]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FedAvg, FineTune, Local, Protocol, Settings
 
 from securecluster import Federation, Iid, LabelSwap
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
+from securecluster.protocols import CFL, FedAvg, FineTune, Local, Protocol, Settings
 
 EVERY = [(CFL, "permutation"), (CFL, "rotation"), (FedAvg, "none"), (FedAvg, "permutation"), (FineTune, "permutation"), (Local, "none")]
 PLACED = ("labels_", "bytes_", "history_", "dropped_", "agreement_", "server_state_", "seconds_", "device_")
@@ -106,7 +106,7 @@ def test_what_cannot_be_loaded_is_said(small: Federation, tmp_path: Path) -> Non
 
 
 def test_a_save_that_is_cut_off_is_no_saved_protocol(small: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from securecluster import files
+    from securecluster.core import atomic_files as files
 
     CFL(rounds=1).fit(small).save(tmp_path)
     inner = files.write_atomic

@@ -11,19 +11,19 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 from scipy.stats import trim_mean
-from securecluster.protocols import SRFCA, Local, Settings
 from sklearn.metrics import adjusted_rand_score
 
 from securecluster import Federation, Iid, LabelSwap, Rotation
+from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import LabelPermutation
-from securecluster.endpoint import Endpoint
 from securecluster.errors import SecureClusterWarning, UpdateError, UsageError
-from securecluster.messages import Call, Rows
-from securecluster.network import Network
-from securecluster.randomness import Randomness
-from securecluster.run import Run
-from securecluster.transcript import Transcript
-from securecluster.transport import Framed, InProcess, Recorded
+from securecluster.messaging.messages import Call, Rows
+from securecluster.messaging.transcript import Transcript
+from securecluster.protocols import SRFCA, Local, Settings
+from securecluster.runtime.endpoint import Endpoint
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import Network
+from securecluster.runtime.transport import Framed, InProcess, Recorded
 
 DOUBLE = Settings(dtype="float64")
 FULL = Settings(transcript="full")

@@ -13,12 +13,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from securecluster.protocols import FLHC, NSIM, SRFCA, Local, LocalKMeans, OneShot, Protocol, RandomClusters, assembly
 
-from securecluster import Federation, LabelSwap, synthetic
+from securecluster import Federation, LabelSwap
 from securecluster.app.cli import main
-from securecluster.messages import Call
-from securecluster.walks import Format
+from securecluster.messaging.messages import Call
+from securecluster.protocols import FLHC, NSIM, SRFCA, Local, LocalKMeans, OneShot, Protocol, RandomClusters
+from securecluster.protocols.common import execution
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.random_walks import Format
 
 CLIENTS = 4
 SOME: dict[str, Any] = {"rounds": 3, "epochs": 1, "model": "mlp-32"}
@@ -53,7 +55,7 @@ def federation() -> Federation:
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch, brief_fit: Callable[..., Any]) -> None:
-    monkeypatch.setattr(synthetic, "fit", brief_fit)
+    monkeypatch.setattr(synthetic_users, "fit", brief_fit)
 
 
 def made(kind: type[Protocol], params: dict[str, Any], noise: float, **more: Any) -> Protocol:
@@ -73,7 +75,7 @@ def silence(monkeypatch: pytest.MonkeyPatch, client: int, after: str) -> None:
         seen.clear()
         return lost
 
-    monkeypatch.setattr(assembly, "random_dropouts", dropouts)
+    monkeypatch.setattr(execution, "random_dropouts", dropouts)
 
 
 def models_file(fitted: Protocol, folder: Path) -> dict[str, torch.Tensor]:

@@ -1,0 +1,177 @@
+"""Updates told in brief: a short reply that clusters are told from, and the update itself in a sum only (ours).
+
+A brief is the update behind a sketch, or compressed, or both: (sketch) → clip → noise → (mask) → quantise. What a client told in brief it
+hands over next, so that the server needs the sum of a cluster's updates and never one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from securecluster.clustering.noise_robust import CLUSTERERS
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
+from securecluster.errors import UpdateError, UsageError, unknown
+from securecluster.messaging.bounds import Real
+from securecluster.messaging.messages import Rows
+from securecluster.messaging.replies import Replies
+from securecluster.privacy.compression import codecs
+from securecluster.privacy.compression.sketches import Sketch, check_size
+from securecluster.privacy.masking import masks
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.privacy.pipeline import Pipeline, Stage
+from securecluster.protocols.common.pending_updates import Discloser, Means, Outbox, Update
+from securecluster.runtime.endpoint import GATHER, SUM, Turn, answers
+from securecluster.runtime.server_channel import Network
+from securecluster.training.local_trainer import Cohort, LocalTraining
+
+TRIES = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Brief:
+    """Client to server."""
+
+    brief: Annotated[Rows, Real(("dimension",), squared=True)]  # (b, q) the sketch of SGD_n(θ_i, D_i) − θ_i, or (b, n) its bytes
+
+
+class Outliner(Discloser):
+    """Clients that tell their update in brief, and hand it over to a sum."""
+
+    keeps: ClassVar[bool] = True  # whether anyone asks for the update later
+    _kept: tuple[dict[int, int], torch.Tensor] | None = None  # where each client's row is, and the rows (b, d), before any mask
+
+    def __init__(
+        self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, start: torch.Tensor | None = None
+    ) -> None:
+        super().__init__(cohort, training, pipeline, weighted, start)
+        self._told = [(0, 0)] * len(cohort.ids)  # the call in which each client last told its update, and the averages it had by then
+
+    @answers(GATHER, through=("brief",), trains="usual")
+    def outline(self, turn: Turn, query: Means) -> Brief:
+        """θ_i ← θ_i + P⁻¹Δ_c(i); train, keep the update, and reply its brief. Sketch, clip, noise and mask are applied on the way out."""
+        self._kept = None  # before there is another (m, d)
+        self.catch_up(turn, query)
+        delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step)
+        last = [k for k in turn.at if self._told[k][0] <= turn.step]
+        for k in last:  # not for a request that comes after a later one's: nobody asks for that update any more
+            self._told[k] = (turn.step, self._had[k])
+        if self.keeps and len(last) == len(turn.at):
+            self._kept = ({k: n for n, k in enumerate(turn.at)}, delta)
+        return Brief(Rows(delta))
+
+    @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
+    def hand_over(self, turn: Turn, query: Hello) -> Update:
+        """The update that was last told in brief; in sums only, times |D_i| where the average is weighted.
+
+        A process that was restarted since has forgotten the update, and trains again: every draw follows from the call that told it.
+        """
+        untold = [i for i, k in zip(turn.ids, turn.at, strict=True) if not self._tells(k)]
+        if untold:
+            few = ", ".join(map(str, untold[:5]))
+            raise UpdateError(f"round {turn.round}: client(s) {few} have no update to hand over: ask for a brief first")
+        delta = self._updates(turn.at)
+        if not self._weighted:
+            return Update(Rows(delta), None)
+        size = self._sizes(turn)
+        delta *= size.table.to(delta)[:, None]
+        return Update(Rows(delta), size)
+
+    def _tells(self, k: int) -> bool:
+        """Return whether the client at position k still holds the model that its brief is about."""
+        step, had = self._told[k]
+        return self.keeps and step > 0 and had == self._had[k]
+
+    def _updates(self, at: Sequence[int]) -> torch.Tensor:
+        """Return the updates that clients told in brief, (len(at), room), from memory or by the same training again."""
+        d = self.cohort.model.dimension
+        place, kept = self._kept or ({}, None)
+        delta = self._start.new_zeros(len(at), self._pipeline.room(d))
+        known = [n for n, k in enumerate(at) if k in place]
+        if kept is not None and known:
+            delta[known, :d] = kept[[place[at[n]] for n in known]]
+        for step in sorted({self._told[k][0] for k in at if k not in place}):
+            again = [n for n, k in enumerate(at) if k not in place and self._told[k][0] == step]
+            who = [at[n] for n in again]
+            delta[again, :d] = self.cohort.train(self.models.select(who), who, self.training, step)
+        return delta
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Add which updates were told in brief: the updates themselves would be as large as the models."""
+        return {**super().memory(), "told": torch.tensor(self._told, dtype=torch.int64)}
+
+    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned."""
+        super().recall(memory)
+        self._told, self._kept = [(step, had) for step, had in memory["told"].tolist()], None
+
+
+def updates_of(got: Replies[Any]) -> torch.Tensor:
+    """The rows that some clients replied with, (r, n): updates, or briefs of them."""
+    rows: torch.Tensor = (got.rows.brief if isinstance(got.rows, Brief) else got.rows.delta).values
+    return rows
+
+
+def everyones(net: Network, outbox: Outbox, ask: Callable[..., Any]) -> tuple[list[int], torch.Tensor, int]:
+    """The clients that replied, in order, their updates or briefs (r, n), and the number of the call.
+
+    Whoever does not reply is asked again, with the same call number, so that all replies carry one mask (ours).
+    """
+    ids: list[int] = []
+    parts: list[torch.Tensor] = []
+    step: int | None = None
+    for _ in range(TRIES):
+        left = [i for i in net.clients if i not in ids]
+        if left:
+            got: Replies[Any] = net.gather(ask, outbox.letter(left), to=left, step=step)
+            step = got.step
+            outbox.delivered(got.ids)
+            ids += got.ids
+            parts += [updates_of(got)] if got.ids else []
+    assert step is not None
+    if len(parts) < 2:
+        return ids, parts[0] if parts else torch.zeros(0, 0), step
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    return [ids[k] for k in order], torch.cat(parts)[torch.as_tensor(order)], step
+
+
+def briefed(config: Mapping[str, Any]) -> bool:
+    """Whether clients tell their updates in brief."""
+    return config["sketch"] is not None or config["compress"] != "none"
+
+
+def with_briefs(pipeline: Pipeline, private: Sequence[Stage], config: Mapping[str, Any]) -> Pipeline:
+    """A pipeline, and beside it the one of the field `brief`, where there are any.
+
+    Args:
+        private: the stages that clip and add noise.
+
+    Raises:
+        UsageError: a sketch that is no shorter than the model.
+    """
+    if not briefed(config):
+        return pipeline
+    q, sketch = int(config["dimension"]), tuple[Stage, ...]()
+    if config["sketch"] is not None:
+        short = Sketch(config["sketch"], Randomness(config["seed"]))
+        q, sketch = short.width(q), (short,)
+    mask = masks.build(config["mask"], q)
+    coded = codecs.build(config["compress"], Pipeline(mask).width(q))
+    found = Pipeline(pipeline.stages, pipeline.seal, {**pipeline.fields, "brief": Pipeline([*sketch, *private, *mask, *coded])})
+    found.common = pipeline.common
+    return found
+
+
+def check_briefs(given: Any) -> None:
+    """Raise UsageError for a sketch, compression or clusterer that cannot work with a method's other options."""
+    if given.sketch is not None:
+        check_size(given.sketch)
+    codecs.check(given.compress, given.mask, given.sketch)
+    if given.clusterer not in CLUSTERERS:
+        raise unknown("clusterer", given.clusterer, CLUSTERERS)
+    if getattr(given, "similarity", "update") == "gradient" and briefed(vars(given)):
+        raise UsageError("sketches and compression are of updates, and similarity='gradient' compares full gradients: choose one of them")
+    if getattr(given, "metric", "l2") == "l1" and given.sketch is not None:
+        raise UsageError("a sketch keeps inner products, hence l2 and cosine, and not l1: use one of these metrics, or no sketch")

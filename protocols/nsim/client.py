@@ -1,0 +1,181 @@
+"""Clients that train alone, hand in one layer of their model in the clear, and then average within clusters (Pacheco et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.clustering.labels import members, numbered
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import UsageError, unknown
+from securecluster.messaging.bounds import Real
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.dp.loss_mechanism import noised_rows
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.averaging import Averaged, Loner, weighted_means
+from securecluster.protocols.common.pending_updates import Update
+from securecluster.runtime.endpoint import GATHER, SUM, Turn, answers
+from securecluster.runtime.server_channel import Network
+from securecluster.training.local_trainer import Cohort, LocalTraining
+
+if TYPE_CHECKING:
+    from securecluster.models.validation import FlatModel
+
+LAYERS = ("hidden", "last")
+STARTS = ("common", "independent")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A dense layer's weights (outputs, inputs) and bias (outputs,) within the flat vector, in this order."""
+
+    name: str
+    first: int
+    outputs: int
+    inputs: int
+    bias: bool
+
+    @property
+    def size(self) -> int:
+        """q, the numbers of its weights and bias."""
+        return self.outputs * (self.inputs + self.bias)
+
+    def rows(self, models: torch.Tensor) -> torch.Tensor:
+        """Of models (m, d): the layer of each, (m, q)."""
+        return models[:, self.first : self.first + self.size]
+
+    def weights(self, rows: torch.Tensor) -> NDArray[np.float64]:
+        """Of layers (m, q): the weights alone as (m, inputs, outputs), what a kernel compares (inputs are its examples: ours)."""
+        flat = rows[:, : self.outputs * self.inputs].double().cpu().numpy()
+        return np.asarray(flat.reshape(-1, self.outputs, self.inputs).swapaxes(1, 2))
+
+
+def find_layer(flat: FlatModel, which: str) -> Layer:
+    """The last dense layer of a model ("last"), or the one before it ("hidden"), in the order in which the module declares them.
+
+    Raises:
+        UsageError: another word, or a model with too few dense layers.
+    """
+    if which not in LAYERS:
+        raise unknown("layer", which, LAYERS)
+    starts = dict(zip(flat.shapes, np.cumsum([0, *(s.numel() for s in flat.shapes.values())]).tolist(), strict=False))
+    dense = [name for name, part in flat.module.named_modules() if isinstance(part, torch.nn.Linear) and f"{name}.weight" in starts]
+    place = 1 if which == "last" else 2
+    if len(dense) < place:
+        raise UsageError(f"the model has {len(dense)} dense layer(s) that train, and layer={which!r} needs {place}: use another model")
+    name = dense[-place]
+    outputs, inputs = flat.shapes[f"{name}.weight"]
+    return Layer(name, starts[f"{name}.weight"], outputs, inputs, f"{name}.bias" in starts)
+
+
+def starts(cohort: Cohort, start: str, ids: Sequence[int] | None = None) -> torch.Tensor:
+    """The weights that each client of a cohort, or of some numbers, begins with, (m, d)."""
+    who = cohort.ids if ids is None else ids
+    if start == "common":
+        return cohort.start.repeat(len(who), 1)
+    return torch.stack([cohort.drawn("client", i, "start") for i in who])
+
+
+def check_layer_mask(mask: str) -> None:
+    """Raise UsageError for any mask of the layers."""
+    if mask != "none":
+        raise UsageError(
+            f"layer_mask = {mask!r}: the network that predicts similarity reads the weights themselves, so under a mask it"
+            " would be fed noise; leave it at none (mask hides the averages)"
+        )
+
+
+def seen(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
+    """What a server that trains synthetic users sees of layers, and makes of them (`benchmarks.papers.nsim_masks` measures layers in the
+    clear).
+
+    Args:
+        noisy: the unit that noise protects; "" without any.
+        sizes: whether clients tell how many samples they hold.
+    """
+    name = "last hidden" if layer == "hidden" else "last"
+    how = {"": "in the clear", "client": "clipped and with noise, unmasked", "example": "unmasked, as training with noise left it"}[noisy]
+    much = "something" if noisy else "much"
+    common = (
+        f"{much} of the rest of that model, whatever the mask: training starts from what the server knows, and synthetic users' does too"
+    )
+    own = "each client's first weights, from the seed: they tell where a permutation of the first sum has put most coordinates"
+    return [
+        f"each client's {name} layer after training alone, {how}",
+        common if start == "common" else own,
+        "the predicted similarity of all pairs of clients' data, the clusters, and each client's cluster",
+        *["each client's number of samples (the plain sum reads every reply)"] * sizes,
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """Client to server."""
+
+    # (b, q) weights and bias of one layer, as they are, or moved from the first ones by what was clipped and noised
+    layer: Annotated[Rows, Real(("layer",), squared=True)]
+
+
+class LayerDiscloser(Loner):
+    """Clients that train alone, hand in one layer in the clear, and then contribute to means that count from θ_0.
+
+    Args:
+        layer: which.
+        start: "common", or "independent": then a client begins with weights of its own.
+    """
+
+    clear: ClassVar[bool] = True
+
+    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, layer: Layer, start: str) -> None:
+        super().__init__(cohort, training, pipeline, weighted)
+        self._layer, self._began = layer, start
+        if start != "common":
+            self.models = Rows(starts(cohort, start), tuple(range(len(cohort.ids))))
+
+    @answers(GATHER, unmasked=("layer",))
+    def hand_in(self, turn: Turn, query: Hello) -> Shown:
+        """The layer of θ_i; no mask can hide it, since a trained network is to read it. Asked again, the answer is the same.
+
+        Where the unit of privacy is the client, what it has moved from its first weights, which follow from the public configuration, is
+        clipped and noised (ours); where it is the example, training has paid for it.
+        """
+        self.check_alone(turn, "hand_in")
+        rows, guard = self._layer.rows(self.models.select(turn.at).values), self._pipeline.guard
+        if guard is None or guard.unit == "example":
+            return Shown(Rows(rows.clone()))
+        began = self._layer.rows(starts(self.cohort, self._began, turn.ids))
+        return Shown(Rows(began + noised_rows(guard, "layer", turn, rows - began)))
+
+    @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
+    def pool(self, turn: Turn, query: Hello) -> Update:
+        """n_i·P(θ_i − θ_0) and n_i: what a client learned alone, for its cluster's first average. Clipped, they count the same."""
+        self.check_alone(turn, "pool")
+        found = self.displaced(turn.at)
+        if self._pipeline.clips:
+            return found
+        sizes = self._sizes(turn)
+        found.delta.table.mul_(sizes.table.to(found.delta.table)[:, None])
+        return Update(found.delta, sizes)
+
+
+def pool(net: Network, state: Averaged) -> None:
+    """The paper's one average in each cluster, of what its members learned alone; a cluster that does not reply goes apart (ours)."""
+    clusters, heard, step = members(state.labels), dict[int, torch.Tensor](), 0
+    asked = [i for i in net.clients if len(clusters[state.labels[i]]) > 1]
+    if asked:
+        total = net.sum(LayerDiscloser.pool, Hello(), to=asked, by=[state.labels[i] for i in asked], groups=len(clusters))
+        if total.ids:
+            step, means = total.step, weighted_means(total)
+            heard = {c: means[c] for c, count in enumerate(total.counts) if count}
+    old = [c if c in heard else -1 for c in state.labels]
+    state.labels = numbered(old)
+    state.outbox.leave([i for i in net.clients if old[i] < 0])
+    if heard:
+        row = dict(zip(state.labels, old, strict=True))
+        nobody = torch.zeros_like(next(iter(heard.values())))
+        state.outbox.post(step, torch.stack([heard.get(row[c], nobody) for c in sorted(row)]), state.labels)

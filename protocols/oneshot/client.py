@@ -1,0 +1,324 @@
+"""Clients that compare their data with others' by leading eigenvectors (Ali & Arafa 2024, Algorithm 2)."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from securecluster.clustering.agglomerative import between, cut, into, merges, tasks_of
+from securecluster.clustering.eigenvectors import projected, relevance, span_relevance, top
+from securecluster.clustering.labels import check_number as check_count
+from securecluster.clustering.noise_robust import CLUSTERERS, contrasted, partition
+from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import check_choice, check_number, check_whole
+from securecluster.errors import FrameError, PolicyError, UsageError
+from securecluster.messaging.bounds import Between, Real, Upto, Whole
+from securecluster.messaging.messages import Picks, Rows
+from securecluster.privacy.dp.noise_streams import digest
+from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.averaging import Contributor
+from securecluster.protocols.oneshot import gram_mechanism
+from securecluster.protocols.oneshot.feature_maps import Features
+from securecluster.protocols.oneshot.gram_mechanism import GramNoise, told_by_all
+from securecluster.protocols.oneshot.hierarchical_averaging import Layered
+from securecluster.runtime.endpoint import GATHER, PAIRS, Turn, answers
+from securecluster.training.local_trainer import Cohort, LocalTraining
+
+DIGEST = 32  # bytes of the digest of a noisy matrix
+
+SEEN = {
+    "gps": (
+        "each client's relevance to every other's data (the plain pairs read the rows), and so R",
+        "the clusters, and each client's cluster",
+        "how each cluster's common layers have moved in every round (under the mask), and over how many samples (clipped: clients)",
+    ),
+    "client": (
+        "all other clients' eigenvectors: directions in which their data vary",
+        "newcomers: these, and each client's cluster",
+    ),
+    "lps": (
+        "each of its clients' number of samples (the plain sum reads every reply)",
+        "how the common layers of all clusters have moved on average: of two clusters, the other's up to their samples",
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """Client to server."""
+
+    # (b, p, D) unit eigenvectors v_k of G_i, or (b, n) uint8, sealed; zero beyond the rank
+    vectors: Annotated[Rows, Real(("vectors", "features"), squared=True)]
+
+
+OTHERS = Upto("others", "clients", least=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Others:
+    """Server to client: other clients' eigenvectors, as they came; never the client's own."""
+
+    # (r, p, D), or (r, n) uint8
+    vectors: Annotated[Picks, Real((OTHERS, "vectors", "features"), sent="vectors", sealed=True)]
+    ids: Annotated[Picks, Whole((OTHERS,), below="clients")]  # (r,) int64, whose they are, ascending
+    labels: Annotated[Picks | None, Whole((OTHERS,), below="clients")]  # (r,) int64, their clusters: for newcomers
+    step: Annotated[int, Between(most="steps")]  # the call in which they came
+
+
+@dataclass(frozen=True, eq=False)
+class Relevance:
+    """Client to server."""
+
+    # (b, m) r(i, j) for all clients j in ascending order, 1 for itself
+    row: Annotated[Rows, Real((Upto("compared", "clients"),), low=-0.01, most=1.01)]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Client to server."""
+
+    cluster: Annotated[Rows, Whole(below="clients")]  # (b,) int64
+
+
+class Relative(Contributor):
+    """Clients that share eigenvectors, tell how relevant others' data are to theirs, and then contribute to means.
+
+    Args:
+        features: Φ.
+        count: p, the eigenvectors that are shared.
+        floor: own eigenvalues below this share of the largest are left out.
+        noise: what hides Gram matrices; None leaves them exact.
+    """
+
+    def __init__(
+        self,
+        cohort: Cohort,
+        training: LocalTraining,
+        pipeline: Pipeline,
+        weighted: bool,
+        features: Features,
+        count: int,
+        floor: float,
+        noise: GramNoise | None = None,
+    ) -> None:
+        super().__init__(cohort, training, pipeline, weighted)
+        self._phi, self._count, self._floor, self._noise = features, count, floor, noise
+        self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by position: eigenvalues and eigenvectors
+        self._made: dict[int, bytes] = {}  # by position: the digest of its noisy matrix, once used
+
+    @answers(GATHER, through=("vectors",), sealed=("vectors",), fresh=True)
+    def eigen(self, turn: Turn, query: Hello) -> Vectors:
+        """The first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2–5), or of what noise makes of it; the eigenvalues stay here."""
+        return Vectors(Rows(torch.stack([self._told(k) for k in turn.at]).to(self.cohort.start)))
+
+    @answers(PAIRS, unmasked=("row",))
+    def relevance(self, turn: Turn, query: Others) -> Relevance:
+        """r(i, ·) (lines 6–13)."""
+        rows = []
+        for i, (ids, found) in zip(turn.ids, self._compared(turn, query), strict=True):
+            own = bisect(ids, i)
+            rows.append(torch.cat([found[:own], found.new_ones(1), found[own:]]))
+        return Relevance(Rows(torch.stack(rows).to(self.cohort.start)))
+
+    @answers(GATHER)
+    def choose(self, turn: Turn, query: Others) -> Task:
+        """The cluster whose members' data are, on average, most relevant to a newcomer's own; it tells no more than that (ours)."""
+        if query.labels is None:
+            raise PolicyError("choose brings the clusters of the others: without them there is nothing to choose from")
+        chosen = []
+        for picks, (_, found) in zip(query.labels.picks, self._compared(turn, query), strict=True):
+            labels = query.labels.table[list(picks)].to(found.device)
+            chosen.append(int(torch.stack([found[labels == c].mean() for c in sorted(set(labels.tolist()))]).argmax()))
+        return Task(Rows(torch.as_tensor(chosen)))
+
+    def _check_others(self, turn: Turn, query: Others) -> None:
+        """Raise FrameError unless each client is sent vectors of others, each once, by ascending number."""
+        for i, picks in zip(turn.ids, query.ids.picks, strict=True):
+            ids = query.ids.table[list(picks)].tolist()
+            if ids != sorted(set(ids)) or i in ids:
+                raise FrameError(f"Others.ids for client {i} are not others' numbers in ascending order: the frame is refused")
+
+    def _compared(self, turn: Turn, query: Others) -> list[tuple[list[int], torch.Tensor]]:
+        """For each client that is asked: whose vectors it was sent, and r(i, j) of each, (r,)."""
+        self._check_others(turn, query)
+        vectors = self._opened(query)
+        return [
+            (query.ids.table[list(picks)].tolist(), self._relevant(k, vectors[list(picks)]))
+            for k, picks in zip(turn.at, query.vectors.picks, strict=True)
+        ]
+
+    def _relevant(self, k: int, vectors: torch.Tensor) -> torch.Tensor:
+        """Return r(i, ·) from G_i, or, where that has noise, r of spans from the noisy matrix that the client's eigenvectors are of."""
+        features, flat = self._features(k), vectors.flatten(0, 1)
+        if self._noise is None or self._noise.naive:
+            image = projected(features, flat)
+            return relevance(self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, vectors.any(-1))
+        noisy = self._noisy(k, features, self._noise)
+        image = (flat.to(noisy) @ noisy).norm(dim=1)
+        own = self._spectrum(k)[0]
+        return span_relevance(own, image.view(vectors.shape[:2]), self._floor, told_by_all(vectors))
+
+    def _opened(self, query: Others) -> torch.Tensor:
+        """(r, p, D) of the query's table."""
+        start, table = self.cohort.start, query.vectors.table
+        if self._pipeline.seal:
+            like = start.new_empty(self._count, self._phi.dimension)
+            return self._pipeline.seal.open(table, query.ids.table.tolist(), query.step, "eigen", "vectors", like)
+        return self._pipeline.of("vectors").inverse(table.to(start), query.step)
+
+    def _features(self, k: int) -> torch.Tensor:
+        """Φ of the samples of the client at position k, (n, D)."""
+        noisy = self._noise is not None and not self._noise.naive
+        return self._phi(self.cohort.inputs(k), finite=not noisy)
+
+    def _noisy(self, k: int, features: torch.Tensor, noise: GramNoise) -> torch.Tensor:
+        """Return the one noisy Gram matrix (D, D) of the client at position k.
+
+        Its noise depends on every bit of the exact matrix. Where this is rounded otherwise, the
+        noisy matrix is a new one, and whatever is told of it is a second release.
+
+        Raises:
+            PolicyError: the matrix differs from the one that was used before.
+        """
+        client = self.cohort.ids[k]
+        matrix = noise.matrix(features, client)
+        found = digest(matrix)
+        if self._made.setdefault(k, found) != found:
+            raise PolicyError(
+                f"client {client}'s noisy Gram matrix came out otherwise than when it was first"
+                " used, as on a machine that rounds otherwise, and its noise covers one matrix only:"
+                " answer with the data, hardware, software and number of threads of before, or start"
+                " a new run"
+            )
+        return matrix
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Add digests of the noisy Gram matrices that were used, and their clients' positions."""
+        at = sorted(self._made)
+        digests = torch.tensor([list(self._made[k]) for k in at], dtype=torch.uint8)
+        return {
+            **super().memory(),
+            "made": digests.view(len(at), DIGEST),
+            "made_at": torch.tensor(at, dtype=torch.int64),
+        }
+
+    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `memory` returned; what was made of other matrices is made again."""
+        super().recall(memory)
+        digests = [bytes(row) for row in memory["made"].tolist()]
+        self._made = dict(zip(memory["made_at"].tolist(), digests, strict=True))
+        self._own = {}
+
+    def _told(self, k: int) -> torch.Tensor:
+        """The eigenvectors (p, D) that leave the client at position k."""
+        vectors = self._spectrum(k)[1]
+        return self._noise.blurred(vectors, self.cohort.ids[k]) if self._noise and self._noise.naive else vectors
+
+    def _spectrum(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Eigenvalues (p,) and eigenvectors (p, D) of the client at position k."""
+        if k not in self._own:
+            features = self._features(k)
+            if self._noise is None or self._noise.naive:
+                self._own[k] = top(features, self._count)
+            else:
+                matrix = self._noisy(k, features, self._noise)
+                self._own[k] = self._noise.spectrum(matrix, self._count)
+        return self._own[k]
+
+
+def others(ids: Sequence[int], vectors: torch.Tensor, step: int, to: Sequence[int], labels: Sequence[int] = ()) -> Others:
+    """The frames that bring to each of `to` what came from the clients `ids`, ascending, except its own; `labels` are their clusters."""
+    picks = tuple(tuple(k for k, j in enumerate(ids) if j != i) for i in to)
+    clusters = Picks(torch.as_tensor(labels), picks) if labels else None
+    return Others(Picks(vectors, picks), Picks(torch.as_tensor(ids), picks), clusters, step)
+
+
+@dataclass
+class Look:
+    """The clustering, as the GPS saw it."""
+
+    ids: list[int]  # the r clients that took part, and their places in what follows
+    merges: torch.Tensor  # (r − 1, 4), scipy's linkage matrix of 1 − R
+    threshold: float
+
+
+@dataclass
+class Found:
+    """What comes of Algorithm 2."""
+
+    labels: list[int]  # (m,)
+    vectors: torch.Tensor  # (r, p, D), or (r, n) uint8, sealed: newcomers compare themselves with them
+    step: int  # the call in which they came
+    relevance: torch.Tensor  # (r, r) R
+    look: Look
+
+
+@dataclass
+class State(Layered):
+    """What the servers' loop changes."""
+
+    found: Found | None = None
+
+    @property
+    def relevance(self) -> torch.Tensor | None:
+        """R, for its picture."""
+        return None if self.found is None else self.found.relevance
+
+    @property
+    def look(self) -> Look | None:
+        """The merges, for theirs."""
+        return None if self.found is None else self.found.look
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """What is computed from R: under a key authority, where R is in the clear, this alone leaves it, `relevance` empty."""
+
+    labels: list[int]  # (r,)
+    merges: torch.Tensor  # (r − 1, 4)
+    height: float
+    relevance: torch.Tensor  # (r, r) R, for those who may look at it
+
+
+def agglomerate(
+    tasks: int | None, height: float | None, clusterer: str = "paper", seed: int = 0, noisy: bool = False
+) -> Callable[[torch.Tensor], Grouping]:
+    """Average linkage on 1 − R (linkage and dissimilarity are ours) until `tasks` clusters are left, or up to `height`, or to a gap.
+
+    Args:
+        clusterer: others than "paper" part R as `partitions` does, into as many clusters; the merges are then for the picture.
+        seed: of theirs.
+        noisy: whether R is made of noisy Gram matrices.
+    """
+
+    def of(r: torch.Tensor) -> Grouping:
+        apart = (1 - r.double().cpu()).clamp_min(0).fill_diagonal_(0)
+        tree = merges(apart.numpy(), "average")
+        at = height if height is not None else tasks_of(tree, noisy) if tasks is None else between(tree, min(tasks, len(r)))
+        labels = cut(tree, at) if tasks is None else into(tree, min(tasks, len(r)))
+        if clusterer != "paper":
+            nearly_one = noisy and clusterer == "spectral"  # R of spans
+            similarity = contrasted(apart.numpy()) if nearly_one else 1 - apart.numpy()
+            labels = partition(similarity, clusterer, 1 + max(labels), seed)
+        return Grouping(labels, torch.from_numpy(tree), float(at), r.cpu())
+
+    return of
+
+
+def check_options(given: Any, clients: int) -> None:
+    """Raise UsageError for options of the clustering, and of the servers, that cannot be; `given` has them."""
+    if given.tasks is not None and given.height is not None:
+        raise UsageError("tasks and height both say where merging stops: give one of them")
+    if given.tasks is not None:
+        check_count(given.tasks, clients, "tasks")
+    if given.height is not None:
+        check_number(given, "height", 0, 1, high_in=True)
+    check_choice(given, clusterer=CLUSTERERS)
+    if given.height is not None and given.clusterer != "paper":
+        raise UsageError(f"a height cuts merges, and the clusterer {given.clusterer} makes none of its own: give tasks, or neither")
+    check_whole(given, vectors=1, gps_every=1)
+    check_number(given, "floor", 0, 1)
+    gram_mechanism.check(given)

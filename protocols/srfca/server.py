@@ -1,0 +1,283 @@
+"""The server's side of refining a clustering of models (Vardhan et al. 2024, Algorithms 1 to 4); `nearness` says what is near."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.clustering.labels import largest
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import SecureClusterWarning
+from securecluster.messaging.messages import Picks, Rows, Shared
+from securecluster.messaging.replies import Pairs, Replies
+from securecluster.protocols.common.pending_updates import Outbox, Update, invite, nothing
+from securecluster.protocols.srfca.client import Choose, Refiner, Relay
+from securecluster.protocols.srfca.graph import OUTSIDE, choose_reach, components, groups, renumbered, tree_edges, trimmed_mean
+from securecluster.protocols.srfca.model_distance import TRIES, ByDistance, ByLoss, Clusters, Nearness, apart
+from securecluster.protocols.srfca.profiles import cluster_without_threshold
+from securecluster.runtime.endpoint import MINIMUM
+from securecluster.runtime.server_channel import Network
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Graph:
+    """The graph of one-shot models, for its picture."""
+
+    ids: list[int]  # the r clients it is about
+    edges: torch.Tensor  # (r - 1,) of the minimum spanning tree, ascending
+    threshold: float  # λ
+    distance: torch.Tensor  # (r, r)
+
+
+@dataclass
+class State:
+    """What the server's loop changes."""
+
+    clusters: list[int]  # (m,) each client's, OUTSIDE where it has none yet
+    outbox: Outbox
+    reach: float = 0.0  # λ
+    step: int = 0  # the call in which clients handed in their models: it names the mask
+    ids: tuple[int, ...] = ()  # who did
+    judges: tuple[int, ...] = ()  # and, for the cross-cluster loss, judged them all
+    rows: torch.Tensor = field(default_factory=nothing)  # (m, d) what they handed in; for L2, until the last RECLUSTER
+    blur: float = 0.0  # expected squared norm of the noise in each of them
+    models: Clusters = field(default_factory=Clusters)  # ω_c
+    noise: list[float] = field(default_factory=list)  # expected squared norm of the noise in each, since w_0
+    graph: Graph | None = None
+
+    @property
+    def labels(self) -> list[int]:
+        """The same, with clusters of their own for those that have none yet."""
+        own = iter(range(1 + max(self.clusters), 1 + max(self.clusters) + len(self.clusters)))
+        return [next(own) if c == OUTSIDE else c for c in self.clusters]
+
+    def restart(self, fresh: bool) -> None:
+        """ω_c ← w_0 in every cluster; nothing is meant for those outside."""
+        number = 1 + (self.outbox.restart or 0)
+        self.outbox = Outbox.start(len(self.clusters), fresh)
+        self.outbox.restart = number
+        self.outbox.leave([i for i, c in enumerate(self.clusters) if c == OUTSIDE])
+        self.noise = [0.0] * len(groups(self.clusters))
+
+    def hand_out(self, fresh: bool) -> None:
+        """The clusters' models, as far as there are some, count from w_0, whatever a client held."""
+        if len(self.models.table):
+            self.restart(fresh)
+            self.outbox.post(self.models.step, self.models.table, self.clusters)
+
+
+def compared(net: Network, state: State, got: Replies[Update], distance: str, trained: int) -> Array:
+    """Distances of the one-shot models that came, (r, r), of those of the `judges`.
+
+    Args:
+        trained: rounds with noise that each model has behind it; where noise is added on the way out, 1.
+    """
+    rows = got.rows.delta.values if got.ids else torch.zeros(0, 0)
+    state.ids, state.step = got.ids, got.step
+    if distance == "l2":
+        state.judges, state.rows, state.blur = got.ids, rows.cpu(), net.noise("delta") * trained
+        return apart(rows, state.blur)
+    state.judges, found = cross_losses(net, got.ids, rows, got.step)
+    return found
+
+
+@dataclass(frozen=True)
+class Graphing:
+    """How one-shot models are clustered.
+
+    Args:
+        distance: loss or l2.
+        size: t, the fewest clients of a cluster.
+        threshold: λ; None where it is not given.
+        quantile: λ as a quantile of all pairwise distances; None where it is not given.
+    """
+
+    distance: str
+    size: int
+    threshold: float | None = None
+    quantile: float | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether the user gives λ."""
+        return self.threshold is not None or self.quantile is not None
+
+    @property
+    def option(self) -> str:
+        """How the user gives λ."""
+        given = f"threshold = {self.threshold}"
+        return given if self.quantile is None else f"quantile = {self.quantile}"
+
+
+def first_clusters(state: State, distance: Array, graphing: Graphing) -> Array:
+    """Cluster the `judges` by their distances (r, r); the rest has no cluster yet.
+
+    Ours: without a component of `size` clients everyone is one cluster, and where λ is not given, `cluster_without_threshold` finds
+    the clusters, and a λ for MERGE.
+
+    Returns:
+        The edges of the distances' spanning tree, (r − 1,).
+
+    Warns:
+        SecureClusterWarning: a λ that is given joins nobody, or everybody.
+    """
+    edges: Array = tree_edges(distance)
+    if graphing.given:
+        state.reach = choose_reach(distance, graphing.threshold, graphing.quantile)
+        labels = components(distance, state.reach, graphing.size)
+        _warn_of_one_cluster(labels, edges, state.reach, graphing)
+    else:
+        partition = cluster_without_threshold(distance, graphing.size, squared=graphing.distance == "l2")
+        state.reach, labels = partition.threshold, partition.labels
+    found = dict(zip(state.judges, labels, strict=True))
+    none = max(found.values(), default=OUTSIDE) == OUTSIDE
+    state.clusters = [0 if none else found.get(i, OUTSIDE) for i in range(len(state.clusters))]
+    state.graph = Graph(list(state.judges), torch.from_numpy(edges), state.reach, torch.from_numpy(distance))
+    return edges
+
+
+def _warn_of_one_cluster(labels: Sequence[int], edges: Array, reach: float, graphing: Graphing) -> None:
+    """Warn where a λ that is given tells nothing apart."""
+    if not len(edges):
+        return
+    shortest, longest = float(edges[0]), float(edges[-1])
+    if max(labels) == OUTSIDE:
+        problem = f"joins no {graphing.size} of the {len(labels)} clients' models (the two nearest are {shortest:.4g} apart)"
+    elif reach >= longest:
+        problem = f"joins all {len(labels)} clients' models (their spanning tree's longest edge is {longest:.4g})"
+    else:
+        return
+    warnings.warn(
+        f"{graphing.option}, a λ of {reach:.4g}, {problem}, so everyone starts in one cluster:"
+        f" try a threshold between {shortest:.4g} and {longest:.4g}, or give none",
+        SecureClusterWarning,
+        stacklevel=2,
+    )
+
+
+def trimmed(net: Network, state: State, share: float, trim: float, t: int) -> None:
+    """One step of Algorithm 3 in every cluster: a share of its members, two or more, and the (trimmed) mean of their updates."""
+    clusters = groups(state.clusters)
+    asked = sorted(i for c, own in enumerate(clusters) for i in invite(net, own, share, t, c, least=MINIMUM))
+    by, letter = [state.clusters[i] for i in asked], state.outbox.letter(asked)
+    if trim:
+        got = net.gather(Refiner.train, letter, to=asked)
+        ids, step, rows = got.ids, got.step, got.rows.delta.values if got.ids else nothing()
+        own = [[k for k, i in enumerate(ids) if state.clusters[i] == c] for c in range(len(clusters))]
+        means = [trimmed_mean(rows, trim, who) if who else torch.zeros_like(rows[0]) for who in own] if ids else []
+    else:
+        total = net.sum(Refiner.contribute, letter, to=asked, by=by, groups=len(clusters))
+        ids, step = total.ids, total.step
+        means = [row / max(n, 1) for row, n in zip(total.rows.delta.table, total.counts, strict=True)] if ids else []
+    state.outbox.delivered(ids)
+    if ids:
+        state.outbox.post(step, torch.stack(means), state.clusters)
+        served = net.agreed.get("placement") == "central" and not trim  # a trusted server adds noise to a sum once
+        parts = [sum(state.clusters[i] == c for i in ids) for c in range(len(clusters))]
+        new = [net.noise("delta", "refine") * (1 if served else n) / max(n, 1) ** 2 for n in parts]
+        state.noise = [old + own for old, own in zip(state.noise, new, strict=True)]
+
+
+def cross_losses(net: Network, ids: Sequence[int], rows: torch.Tensor, step: int) -> tuple[tuple[int, ...], Array]:
+    """½(f_j(w_i) + f_i(w_j)) of all pairs of clients that reply, (n, n), and who they are: every model is relayed to everyone else.
+
+    Models that got noise on their way are relayed to their owners, too: everyone judges the same ones.
+    """
+    if len(ids) < 2:
+        return tuple(ids), np.zeros((len(ids), len(ids)))
+    everyone, changed = range(len(ids)), net.noise("delta") > 0 and net.agreed.get("dp_unit") == "client"
+    picks = tuple(tuple(n for n in everyone if n != k or changed) for k in everyone)
+    order = torch.as_tensor(ids)
+    query = Relay(Picks(rows, picks), Picks(order, picks), Shared(order), len(net.clients), step)
+    found: Pairs[torch.Tensor] = net.pairs(Refiner.losses, query, to=ids, tries=TRIES)
+    return found.ids, found.value.numpy()
+
+
+def cluster_models(net: Network, state: State, step: int | None) -> Clusters:
+    """ω_c of every cluster. Where the server cannot add up the averages, a member that gets what it lacks posts it.
+
+    Args:
+        step: the call whose mask they are to carry; None: a fresh one.
+    """
+    clusters, outbox = groups(state.clusters), state.outbox
+    if not outbox.number:
+        return Clusters()  # nobody ever replied
+    if not outbox.fresh:
+        return Clusters(torch.stack([outbox.displacement(own[0], 0) for own in clusters]), 0, list(range(len(clusters))), state.noise)
+    found: dict[int, torch.Tensor] = {}
+    for n in range(TRIES):
+        asked = sorted(own[n % len(own)] for c, own in enumerate(clusters) if c not in found)
+        if asked:
+            letter = outbox.letter(asked)
+            got = net.post(Refiner.post, letter, to=asked) if step is None else net.gather(Refiner.post, letter, to=asked, step=step)
+            step = got.step
+            outbox.delivered(got.ids)
+            found |= {state.clusters[i]: got.rows.delta.row(k).cpu() for k, i in enumerate(got.ids)}
+    kept = sorted(found)
+    noise = [state.noise[c] for c in kept]
+    return Clusters(torch.stack([found[c] for c in kept]), step or 0, kept, noise) if kept else Clusters()
+
+
+def offered(models: Clusters, clients: int) -> Choose:
+    """All of them to each newcomer, of whose own model nobody else knows anything."""
+    k = len(models.table)
+    unknown = torch.full((clients, k), math.nan, dtype=torch.float64)
+    return Choose(Picks(models.table, (tuple(range(k)),) * clients), models.step, Rows(unknown))
+
+
+def nearness(net: Network, state: State, models: Clusters, distance: str, scattered: bool) -> Nearness:
+    """The `distance` by its name, before clients go elsewhere."""
+    if distance == "l2":
+        return ByDistance(state.ids, state.rows, models, scattered, state.blur)
+    alone = state.graph.distance.numpy() if scattered and state.graph is not None else None
+    return ByLoss(net, state.ids, state.judges, models, state.clusters, alone)
+
+
+def recluster(near: Nearness, before: Sequence[int], clusters: int) -> list[int]:
+    """Algorithm 2: every client to the nearest cluster, (m,) numbers below `clusters`.
+
+    Ours: a client that cannot be told stays where it was (`before`; OUTSIDE joins the largest cluster); a cluster that one client alone
+    takes is given up, and that client takes the nearest of the others.
+    """
+    among, labels = list(range(clusters)), list(before)
+    moved = near.nearest(range(len(labels)), among)
+    labels = [moved.get(i, c) for i, c in enumerate(labels)]
+    while len(among) > 1:
+        takers = Counter(labels)
+        left = [c for c in among if takers[c] >= MINIMUM] or [max(among, key=lambda c: takers[c])]
+        if left == among:
+            break
+        among, homeless = left, [i for i, c in enumerate(labels) if c not in left and c != OUTSIDE]
+        moved = near.nearest(homeless, among)
+        labels = [moved.get(i, OUTSIDE) if i in homeless else c for i, c in enumerate(labels)]
+    known = [c for c in labels if c != OUTSIDE] or [0]
+    return [largest(known) if c == OUTSIDE else c for c in labels]
+
+
+def merge(near: Nearness, labels: Sequence[int], models: Clusters, reach: float, least: int) -> tuple[list[int], torch.Tensor]:
+    """Algorithm 4: clusters within `reach` of each other become one, whose model is the unweighted mean of theirs, (K', d).
+
+    Ours: clients of components with fewer than `least` clients take the nearest of the clusters that are left; where none is left,
+    everyone is one cluster.
+    """
+    used = sorted(set(labels))
+    distance = near.between(labels)[np.ix_(used, used)]
+    joined = components(distance, reach, least, [list(labels).count(c) for c in used])
+    if max(joined) == OUTSIDE:
+        joined = [0] * len(used)
+    into = dict(zip(used, joined, strict=True))
+    among, homeless = [c for c in used if into[c] != OUTSIDE], [i for i, c in enumerate(labels) if into[c] == OUTSIDE]
+    moved = near.nearest(homeless, among)
+    rest = largest([into[c] for c in labels if into[c] != OUTSIDE])
+    found = [into[moved[i]] if i in moved else rest if into[c] == OUTSIDE else into[c] for i, c in enumerate(labels)]
+    final = renumbered(found)
+    parts = [[c for c in among if into[c] == found[final.index(k)]] for k in range(1 + max(final))]
+    return final, torch.stack([models.table[own].mean(0) for own in parts])

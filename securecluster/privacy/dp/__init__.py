@@ -1,0 +1,1 @@
+"""Differential privacy: mechanisms, noise streams, the accountant, the ledger and audits of both."""

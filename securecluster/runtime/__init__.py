@@ -1,0 +1,1 @@
+"""The runtime: the server's verbs, client endpoints, transports, aggregators, runs with checkpoints."""
