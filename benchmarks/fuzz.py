@@ -34,8 +34,8 @@ from securecluster.errors import SecureClusterError, UnforeseenError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Header
 from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, Local, LocalKMeans, OneShot, RandomClusters, Settings
+from securecluster.protocols.common.client import TraineeState
 from securecluster.protocols.common.execution import build_client
-from securecluster.protocols.common.pending_updates import TraineeState
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import Plan
 from securecluster.protocols.nsim.similarity_model import fit

@@ -90,9 +90,9 @@ def runs() -> Iterator[tuple[str, Any]]:
                 params["gram_noise"] = 0.7
             yield f"{name}, {way}", kind(**params)
     common: dict[str, Any] = {"rounds": 3, "epochs": 1, "model": "mlp-32", "mask": "none", "local_rounds": 1}
-    own: dict[str, Any] = {"synthetic": 8, "walks": walks, "radius": 0.0, "layer": "last", "eps": 1.0}
-    yield "nsim, plain", NSIM(**common, **own)
-    yield "nsim, noised clients", NSIM(**common, **own, **NOISE, dp_unit="client")
+    users: dict[str, Any] = {"synthetic": 8, "walks": walks, "radius": 0.0, "layer": "last", "eps": 1.0}
+    yield "nsim, plain", NSIM(**common, **users)
+    yield "nsim, noised clients", NSIM(**common, **users, **NOISE, dp_unit="client")
 
 
 def record(fitted: Any) -> dict[str, Any]:

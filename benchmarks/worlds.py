@@ -27,14 +27,15 @@ from securecluster.benchmarks.table import write
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.errors import SecureClusterWarning
+from securecluster.messaging.messages import Hello
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.auditing import Audit, lower_bound
 from securecluster.privacy.dp.ledger import Ledger
-from securecluster.privacy.masking.key_agreement import Hello
 from securecluster.protocols import CFL, IFCA, SRFCA, FedAvg, OneShot, Protocol, RandomClusters, Settings
 from securecluster.protocols.cfl.parameter_tree import Tree, fall_back
-from securecluster.protocols.common.pending_updates import Outbox, Posted
+from securecluster.protocols.common.messages import Posted
+from securecluster.protocols.common.pending_updates import Outbox
 from securecluster.protocols.oneshot.client import Relative
 from securecluster.protocols.srfca.client import Refiner
 from securecluster.protocols.srfca.server import cross_losses

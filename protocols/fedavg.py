@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from securecluster.protocols.common.averaging import Averaged, Contributor, average
 from securecluster.protocols.common.base import Protocol
-from securecluster.protocols.common.pending_updates import Outbox, Trainee, deliver
+from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.pending_updates import Outbox, deliver
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import Network
 

@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_whole
 from securecluster.errors import PolicyError
-from securecluster.messaging.messages import select
-from securecluster.privacy.masking.key_agreement import Done
+from securecluster.messaging.messages import Done, select
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import Averaged, Contributor, average
 from securecluster.protocols.common.base import Protocol, Releases
-from securecluster.protocols.common.pending_updates import Means, Outbox, Trainee, Update, deliver
+from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.messages import Means, Update
+from securecluster.protocols.common.pending_updates import Outbox, deliver
 from securecluster.runtime.endpoint import GATHER, SUM, Turn, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import Network

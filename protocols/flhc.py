@@ -22,16 +22,19 @@ from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.noise_robust import default_threshold, partition
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice
-from securecluster.errors import UsageError
-from securecluster.messaging.messages import Picks, Rows
+from securecluster.errors import PolicyError, UsageError
+from securecluster.messaging.messages import Hello, Picks, Rows
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.masking.masks import ENTRYWISE
-from securecluster.protocols.cfl.parameter_tree import ask_for_model
-from securecluster.protocols.common.averaging import Averaged, Exposed, average
+from securecluster.protocols.common.averaging import Averaged, Contributor, average
 from securecluster.protocols.common.base import Releases
-from securecluster.protocols.common.compressed_updates import everyones, updates_of
+from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.compressed_updates import Outliner, everyones, updates_of
 from securecluster.protocols.common.compression_options import Briefly
-from securecluster.protocols.common.pending_updates import Means, Outbox, Posted, Trainee, check_newcomers, deliver
+from securecluster.protocols.common.messages import Means, Posted, Update
+from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.pending_updates import Outbox, ask_for_model, deliver
+from securecluster.runtime.endpoint import GATHER, Turn, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import Network
 
@@ -65,6 +68,19 @@ class State(Averaged):
     look: Look | None = None
     memory: Memory | None = None
     absent: list[int] = field(default_factory=list)  # who never replied in the clustering round
+
+
+class Exposed(Contributor, Outliner):
+    """Clients that contribute to means, and whose updates may be read one by one (FL+HC's clustering round)."""
+
+    keeps: ClassVar[bool] = False
+
+    @answers(GATHER, through=("delta",), fresh=True, derived=True)
+    def post(self, turn: Turn, query: Hello) -> Update:
+        """As of every discloser, of models that averages alone have made: what was trained alone would leave without noise."""
+        if not self._unshared.isdisjoint(turn.at):
+            raise PolicyError("post shows the model of averages: who has trained alone holds one of its own")
+        return super().post(turn, query)
 
 
 @dataclass

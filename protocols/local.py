@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 from securecluster.messaging.messages import Rows
 from securecluster.protocols.common.averaging import Contributor
 from securecluster.protocols.common.base import Protocol
-from securecluster.protocols.common.pending_updates import Outbox, Trainee, invite
+from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.pending_updates import Outbox
+from securecluster.protocols.common.sampling import invite
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import Network
 

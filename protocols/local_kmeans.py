@@ -14,21 +14,24 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from securecluster.clustering.distances import to_others
-from securecluster.clustering.labels import check_number, kmeans
+from securecluster.clustering.k_means import kmeans
+from securecluster.clustering.labels import check_number
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.similarity import gram, mean_row
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_whole
 from securecluster.errors import UsageError
-from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.messaging.messages import Hello
 from securecluster.protocols.common.averaging import Averaged, Contributor, Loner, average
 from securecluster.protocols.common.base import Protocol, Releases
-from securecluster.protocols.common.pending_updates import Outbox, Trainee, Update, check_newcomers, deliver
+from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.messages import Update
+from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.pending_updates import Outbox, deliver
+from securecluster.protocols.common.sampling import TRIES
 from securecluster.runtime.endpoint import GATHER, Turn, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import Network
-
-TRIES = 5  # who does not hand in its model is asked again, under the same mask
 
 
 @dataclass

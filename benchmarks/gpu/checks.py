@@ -190,11 +190,10 @@ def layer_noise(rows: torch.Tensor) -> torch.Tensor:
     """Return rows that leave in another way than a pipeline's, clipped and with noise."""
     from securecluster.privacy.dp.client_noise import Guard
     from securecluster.privacy.dp.loss_mechanism import noised_rows
-    from securecluster.runtime.endpoint import Turn
 
     everyone = tuple(range(len(rows)))
     guard = Guard("client", 1e6, 1e-7, 1.0, SECRET)  # a bound that cuts nothing: the noise belongs to the very bits of a row
-    return noised_rows(guard, "layer", Turn(everyone, everyone, 1, 1), rows)
+    return noised_rows(guard, "layer", everyone, 1, rows)
 
 
 def grid_noise(rows: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread
-from securecluster.clustering.labels import bipartition
+from securecluster.clustering.bipartition import bipartition
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.cfl.separation import guaranteed_noise, is_correct, separation_gap
 

@@ -25,7 +25,7 @@ from securecluster import Federation
 from securecluster.benchmarks.papers import cfl_fig8
 from securecluster.benchmarks.papers.cfl_runs import training
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
-from securecluster.clustering.labels import bipartition
+from securecluster.clustering.bipartition import bipartition
 from securecluster.clustering.similarity import cosine
 from securecluster.data import Topics
 from securecluster.protocols import FedAvg

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from securecluster import Federation, LabelSwap
 from securecluster.benchmarks.papers.sheet import Cell
-from securecluster.clustering.labels import bipartition
+from securecluster.clustering.bipartition import bipartition
 from securecluster.clustering.similarity import cosine, gram
 from securecluster.protocols import CFL
-from securecluster.protocols.cfl.parameter_tree import FULL
 from securecluster.protocols.cfl.separation import is_correct, separation_gap
 from securecluster.runtime.run import Line
+from securecluster.training.config import FULL
 
 NEVER: dict[str, Any] = {"criterion": "absolute", "eps1": 1e-9, "eps2": 1e9, "mask": "none", "tree": False}  # one model for all
 

@@ -32,9 +32,9 @@ from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import Iid, Tasks
 from securecluster.privacy.dp.accounting import epsilon, find_noise
 from securecluster.privacy.dp.noise_streams import Draws
-from securecluster.protocols.oneshot.client import agglomerate
 from securecluster.protocols.oneshot.feature_maps import build
 from securecluster.protocols.oneshot.gram_mechanism import GramNoise, told_by_all
+from securecluster.protocols.oneshot.server import agglomerate
 
 Array = NDArray[np.float64]
 DELTA, VECTORS, CLIENTS, FIRST = 1e-5, 5, 10, 20

@@ -20,8 +20,8 @@ from securecluster.data.datasets import Source, source
 from securecluster.data.scenarios import Tasks
 from securecluster.errors import UsageError
 from securecluster.protocols import OneShot
-from securecluster.protocols.oneshot.client import Found, agglomerate
 from securecluster.protocols.oneshot.feature_maps import build
+from securecluster.protocols.oneshot.server import Found, agglomerate
 from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import Network
 

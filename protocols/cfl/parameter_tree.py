@@ -9,107 +9,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from securecluster.clustering.similarity import cross_cosine
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UpdateError
-from securecluster.messaging.bounds import Between, Real, Upto
 from securecluster.messaging.messages import Picks, Rows
-from securecluster.privacy.dp.loss_mechanism import loss_clip, noised
-from securecluster.privacy.masking.key_agreement import Hello
-from securecluster.protocols.common.compressed_updates import Outliner, updates_of
-from securecluster.protocols.common.pending_updates import MOST_SAMPLES, Discloser, Means, Outbox, Posted, Trainee, Update, nothing
-from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, Turn, answers
+from securecluster.protocols.cfl.client import Branching, PathModels
+from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.compressed_updates import updates_of
+from securecluster.protocols.common.messages import Means, Posted, nothing
+from securecluster.protocols.common.pending_updates import Outbox, ask_for_model
+from securecluster.protocols.common.sampling import TRIES
+from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.server_channel import Network
-from securecluster.training.local_trainer import LocalTraining
-
-FULL = LocalTraining(lr=1.0, epochs=1, batch_size=1 << 62, dropout=False)  # one step over all samples: θ − ∇r(θ)
-TRIES = 5
-WORST = 1e30  # stands for a loss that is not finite, as that of weights that overflow: no cluster is handed such a model
-
-
-@dataclass(frozen=True, eq=False)
-class PathModels(Means):
-    """Server to client: the models on the path from the root to its cluster."""
-
-    depth: Annotated[int, Between(most="clients")] = 0  # models on the longest path of a client that is asked
-
-
-@dataclass(frozen=True, eq=False)
-class Losses:
-    """Client to server: how several models do on samples that it keeps aside."""
-
-    # (b, 1 + depth), summed over those samples: its own model's first, then the path's from the root; 0 after its end
-    loss: Annotated[Rows, Real((Upto("depths", "clients", least=1),))]
-    size: Annotated[Rows | None, Real(low=0, most=MOST_SAMPLES)]  # (b,) how many samples; without it losses are means
-
-
-class Branching(Outliner):
-    """Clients that also reply with gradients, and judge the models on their path."""
-
-    @answers(GATHER, through=("delta",), fresh=True, trains="full")
-    def gradient(self, turn: Turn, query: Means) -> Update:
-        """−∇r_i(θ_i) over all of D_i (Sattler et al. 2019, eq. 50; cosines do not mind the sign)."""
-        self.catch_up(turn, query)
-        room = self._pipeline.room(self.cohort.model.dimension)
-        return Update(
-            Rows(
-                self.cohort.train(
-                    self.models.select(turn.at), turn.at, replace(FULL, clip=self.training.clip, noise=self.training.noise), turn.step, room
-                )
-            ),
-            None,
-        )
-
-    @answers(SUM, unmasked=("loss", "size"))
-    def judge(self, turn: Turn, query: PathModels) -> Losses:
-        """The losses of θ_i and of the models on its path, which the query brings, on the samples kept aside; with noise where the run
-        adds some.
-        """
-        self.check_not_behind(turn, query)
-        widths = [1 + len(p) for p in query.means.picks]
-        depth, clip = query.depth, loss_clip(self._pipeline.guard)
-        if depth < max(widths) - 1:
-            raise FrameError(f"PathModels.depth is {depth}, and a path has {max(widths) - 1} models: the frame is refused")
-        found = np.zeros((len(turn.at), 1 + depth))
-        sizes = [self.cohort.aside[k] for k in turn.at]
-        found[:, 0] = self.cohort.loss_aside(self.models.select(turn.at), turn.at, clip)  # NaN for a client that keeps nothing aside
-        for n in range(max(widths) - 1):
-            far = [k for k, picks in enumerate(query.means.picks) if len(picks) > n]
-            table, index = self._of(query, sorted({query.means.picks[k][n] for k in far}))
-            rows = Rows(table, tuple(index[query.means.picks[k][n]] for k in far))
-            found[far, 1 + n] = self.cohort.loss_aside(rows, [turn.at[k] for k in far], clip)
-        kind = self.models.table.dtype
-        found = np.nan_to_num(noised(self._pipeline.guard, "judge", turn, found, sizes, widths), nan=WORST, posinf=WORST)
-        if self._pipeline.clips:  # n_i stays here
-            return Losses(Rows(torch.as_tensor(found, dtype=kind)), None)
-        size = np.array(sizes, dtype=np.float64)
-        return Losses(Rows(torch.as_tensor(found * size[:, None], dtype=kind)), Rows(torch.as_tensor(size, dtype=kind)))
-
-    def _of(self, query: Means, rows: Sequence[int]) -> tuple[torch.Tensor, dict[int, int]]:
-        """The models that a letter's rows stand for, (len(rows), d), and each row's place."""
-        models = [self.model_at(query.means.table[row], int(query.steps.table[row])) for row in rows]
-        return torch.stack(models), {row: n for n, row in enumerate(rows)}
-
-
-def ask_for_model(net: Network, outbox: Outbox, members: Sequence[int], width: int) -> Posted:
-    """A cluster's model; where no member that has it replies, none.
-
-    Without a mask the server knows its displacement (zero of `width` numbers before the first average); under fresh masks, whose averages
-    it cannot add, a member posts it: one that lacks no average.
-    """
-    if not outbox.fresh:
-        return Posted(outbox.displacement(members[0], width))
-    late = set(outbox.late())
-    for i in (i for i in members if i not in late):
-        got = net.post(Discloser.post, Hello(), to=[i])
-        if got.ids:
-            return Posted(got.rows.delta.values[0].cpu(), got.step)
-    return Posted()
 
 
 @dataclass

@@ -24,12 +24,15 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.protocols.cfl.parameter_tree import Branching, Handed, Leaves, Tree, fall_back, hand_back, walk
+from securecluster.protocols.cfl.client import Branching
+from securecluster.protocols.cfl.parameter_tree import Handed, Leaves, Tree, fall_back, hand_back, walk
 from securecluster.protocols.cfl.separation import largest_noise, separation_gap
 from securecluster.protocols.cfl.split_test import Look, compare_gradients, divide, hear, look_at, model_for, post_means, visible
 from securecluster.protocols.common.base import Kept, Releases, opened
+from securecluster.protocols.common.client import Trainee
 from securecluster.protocols.common.compression_options import Briefly
-from securecluster.protocols.common.pending_updates import Outbox, Trainee, deliver, invite
+from securecluster.protocols.common.pending_updates import Outbox, deliver
+from securecluster.protocols.common.sampling import invite
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import Network
 

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from securecluster.clustering.labels import Array, bipartition
+from securecluster.clustering.bipartition import bipartition
+from securecluster.clustering.labels import Array
 from securecluster.errors import UsageError
 
 

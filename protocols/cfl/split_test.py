@@ -9,12 +9,14 @@ from typing import Any
 
 from securecluster.clustering.similarity import gram, gram_norms, mean_norm, mean_row
 from securecluster.core.lazy_torch import torch
+from securecluster.messaging.messages import Hello
 from securecluster.messaging.replies import Replies, Sums
-from securecluster.privacy.masking.key_agreement import Hello
-from securecluster.protocols.cfl.parameter_tree import Branching, Tree, ask_for_model
+from securecluster.protocols.cfl.client import Branching
+from securecluster.protocols.cfl.parameter_tree import Tree
 from securecluster.protocols.common.averaging import weighted_means
 from securecluster.protocols.common.compressed_updates import Brief
-from securecluster.protocols.common.pending_updates import Outbox, Posted, nothing
+from securecluster.protocols.common.messages import Posted, nothing
+from securecluster.protocols.common.pending_updates import Outbox, ask_for_model
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import Network

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UpdateError
-from securecluster.messaging.messages import Rows, select
+from securecluster.messaging.messages import Done, Rows, select
 from securecluster.messaging.replies import Sums
-from securecluster.privacy.masking.key_agreement import Done, Hello
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.compressed_updates import Outliner
-from securecluster.protocols.common.pending_updates import Means, Outbox, Trainee, Update, invite
+from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.messages import Means, Update
+from securecluster.protocols.common.pending_updates import Outbox
+from securecluster.protocols.common.sampling import invite
 from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, Turn, answers
 from securecluster.runtime.server_channel import Network
 from securecluster.training.local_trainer import Cohort, LocalTraining
@@ -146,19 +146,6 @@ class Loner(Contributor):
         """Raise PolicyError for clients that no longer hold the model that they trained alone."""
         if any(self._had[k] for k in turn.at):
             raise PolicyError(f"{name} comes before the first average: it is about what a client learned alone")
-
-
-class Exposed(Contributor, Outliner):
-    """Clients that contribute to means, and whose updates may be read one by one (FL+HC's clustering round)."""
-
-    keeps: ClassVar[bool] = False
-
-    @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def post(self, turn: Turn, query: Hello) -> Update:
-        """As of every discloser, of models that averages alone have made: what was trained alone would leave without noise."""
-        if not self._unshared.isdisjoint(turn.at):
-            raise PolicyError("post shows the model of averages: who has trained alone holds one of its own")
-        return super().post(turn, query)
 
 
 @dataclass

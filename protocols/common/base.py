@@ -33,12 +33,12 @@ from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.masks import MaskInfo, build, describe
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout
+from securecluster.protocols.common.client import Trainee
 from securecluster.protocols.common.config import check_kind, known, numbers
 from securecluster.protocols.common.dp_options import Private, Releases
 from securecluster.protocols.common.execution import Joined, build_client, carry_out, join, opened
 from securecluster.protocols.common.hooks import Method
 from securecluster.protocols.common.newcomers import Record, warn_if_dear
-from securecluster.protocols.common.pending_updates import Trainee
 from securecluster.protocols.common.serialization import SHARED, Kept, load, read_kept, save
 from securecluster.runtime.endpoint import Endpoint, config_hash, message_types
 from securecluster.runtime.run import Line, Run

@@ -15,19 +15,19 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UpdateError, UsageError, unknown
 from securecluster.messaging.bounds import Real
-from securecluster.messaging.messages import Rows
+from securecluster.messaging.messages import Hello, Rows
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.compression import codecs
 from securecluster.privacy.compression.sketches import Sketch, check_size
 from securecluster.privacy.masking import masks
-from securecluster.privacy.masking.key_agreement import Hello
 from securecluster.privacy.pipeline import Pipeline, Stage
-from securecluster.protocols.common.pending_updates import Discloser, Means, Outbox, Update
+from securecluster.protocols.common.client import Discloser
+from securecluster.protocols.common.messages import Means, Update
+from securecluster.protocols.common.pending_updates import Outbox
+from securecluster.protocols.common.sampling import TRIES
 from securecluster.runtime.endpoint import GATHER, SUM, Turn, answers
 from securecluster.runtime.server_channel import Network
 from securecluster.training.local_trainer import Cohort, LocalTraining
-
-TRIES = 5
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,8 +21,8 @@ from securecluster.privacy.dp.client_noise import Guard
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Curator, Noise
 from securecluster.privacy.dp.noise_streams import Draws
 from securecluster.privacy.pipeline import Pipeline, Stage
-from securecluster.protocols.cfl.parameter_tree import FULL
 from securecluster.runtime.release_accounting import Costs
+from securecluster.training.config import FULL
 from securecluster.training.local_trainer import LocalTraining
 
 BOUNDS = (1e-12, 1e9)  # of clip norms: single precision holds what noise multiplies them to, with its last bits

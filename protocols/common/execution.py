@@ -25,8 +25,9 @@ from securecluster.privacy.dp.noise_streams import Draws
 from securecluster.privacy.masking.identities import Identity, Roster, check_roster
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.client import Trainee, TraineeState
+from securecluster.protocols.common.messages import Posted
 from securecluster.protocols.common.newcomers import Record, check_sizes, number_of, samples_batches, training_sizes
-from securecluster.protocols.common.pending_updates import Posted, Trainee, TraineeState
 from securecluster.protocols.common.serialization import SCHEMA, SHARED, Kept, Learned
 from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.run import Appended, Line, Run

@@ -13,7 +13,7 @@ from securecluster.clustering.metrics import agreement, mean
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import APART, Rows
-from securecluster.protocols.common.pending_updates import Trainee
+from securecluster.protocols.common.client import Trainee
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import Network
 

@@ -22,6 +22,9 @@ from securecluster.privacy.dp.ledger import Event, Ledger
 if TYPE_CHECKING:
     from securecluster.protocols.common.base import Protocol
 
+
+from securecluster.errors import FrameError, UpdateError
+
 NAME = "newcomers.jsonl"
 
 
@@ -270,3 +273,23 @@ def warn_if_dear(protocol: Protocol, ledger: Ledger, names: Sequence[str]) -> No
         SecureClusterWarning,
         stacklevel=3,
     )
+
+
+def check_newcomers(to: Sequence[int], ids: Sequence[int]) -> None:
+    """Raise UpdateError for newcomers `to` that did not reply: nothing is known of them, so they are placed nowhere."""
+    silent = [i for i in to if i not in ids]
+    if silent:
+        raise UpdateError(f"newcomer(s) {', '.join(map(str, silent[:5]))} do not reply: ask them again later")
+
+
+def check_offered(ids: Sequence[int], choices: Sequence[int], offered: Sequence[int]) -> dict[int, int]:
+    """Return what each client chose, by its number.
+
+    Raises:
+        FrameError: a client chose what it was not offered.
+    """
+    found = dict(zip(ids, choices, strict=True))
+    wrong = [i for i, choice in found.items() if choice not in offered]
+    if wrong:
+        raise FrameError(f"client {wrong[0]} chose {found[wrong[0]]}, which it was not offered: its reply is refused")
+    return found

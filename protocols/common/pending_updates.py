@@ -9,266 +9,16 @@ goes on from its checkpoint and asks again: a client counts what it has applied,
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError, PolicyError, UpdateError
-from securecluster.messaging.bounds import Between, Real, Upto, Whole
-from securecluster.messaging.messages import Picks, Rows
-from securecluster.privacy.masking.key_agreement import Done, Hello, Secrets
-from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.endpoint import GATHER, SUM, Turn, answers
+from securecluster.messaging.messages import Hello, Picks, Rows
+from securecluster.protocols.common.client import Discloser, Trainee
+from securecluster.protocols.common.messages import NEVER, Means, Posted
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import Network
-from securecluster.training.local_trainer import Cohort, LocalTraining
-
-NEVER = 1 << 62  # no post has this number
-POSTS = Upto("posts", "averages")  # averages in one frame
-MOST_SAMPLES = 2.0**53  # that a client can say it holds
-
-
-@dataclass(frozen=True, eq=False)
-class Means:
-    """Server to client: the averages it lacks, oldest first."""
-
-    means: Annotated[Picks, Real((POSTS, "dimension"), sent="delta")]  # (r, d) as they were summed, hence masked where updates are
-    steps: Annotated[Picks, Whole((POSTS,), most="steps")]  # (r,) int64, the call whose updates each one averages: it names the mask
-    absolute: bool  # one row, the whole displacement since θ_0, instead of one per missed round
-    # (b,) int64, the averages that a client has had in all, once it has these; the last row is number count - 1
-    count: Annotated[Rows, Whole(most="averages")]
-    # the rows count from θ_0 for who has not heard of this restart; None where nobody ever restarts
-    restart: Annotated[int | None, Between(most="restarts")] = None
-
-
-@dataclass(frozen=True, eq=False)
-class Update:
-    """Client to server."""
-
-    delta: Annotated[Rows, Real(("dimension",), squared=True)]  # (b, d) SGD_n(θ_i, D_i) − θ_i
-    size: Annotated[Rows | None, Real(low=0, most=MOST_SAMPLES)]  # (b,) |D_i|, only where the average is weighted
-
-
-def nothing() -> torch.Tensor:
-    """No tensor yet."""
-    return torch.zeros(0)
-
-
-@dataclass
-class Posted:
-    """A model as the server may hold it."""
-
-    displacement: torch.Tensor = field(default_factory=nothing)  # θ − θ_0, (d,), masked where updates are; empty: not posted
-    step: int = 0  # the call whose mask it carries
-
-
-@dataclass
-class TraineeState:
-    """What clients keep between rounds; equal models are stored once."""
-
-    table: torch.Tensor  # (u, d)
-    index: list[int]  # (m,)
-    secrets: Secrets
-    starts: list[int] = field(default_factory=list)  # where clients hold several models: the starts they belong to
-    extra: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: what else they remember
-
-
-class Trainee:
-    """Clients that train from their cluster's model; how an update may leave is for those that inherit from it to say."""
-
-    clear: ClassVar[bool] = False  # whether a part of a model leaves without a mask
-
-    def __init__(
-        self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, start: torch.Tensor | None = None
-    ) -> None:
-        self.cohort, self.training, self._pipeline, self._weighted = cohort, training, pipeline, weighted
-        self._start = cohort.start if start is None else start
-        self.models = Rows(self._start[None].clone(), (0,) * len(cohort.ids))
-        self._had = [0] * len(cohort.ids)  # how many averages each client has applied
-        self._memo = _Memo()
-        self._printed: tuple[torch.Tensor | None, list[bytes]] = (None, [])  # a table of models, and the digests of its rows
-
-    @property
-    def unshared(self) -> frozenset[int]:
-        """Return the positions of clients whose model is not made of averages alone; here nobody's."""
-        return frozenset()
-
-    def trained(self, turn: Turn, query: Means, scale: Sequence[float] | None = None, plan: LocalTraining | None = None) -> Update:
-        """The reply before any mask, each client's update times its `scale`; of a `plan` other than its usual training."""
-        self.catch_up(turn, query)
-        room = self._pipeline.room(self.cohort.model.dimension)
-        delta = self.cohort.train(self.models.select(turn.at), turn.at, plan or self.training, turn.step, room, scale)
-        return Update(Rows(delta), self._sizes(turn) if self._weighted else None)
-
-    @answers(GATHER, private=False)
-    def receive(self, turn: Turn, query: Means) -> Done:
-        """θ_i ← θ_i + P⁻¹Δ_c(i), and no training: how the last average reaches everyone."""
-        self.take(turn.at, query)
-        return Done()
-
-    def catch_up(self, turn: Turn, query: Means) -> None:
-        """Take what the query brings, for a reply that is made of the model after it.
-
-        Raises:
-            PolicyError: a client has later averages, so that its reply would be of another model: the request comes too late.
-        """
-        self.check_not_behind(turn, query)
-        self.take(turn.at, query)
-
-    def check_not_behind(self, turn: Turn, query: Means) -> None:
-        """Raise PolicyError where the query is about a model that a client has moved on from."""
-        counts = query.count.values.tolist()
-        ahead = [i for i, k, count in zip(turn.ids, turn.at, counts, strict=True) if self.had(k, query) > count]
-        if ahead:
-            raise late_request(ahead)
-
-    def take(self, at: Sequence[int], query: Means) -> None:
-        """θ_i ← θ_i + P⁻¹Δ_c(i) for the clients at positions `at`, as far as they have not applied it yet."""
-        self.models = self.advanced(at, query)
-        for k, count in zip(at, query.count.values.tolist(), strict=True):
-            if self.had(k, query) <= count:
-                self._had[k] = count
-
-    def had(self, k: int, query: Means) -> int:
-        """Return how many of the averages that the query counts the client at position k has applied."""
-        return self._had[k]
-
-    def origin(self, at: Sequence[int], query: Means) -> Rows:
-        """All clients' models before what the query brings those at positions `at`."""
-        return self.models
-
-    def advanced(self, at: Sequence[int], query: Means) -> Rows:
-        """All clients' models, with those at positions `at` moved by what the query brings them; changes nothing here.
-
-        Raises:
-            UpdateError: the server takes a client to have averages that it has not.
-        """
-        models = self.origin(at, query)
-        assert models.index is not None
-        counts = query.count.values.tolist()
-        brought = zip(at, query.means.picks, counts, strict=True)
-        picks = {k: self._due(k, own, count, query) for k, own, count in brought}
-        if models is self.models and not any(picks.values()):
-            return models
-        if self._memo.letter is not query.means.table:
-            self._memo = _Memo(query.means.table)
-        known, prints = self._printed
-        if known is not models.table:
-            prints = [_print(row) for row in models.table]
-        rows: dict[bytes, torch.Tensor] = {}  # who caught up shares its peers' row again
-        place: list[bytes] = []
-        for k, row in enumerate(models.index):
-            theta, digest = self._moved(models.table[row], prints[row], picks.get(k, ()), query)
-            rows.setdefault(digest, theta)
-            place.append(digest)
-        order = {digest: n for n, digest in enumerate(rows)}
-        table = torch.stack(list(rows.values()))
-        self._printed = (table, list(rows))
-        return Rows(table, tuple(order[digest] for digest in place))
-
-    def _due(self, k: int, picks: tuple[int, ...], count: int, query: Means) -> tuple[int, ...]:
-        """Return those of the rows `picks` that the client at position k has yet to apply."""
-        missing = count - self.had(k, query)
-        if missing <= 0:
-            return ()
-        if len(picks) < (1 if query.absolute else missing):
-            raise UpdateError(
-                f"client {self.cohort.ids[k]} lacks averages that the server takes it to have: give it the last state that it had,"
-                " or start a new run"
-            )
-        return picks[-1:] if query.absolute else picks[-missing:]
-
-    def _moved(self, theta: torch.Tensor, digest: bytes, picks: tuple[int, ...], query: Means) -> tuple[torch.Tensor, bytes]:
-        """A model moved by some averages, and its digest; what a letter has already moved is not moved again."""
-        if not picks:
-            return theta, digest
-        key = (digest, picks)
-        if key not in self._memo.moved:
-            for p in picks:
-                if p not in self._memo.undone:
-                    self._memo.undone[p] = self._undone(query.means.table[p], int(query.steps.table[p]))
-                theta = self.bounded((self._start if query.absolute else theta) + self._memo.undone[p])
-            self._memo.moved[key] = (theta, _print(theta))
-        return self._memo.moved[key]
-
-    def bounded(self, theta: torch.Tensor) -> torch.Tensor:
-        """The model (d,) after an average, where it must lie; everywhere, if a method does not say otherwise."""
-        return theta
-
-    def _undone(self, row: torch.Tensor, step: int) -> torch.Tensor:
-        return self._pipeline.inverse(row.to(self.cohort.start.device, self.cohort.start.dtype), step)
-
-    def model_at(self, displacement: torch.Tensor, step: int) -> torch.Tensor:
-        """θ_0 + P⁻¹(displacement), (d,), of a displacement under the mask of call `step`."""
-        return self._start + self._undone(displacement, step)
-
-    def displaced(self, at: Sequence[int]) -> Update:
-        """θ_i − θ_0 of the clients at positions `at`, before any mask."""
-        d = self.cohort.model.dimension
-        delta = self._start.new_zeros(len(at), self._pipeline.room(d))
-        for row, k in zip(delta, at, strict=True):
-            torch.sub(self.models.row(k), self._start, out=row[:d])
-        return Update(Rows(delta), None)
-
-    def _sizes(self, turn: Turn) -> Rows:
-        return Rows(torch.as_tensor([float(self.cohort.sizes[k]) for k in turn.at], dtype=self.models.table.dtype))
-
-    def state(self, secrets: Secrets) -> TraineeState:
-        """For a checkpoint."""
-        assert self.models.index is not None
-        return TraineeState(self.models.table, list(self.models.index), secrets, extra=self.memory())
-
-    def restore(self, state: TraineeState) -> None:
-        """From a checkpoint."""
-        self.models = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
-        self.recall(state.extra)
-
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Return what clients remember beside their models, by name: all that a later call depends on."""
-        return {"had": torch.as_tensor(self._had), **self.cohort.memory()}
-
-    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned."""
-        self._had = memory["had"].tolist()
-        self.cohort.recall(memory)
-
-
-class Discloser(Trainee):
-    """Clients whose updates may be read one by one (Sattler et al. 2019, Algorithm 5, "Client i does"), and that post their model."""
-
-    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
-    def train(self, turn: Turn, query: Means) -> Update:
-        """θ_i ← θ_i + P⁻¹Δ_c(i); reply P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the way out."""
-        return self.trained(turn, query)
-
-    @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def post(self, turn: Turn, query: Hello) -> Update:
-        """θ_i − θ_0, masked on the way out: how a model reaches those who were not there (Sattler et al. 2019, V-C; ours)."""
-        return self.displaced(turn.at)
-
-
-def late_request(clients: Sequence[int]) -> PolicyError:
-    """Return the refusal of a request that these clients have moved on from."""
-    few = ", ".join(map(str, clients[:5]))
-    return PolicyError(
-        f"client(s) {few} have moved on from what this request is about: it comes too late, or from a server that started over"
-        " without its checkpoint"
-    )
-
-
-@dataclass
-class _Memo:
-    """What clients made of one letter's averages: its frames reach them in several calls, as a sum streams over clients."""
-
-    letter: torch.Tensor | None = None  # the table of averages itself
-    undone: dict[int, torch.Tensor] = field(default_factory=dict)
-    moved: dict[tuple[bytes, tuple[int, ...]], tuple[torch.Tensor, bytes]] = field(default_factory=dict)
-
-
-def _print(row: torch.Tensor) -> bytes:
-    return hashlib.blake2b(row.cpu().numpy().tobytes()).digest()
 
 
 @dataclass
@@ -380,29 +130,17 @@ def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
     state.outbox = run.once("deliver", send, Outbox)
 
 
-def check_newcomers(to: Sequence[int], ids: Sequence[int]) -> None:
-    """Raise UpdateError for newcomers `to` that did not reply: nothing is known of them, so they are placed nowhere."""
-    silent = [i for i in to if i not in ids]
-    if silent:
-        raise UpdateError(f"newcomer(s) {', '.join(map(str, silent[:5]))} do not reply: ask them again later")
+def ask_for_model(net: Network, outbox: Outbox, members: Sequence[int], width: int) -> Posted:
+    """A cluster's model; where no member that has it replies, none.
 
-
-def check_offered(ids: Sequence[int], choices: Sequence[int], offered: Sequence[int]) -> dict[int, int]:
-    """Return what each client chose, by its number.
-
-    Raises:
-        FrameError: a client chose what it was not offered.
+    Without a mask the server knows its displacement (zero of `width` numbers before the first average); under fresh masks, whose averages
+    it cannot add, a member posts it: one that lacks no average.
     """
-    found = dict(zip(ids, choices, strict=True))
-    wrong = [i for i, choice in found.items() if choice not in offered]
-    if wrong:
-        raise FrameError(f"client {wrong[0]} chose {found[wrong[0]]}, which it was not offered: its reply is refused")
-    return found
-
-
-def invite(net: Network, members: Sequence[int], share: float, *path: int, least: int = 1) -> list[int]:
-    """A random share of some clients, `least` or more where there are as many, in order."""
-    count = min(len(members), max(least, round(share * len(members))))
-    if count == len(members):
-        return list(members)
-    return sorted(int(i) for i in net.randomness.generator("server", "invite", *path).choice(members, count, replace=False))
+    if not outbox.fresh:
+        return Posted(outbox.displacement(members[0], width))
+    late = set(outbox.late())
+    for i in (i for i in members if i not in late):
+        got = net.post(Discloser.post, Hello(), to=[i])
+        if got.ids:
+            return Posted(got.rows.delta.values[0].cpu(), got.step)
+    return Posted()

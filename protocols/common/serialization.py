@@ -14,7 +14,7 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.protocols.common import newcomers
-from securecluster.protocols.common.pending_updates import TraineeState
+from securecluster.protocols.common.client import TraineeState
 from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import NetworkState
 from securecluster.runtime.settings import Settings

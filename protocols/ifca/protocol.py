@@ -22,13 +22,16 @@ from securecluster.core.randomness import Randomness
 from securecluster.core.validation import check_whole
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.messaging.messages import Rows
+from securecluster.messaging.messages import Hello, Rows
 from securecluster.messaging.replies import Replies
-from securecluster.privacy.masking.key_agreement import Hello
 from securecluster.protocols.common.averaging import weights
 from securecluster.protocols.common.base import Protocol, Releases
-from securecluster.protocols.common.pending_updates import Trainee, check_newcomers, check_offered, invite
-from securecluster.protocols.ifca.client import Choice, Chooser, Offers, Start, offers, seen
+from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.messages import Choice
+from securecluster.protocols.common.newcomers import check_newcomers, check_offered
+from securecluster.protocols.common.sampling import invite
+from securecluster.protocols.ifca.client import Chooser, seen
+from securecluster.protocols.ifca.server import Offers, Start, offers
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import Network

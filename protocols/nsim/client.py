@@ -9,22 +9,20 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.labels import members, numbered
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError, unknown
 from securecluster.messaging.bounds import Real
-from securecluster.messaging.messages import Rows
+from securecluster.messaging.messages import Hello, Rows
 from securecluster.privacy.dp.loss_mechanism import noised_rows
-from securecluster.privacy.masking.key_agreement import Hello
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averaging import Averaged, Loner, weighted_means
-from securecluster.protocols.common.pending_updates import Update
+from securecluster.protocols.common.averaging import Loner
+from securecluster.protocols.common.messages import Update
 from securecluster.runtime.endpoint import GATHER, SUM, Turn, answers
-from securecluster.runtime.server_channel import Network
 from securecluster.training.local_trainer import Cohort, LocalTraining
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
+
 
 LAYERS = ("hidden", "last")
 STARTS = ("common", "independent")
@@ -149,7 +147,7 @@ class LayerDiscloser(Loner):
         if guard is None or guard.unit == "example":
             return Shown(Rows(rows.clone()))
         began = self._layer.rows(starts(self.cohort, self._began, turn.ids))
-        return Shown(Rows(began + noised_rows(guard, "layer", turn, rows - began)))
+        return Shown(Rows(began + noised_rows(guard, "layer", turn.ids, turn.step, rows - began)))
 
     @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
     def pool(self, turn: Turn, query: Hello) -> Update:
@@ -161,21 +159,3 @@ class LayerDiscloser(Loner):
         sizes = self._sizes(turn)
         found.delta.table.mul_(sizes.table.to(found.delta.table)[:, None])
         return Update(found.delta, sizes)
-
-
-def pool(net: Network, state: Averaged) -> None:
-    """The paper's one average in each cluster, of what its members learned alone; a cluster that does not reply goes apart (ours)."""
-    clusters, heard, step = members(state.labels), dict[int, torch.Tensor](), 0
-    asked = [i for i in net.clients if len(clusters[state.labels[i]]) > 1]
-    if asked:
-        total = net.sum(LayerDiscloser.pool, Hello(), to=asked, by=[state.labels[i] for i in asked], groups=len(clusters))
-        if total.ids:
-            step, means = total.step, weighted_means(total)
-            heard = {c: means[c] for c, count in enumerate(total.counts) if count}
-    old = [c if c in heard else -1 for c in state.labels]
-    state.labels = numbered(old)
-    state.outbox.leave([i for i in net.clients if old[i] < 0])
-    if heard:
-        row = dict(zip(state.labels, old, strict=True))
-        nobody = torch.zeros_like(next(iter(heard.values())))
-        state.outbox.post(step, torch.stack([heard.get(row[c], nobody) for c in sorted(row)]), state.labels)

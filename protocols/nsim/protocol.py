@@ -19,26 +19,30 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.labels import check_dbscan, dbscan, members, most_similar, neighbourhood, numbered
+from securecluster.clustering.density import check_dbscan, dbscan, most_similar, neighbourhood
+from securecluster.clustering.labels import members, numbered
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.errors import UsageError
+from securecluster.messaging.messages import Hello
 from securecluster.models.objectives import objective
-from securecluster.privacy.masking.key_agreement import Hello
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import Averaged, Contributor, average
 from securecluster.protocols.common.base import Protocol, Releases
-from securecluster.protocols.common.pending_updates import Outbox, Trainee, check_newcomers, deliver, nothing
-from securecluster.protocols.nsim.client import LayerDiscloser, check_layer_mask, find_layer, pool, seen
+from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.messages import nothing
+from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.pending_updates import Outbox, deliver
+from securecluster.protocols.common.sampling import TRIES
+from securecluster.protocols.nsim.client import LayerDiscloser, check_layer_mask, find_layer, seen
 from securecluster.protocols.nsim.random_walks import Format, RandomWalk
+from securecluster.protocols.nsim.server import pool
 from securecluster.protocols.nsim.similarity_model import GRID, predict
 from securecluster.protocols.nsim.synthetic_users import Known, Synthesis, check_walks, correlations, some_pairs, true_similarity
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import Network
 from securecluster.training.local_trainer import Cohort
-
-TRIES = 5  # who does not reply before the clusters is asked again, since all train as long as synthetic users (ours)
 
 
 @dataclass

@@ -23,23 +23,25 @@ from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.errors import UsageError
+from securecluster.messaging.messages import Hello
 from securecluster.privacy.masking.block_mask import Blocks
-from securecluster.privacy.masking.key_agreement import Hello
 from securecluster.privacy.masking.masks import build, width
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.base import Kept, Protocol, Releases
-from securecluster.protocols.common.pending_updates import Outbox, Trainee, check_newcomers, check_offered, deliver
+from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.newcomers import check_newcomers, check_offered
+from securecluster.protocols.common.pending_updates import Outbox, deliver
+from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.oneshot import feature_maps
 from securecluster.protocols.oneshot import gram_mechanism as noisy_gram
-from securecluster.protocols.oneshot.client import SEEN, Found, Look, Relative, State, agglomerate, check_options, others
+from securecluster.protocols.oneshot.client import SEEN, Relative
 from securecluster.protocols.oneshot.hierarchical_averaging import GPS, average_in_layers, common_layers
+from securecluster.protocols.oneshot.server import Found, Look, State, agglomerate, check_options, others
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import Network
 from securecluster.training.local_trainer import Cohort
-
-TRIES = 5  # who does not reply before training is asked again (ours)
 
 
 @dataclass

@@ -16,14 +16,11 @@ from securecluster.clustering.distances import to_others
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
-from securecluster.messaging.messages import Picks, Rows, Shared
-from securecluster.privacy.dp.loss_mechanism import loss_clip, noised, noised_rows
-from securecluster.privacy.masking.key_agreement import Done, Hello
+from securecluster.messaging.messages import Done, Hello, Picks, Rows, Shared
+from securecluster.privacy.dp.loss_mechanism import WORST, loss_clip, noised, noised_rows
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.cfl.parameter_tree import WORST
 from securecluster.protocols.common.averaging import Contributor
-from securecluster.protocols.common.pending_updates import NEVER, Means, Update
-from securecluster.protocols.ifca.client import Choice
+from securecluster.protocols.common.messages import NEVER, Choice, Means, Update
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, Turn, answers
 from securecluster.training.local_trainer import Cohort, LocalTraining
 
@@ -198,7 +195,7 @@ class Refiner(Contributor):
         models = torch.stack([self.model_at(row, query.step) for row in query.models.table])
         own, guard = self._rows(turn.at).values, self._pipeline.guard
         if guard is not None and guard.unit == "client":
-            own = self._start + noised_rows(guard, "join", turn, own - self._start)
+            own = self._start + noised_rows(guard, "join", turn.ids, turn.step, own - self._start)
         return Near(Rows(to_others(own, models).argmin(1)))
 
     @answers(SUM, derived=True, unmasked=("loss",))
@@ -277,7 +274,7 @@ class Refiner(Contributor):
     def _told(self, purpose: str, turn: Turn, losses: Array) -> Array:
         """Losses (b, k) as they may leave."""
         sizes = [self.cohort.sizes[k] for k in turn.at]
-        return np.nan_to_num(noised(self._pipeline.guard, purpose, turn, losses, sizes), nan=WORST, posinf=WORST)
+        return np.nan_to_num(noised(self._pipeline.guard, purpose, turn.ids, turn.step, losses, sizes), nan=WORST, posinf=WORST)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Add restarts, and what clients found of others' models and of the clusters'."""

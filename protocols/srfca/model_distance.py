@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from securecluster.clustering.distances import euclidean, to_others
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
-from securecluster.messaging.messages import Picks, Rows
-from securecluster.privacy.masking.key_agreement import Hello
-from securecluster.protocols.common.pending_updates import check_offered, nothing
+from securecluster.messaging.messages import Hello, Picks, Rows
+from securecluster.protocols.common.messages import nothing
+from securecluster.protocols.common.newcomers import check_offered
+from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.srfca.client import Choose, Refiner
 from securecluster.protocols.srfca.graph import pairwise
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.server_channel import Network
 
-TRIES = 5
 Array = NDArray[np.float64]
 
 

@@ -18,18 +18,21 @@ from typing import Any, ClassVar
 
 from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.errors import UsageError
-from securecluster.messaging.messages import Rows
-from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.messaging.messages import Hello, Rows
 from securecluster.privacy.masking.masks import ENTRYWISE, build
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import Contributor
 from securecluster.protocols.common.base import Protocol, Releases
-from securecluster.protocols.common.pending_updates import Outbox, Trainee, check_newcomers, deliver, nothing
+from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.messages import nothing
+from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.pending_updates import Outbox, deliver
+from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.srfca import server
 from securecluster.protocols.srfca.client import Refiner, Refining, seen, seen_by_clients
 from securecluster.protocols.srfca.graph import OUTSIDE, check_clustering, groups
-from securecluster.protocols.srfca.model_distance import TRIES, Clusters
+from securecluster.protocols.srfca.model_distance import Clusters
 from securecluster.protocols.srfca.server import Graphing, State, first_clusters, nearness
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run

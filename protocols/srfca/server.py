@@ -16,10 +16,12 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import SecureClusterWarning
 from securecluster.messaging.messages import Picks, Rows, Shared
 from securecluster.messaging.replies import Pairs, Replies
-from securecluster.protocols.common.pending_updates import Outbox, Update, invite, nothing
+from securecluster.protocols.common.messages import Update, nothing
+from securecluster.protocols.common.pending_updates import Outbox
+from securecluster.protocols.common.sampling import TRIES, invite
 from securecluster.protocols.srfca.client import Choose, Refiner, Relay
 from securecluster.protocols.srfca.graph import OUTSIDE, choose_reach, components, groups, renumbered, tree_edges, trimmed_mean
-from securecluster.protocols.srfca.model_distance import TRIES, ByDistance, ByLoss, Clusters, Nearness, apart
+from securecluster.protocols.srfca.model_distance import ByDistance, ByLoss, Clusters, Nearness, apart
 from securecluster.protocols.srfca.profiles import cluster_without_threshold
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.server_channel import Network

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.agglomerative import into, merges, threshold
-from securecluster.clustering.labels import Bipartition, bipartition, intra_min, kmeans, members, numbered, separated
+from securecluster.clustering.bipartition import Bipartition, bipartition, intra_min, separated
+from securecluster.clustering.k_means import kmeans
+from securecluster.clustering.labels import members, numbered
 from securecluster.clustering.significance import Null, p_value
 from securecluster.errors import UsageError, unknown
 

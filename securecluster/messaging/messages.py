@@ -11,10 +11,14 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
+
+if TYPE_CHECKING:
+    pass
+
 
 M = TypeVar("M")
 APART = 1 << 32  # calls for models, made only under a mask, are numbered from here: later calls draw the same batches without a mask
@@ -226,3 +230,13 @@ class Answer:
 def reply_header(request: Header) -> Header:
     """The header of the reply to a request."""
     return dataclasses.replace(request, sender=request.recipient, recipient=request.sender)
+
+
+@dataclass(frozen=True, eq=False)
+class Hello:
+    """Server to client: send your public key."""
+
+
+@dataclass(frozen=True, eq=False)
+class Done:
+    """Client to server: understood; nothing else."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from securecluster.core.floating_point import margin
 from securecluster.core.lazy_torch import torch
 
 HUGE = 2.0**90  # norms beyond so many C have factors, or products with them, that are no normal float32
@@ -83,11 +84,6 @@ def _norms(rows: torch.Tensor) -> torch.Tensor:
 
 
 Part = TypeVar("Part", Each, Outer, Each | Outer)
-
-
-def margin(dtype: torch.dtype) -> float:
-    """Return the share of a bound that clipping leaves to rounding: of norms, of products, and of the smallest numbers."""
-    return 2.0**-16 if dtype == torch.float32 else 2.0**-40
 
 
 def clipped(found: Mapping[str, Part], weight: torch.Tensor, clip: float) -> tuple[Mapping[str, Part], torch.Tensor]:

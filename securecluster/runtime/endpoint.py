@@ -18,8 +18,22 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from securecluster.errors import FrameError, PolicyError, SecureClusterError, UnforeseenError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.bounds import Limits, check, out_of_range
-from securecluster.messaging.messages import RELAY, Answer, Batched, Call, Header, Picks, Rows, Shared, kinds, optional, reply_header
-from securecluster.privacy.masking.key_agreement import Box, Boxes, Done, Hello, KeyRing, Peers, PublicKey
+from securecluster.messaging.messages import (
+    RELAY,
+    Answer,
+    Batched,
+    Call,
+    Done,
+    Header,
+    Hello,
+    Picks,
+    Rows,
+    Shared,
+    kinds,
+    optional,
+    reply_header,
+)
+from securecluster.privacy.masking.key_agreement import Box, Boxes, KeyRing, Peers, PublicKey
 from securecluster.privacy.pipeline import Pipeline
 
 C = TypeVar("C")

@@ -17,10 +17,10 @@ from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.digests import reply_digests, tells_noise
-from securecluster.messaging.messages import APART, RELAY, Answer, Call, Rows, Shared, frames, placed, select, stack
+from securecluster.messaging.messages import APART, RELAY, Answer, Call, Hello, Rows, Shared, frames, placed, select, stack
 from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, check_squares
 from securecluster.privacy.dp.ledger import CHOICE, Event, Ledger
-from securecluster.privacy.masking.key_agreement import Box, Hello, Peers
+from securecluster.privacy.masking.key_agreement import Box, Peers
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.aggregators import Aggregator, Plain
 from securecluster.runtime.endpoint import GATHER, MINIMUM, PAIRS, SUM, Release, Turn, release_of

@@ -113,3 +113,6 @@ def _check_private(plan: LocalTraining) -> None:
 
 def _whole(value: object) -> bool:
     return isinstance(value, Integral) and int(value) >= 1
+
+
+FULL = LocalTraining(lr=1.0, epochs=1, batch_size=1 << 62, dropout=False)  # one step over all samples: θ − ∇r(θ)

@@ -13,8 +13,8 @@ import torch
 from securecluster import Federation, LabelSwap
 from securecluster.benchmarks.papers import cfl_fig3, cfl_fig5, cfl_fig6, cfl_fig7, cfl_fig8
 from securecluster.benchmarks.papers.cfl_runs import Watched
-from securecluster.protocols.cfl.parameter_tree import FULL
 from securecluster.runtime.settings import Settings
+from securecluster.training.config import FULL
 
 SMALL = {"data": "digits", "model": "mlp-32", "epochs": 1, "lr": 0.1, "batch_size": 20, "rounds": 3, "clients": 6, "clusters": 3, "seed": 0}
 

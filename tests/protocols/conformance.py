@@ -22,7 +22,7 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.messaging import wire
 from securecluster.messaging.messages import RELAY, Call, Rows, Shared, reply_header
 from securecluster.protocols import Settings
-from securecluster.protocols.common.pending_updates import TraineeState
+from securecluster.protocols.common.client import TraineeState
 from securecluster.protocols.nsim.pair_network import Plan
 from securecluster.protocols.nsim.random_walks import Format
 from securecluster.protocols.nsim.similarity_model import fit

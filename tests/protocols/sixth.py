@@ -12,18 +12,20 @@ from typing import Any, ClassVar
 import numpy as np
 
 from securecluster.clustering.distances import to_others
-from securecluster.clustering.labels import kmeans, members
+from securecluster.clustering.k_means import kmeans
+from securecluster.clustering.labels import members
 from securecluster.clustering.similarity import gram, mean_row
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
-from securecluster.messaging.messages import Rows
-from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.messaging.messages import Hello, Rows
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import Protocol
 from securecluster.protocols.common.averaging import Averaged, Contributor, average
 from securecluster.protocols.common.base import Releases
-from securecluster.protocols.common.pending_updates import Outbox, Trainee, check_newcomers, deliver
+from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.pending_updates import Outbox, deliver
 from securecluster.runtime.endpoint import GATHER, Turn, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import Network

@@ -13,9 +13,8 @@ import torch
 
 from securecluster import Federation, Iid, LabelSwap, Tasks
 from securecluster.errors import FrameError, PolicyError, RunFolderError, UpdateError, UsageError
-from securecluster.messaging.messages import Call
+from securecluster.messaging.messages import Call, Hello
 from securecluster.messaging.transcript import Transcript, load_entries
-from securecluster.privacy.masking.key_agreement import Hello
 from securecluster.protocols import (
     CFL,
     FLHC,

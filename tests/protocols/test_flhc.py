@@ -19,11 +19,11 @@ from securecluster.clustering.agglomerative import nearest, representatives
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import PolicyError, UpdateError, UsageError
-from securecluster.messaging.messages import Call
+from securecluster.messaging.messages import Call, Hello
 from securecluster.messaging.transcript import Transcript
-from securecluster.privacy.masking.key_agreement import Hello
 from securecluster.protocols import FLHC, IFCA, LocalKMeans, Settings
-from securecluster.protocols.common.pending_updates import Outbox, TraineeState
+from securecluster.protocols.common.client import TraineeState
+from securecluster.protocols.common.pending_updates import Outbox
 from securecluster.protocols.flhc import State
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run

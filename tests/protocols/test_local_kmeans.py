@@ -13,9 +13,8 @@ from sklearn.metrics import adjusted_rand_score
 
 from securecluster import Federation, LabelSwap
 from securecluster.errors import PolicyError, UsageError
-from securecluster.messaging.messages import Call, Rows
+from securecluster.messaging.messages import Call, Hello, Rows
 from securecluster.messaging.transcript import Transcript
-from securecluster.privacy.masking.key_agreement import Hello
 from securecluster.protocols import FedAvg, Local, LocalKMeans, RandomClusters, Settings
 from securecluster.protocols.common.pending_updates import Outbox
 from securecluster.runtime.endpoint import Endpoint, Turn

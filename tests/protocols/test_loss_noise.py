@@ -15,14 +15,14 @@ import torch
 from securecluster import Federation, LabelSwap
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging import wire
-from securecluster.messaging.messages import Call, Picks, Rows, reply_header
+from securecluster.messaging.messages import Call, Hello, Picks, Rows, reply_header
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.dp.gaussian_mechanism import Curator
 from securecluster.privacy.dp.noise_streams import Draws
-from securecluster.privacy.masking.key_agreement import Hello
 from securecluster.protocols import CFL, IFCA, NSIM, SRFCA, LocalKMeans, Settings
-from securecluster.protocols.cfl.parameter_tree import PathModels
-from securecluster.protocols.common.pending_updates import Outbox, Update
+from securecluster.protocols.cfl.client import PathModels
+from securecluster.protocols.common.messages import Update
+from securecluster.protocols.common.pending_updates import Outbox
 from securecluster.protocols.local_kmeans import State as LocalState
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import Plan

@@ -18,11 +18,11 @@ from securecluster import Federation, Rotation, protocols
 from securecluster.app import options
 from securecluster.app.cli import main
 from securecluster.errors import PolicyError, SecureClusterError, UsageError
-from securecluster.messaging.messages import Rows
-from securecluster.privacy.masking.key_agreement import Hello
+from securecluster.messaging.messages import Hello, Rows
 from securecluster.protocols import FedAvg
 from securecluster.protocols.common.averaging import Averaged, average
-from securecluster.protocols.common.pending_updates import Outbox, Trainee
+from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.pending_updates import Outbox
 from securecluster.runtime import endpoint
 from securecluster.runtime.endpoint import GATHER, Turn, answers
 from securecluster.runtime.run import Run
@@ -413,7 +413,7 @@ IMPORTS = """
 from dataclasses import dataclass
 from securecluster.protocols.common.averaging import Averaged, Contributor
 from securecluster.runtime.endpoint import answers
-from securecluster.privacy.masking.key_agreement import Done, Hello
+from securecluster.messaging.messages import Done, Hello
 from securecluster.protocols.fedavg import FedAvg
 """
 

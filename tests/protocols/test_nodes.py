@@ -21,15 +21,16 @@ from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import PolicyError, SecureClusterError
 from securecluster.messaging import wire
-from securecluster.messaging.messages import Header
+from securecluster.messaging.messages import Header, Hello
 from securecluster.models.objectives import objective
 from securecluster.privacy.dp.noise_streams import Draws
 from securecluster.privacy.masking import key_agreement
 from securecluster.privacy.masking.identities import Identity, Roster
-from securecluster.privacy.masking.key_agreement import Hello, KeyRing
+from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, Local, LocalKMeans, OneShot, RandomClusters
-from securecluster.protocols.common.pending_updates import Outbox, TraineeState
-from securecluster.protocols.ifca.client import Start
+from securecluster.protocols.common.client import TraineeState
+from securecluster.protocols.common.pending_updates import Outbox
+from securecluster.protocols.ifca.server import Start
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import Plan
 from securecluster.protocols.nsim.random_walks import Format

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
+from securecluster.core.floating_point import margin
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UpdateError, UsageError
-from securecluster.models.per_example_gradients import margin
 from securecluster.privacy.dp.grid_noise import deviation
 from securecluster.privacy.dp.noise_streams import Draws
 from securecluster.privacy.masking.keystream import blocks

@@ -25,9 +25,11 @@ from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 
 if TYPE_CHECKING:
     from securecluster.privacy.dp.client_noise import Guard
-    from securecluster.runtime.endpoint import Turn
+
 
 Array = NDArray[np.float64]
+
+WORST = 1e30  # stands for a loss that is not finite, as that of weights that overflow: no cluster is handed such a model
 
 
 def loss_clip(guard: Guard | None) -> float | None:
@@ -40,11 +42,21 @@ def sensitivity(guard: Guard, k: int, n: int) -> float:
     return guard.loss_clip * math.sqrt(k) / (max(n, 1) if guard.unit == "example" else 1)
 
 
-def noised(guard: Guard | None, purpose: str, turn: Turn, means: Array, sizes: Sequence[int], widths: Sequence[int] | None = None) -> Array:
+def noised(
+    guard: Guard | None,
+    purpose: str,
+    ids: Sequence[int],
+    step: int,
+    means: Array,
+    sizes: Sequence[int],
+    widths: Sequence[int] | None = None,
+) -> Array:
     """Rows (b, k) of mean losses as they may leave: noise z times their sensitivity; the rows themselves where a run has no noise.
 
     Args:
         purpose: names the draw, with the client, the call and the row: asked the same again, a client adds the same.
+        ids: (b,) numbers of the clients.
+        step: number of the call.
         means: of losses that were clipped to [0, B]; one that is not finite counts as B (a client without samples).
         sizes: (b,) n of each client.
         widths: (b,) how many numbers of its row are a client's, the first ones; all of them without it.
@@ -52,15 +64,15 @@ def noised(guard: Guard | None, purpose: str, turn: Turn, means: Array, sizes: S
     if guard is None:
         return means
     found = np.nan_to_num(means, nan=guard.loss_clip, posinf=guard.loss_clip)
-    for n, i in enumerate(turn.ids):
+    for n, i in enumerate(ids):
         own = found[n, : None if widths is None else widths[n]]
         reach = sensitivity(guard, len(own), sizes[n])
-        own[:] = guard.draws.noised(i, purpose, turn.step, torch.as_tensor(own.copy()), guard.noise, reach).numpy()
+        own[:] = guard.draws.noised(i, purpose, step, torch.as_tensor(own.copy()), guard.noise, reach).numpy()
     return found
 
 
-def noised_rows(guard: Guard, purpose: str, turn: Turn, rows: torch.Tensor) -> torch.Tensor:
+def noised_rows(guard: Guard, purpose: str, ids: Sequence[int], step: int, rows: torch.Tensor) -> torch.Tensor:
     """Rows (b, d) clipped to S, with noise zS in every number."""
     noise = Noise(guard.clip, guard.noise)
     noise.arm(guard.draws)
-    return noise.forward_for(Clip(guard.clip, total=True).forward(rows, turn.step), turn.step, turn.ids, purpose)
+    return noise.forward_for(Clip(guard.clip, total=True).forward(rows, step), step, ids, purpose)

@@ -28,14 +28,11 @@ from securecluster.privacy.masking.identities import SIGNATURE, UNSIGNED, Identi
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
+from securecluster.messaging.messages import Done
+
 KEY, BOX = 32, 48  # bytes of a public key, and of a sealed seed
 MOST_CLIENTS = 1 << 31  # numbers of clients, of those that join later too, are below
 PEERS = Upto("peers", "clients", least=1)  # who gets the seed from one frame; a server with more sends several
-
-
-@dataclass(frozen=True, eq=False)
-class Hello:
-    """Server to client: send your public key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +71,6 @@ class Box:
     key: Annotated[Shared, Octets((KEY,))]  # (32,) uint8
     box: Annotated[Rows, Octets((BOX,))]  # (b, 48) uint8
     signature: Annotated[Rows, Octets((SIGNATURE,))]  # (b, 64) uint8, of the box
-
-
-@dataclass(frozen=True, eq=False)
-class Done:
-    """Client to server: understood; nothing else."""
 
 
 @dataclass
