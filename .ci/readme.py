@@ -29,7 +29,9 @@ def main(argv: list[str]) -> None:
         if language == "python":
             exec(compile(text, "README.md", "exec"), names)
         elif "pip install" in text:
-            subprocess.run(["bash", "-euc", text.replace("pip install -e . && ", "")], check=True) if "securecluster" in text else None
+            subprocess.run(
+                ["bash", "-euc", text.replace("pip install -e . && ", "")], check=True
+            ) if "securecluster" in text else None
         else:
             subprocess.run(["bash", "-euc", text], check=True)
 

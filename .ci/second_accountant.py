@@ -114,7 +114,10 @@ def main(source: Path) -> int:
         found = price(ledger)
         fault = verdict(ledger["epsilon"], found)
         wrong += bool(fault)
-        print(f"{ledger['run']:34s} ledger {ledger['epsilon']:9.4f}   dp-accounting {found:9.4f}   {fault}", flush=True)
+        print(
+            f"{ledger['run']:34s} ledger {ledger['epsilon']:9.4f}   dp-accounting {found:9.4f}   {fault}",
+            flush=True,
+        )
     print(f"{wrong} claim(s) wrong" if wrong else "every claim holds")
     return min(wrong, 1)
 

@@ -32,7 +32,9 @@ def full(features: torch.Tensor, p: int) -> Pairs:
     return values[-p:].flip(0), vectors[:, -p:].flip(1).T
 
 
-def measure(features: torch.Tensor, p: int, repeats: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, Any]:
+def measure(
+    features: torch.Tensor, p: int, repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, Any]:
     """Least seconds of both ways, their ratio, and how far their results differ."""
     seconds: dict[str, list[float]] = {"truncated": [], "full": []}
     results: dict[str, Pairs] = {}
@@ -45,7 +47,10 @@ def measure(features: torch.Tensor, p: int, repeats: int, clock: Callable[[], fl
     return {
         **{f"seconds_{name}": f"{value:.4f}" for name, value in least.items()},
         "ratio": f"{least['full'] / least['truncated']:.1f}",
-        **{name: f"{value:.1e}" for name, value in differences(results["truncated"], results["full"]).items()},
+        **{
+            name: f"{value:.1e}"
+            for name, value in differences(results["truncated"], results["full"]).items()
+        },
     }
 
 
@@ -60,7 +65,9 @@ def differences(found: Pairs, known: Pairs) -> dict[str, float]:
 
 def main() -> None:
     """Run, write after each size, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     if options.repeats < 1:
@@ -70,7 +77,15 @@ def main() -> None:
         pool = source(name).train
         for n in sizes:
             features = torch.from_numpy(pool.read(np.arange(n))).flatten(1)
-            table.append({"data": name, "D": features.shape[1], "n": n, "p": P, **measure(features, P, options.repeats)})
+            table.append(
+                {
+                    "data": name,
+                    "D": features.shape[1],
+                    "n": n,
+                    "p": P,
+                    **measure(features, P, options.repeats),
+                }
+            )
             write("eigen", table)
             print(", ".join(f"{key} {value}" for key, value in table[-1].items()), flush=True)
 

@@ -33,11 +33,24 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.errors import SecureClusterError, UnforeseenError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Header
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, Local, LocalKMeans, OneShot, RandomClusters, Settings
-from securecluster.protocols.common.client import TraineeState
+from securecluster.protocols import (
+    CFL,
+    FLHC,
+    IFCA,
+    NSIM,
+    SRFCA,
+    FedAvg,
+    FineTune,
+    Local,
+    LocalKMeans,
+    OneShot,
+    RandomClusters,
+    Settings,
+)
+from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.execution import build_client
 from securecluster.protocols.nsim import synthetic_users
-from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.runtime.endpoint import KEY_METHODS, Endpoint
 from securecluster.runtime.run import Run
@@ -48,7 +61,26 @@ EVERYONE = list(range(CLIENTS + NEWCOMERS))
 PATIENCE = 20.0  # seconds after which a frame counts as one that does not end
 STRUCTURED, RAW = 0.6, 0.3  # shares of frames; the rest is sent as it was, out of order
 VARIANTS = 12  # forged replies per call of a server's loop
-NUMBERS = (-1, 0, 1, 2, 3, 7, 1000, 1 << 20, 10**9, 1 << 31, 1 << 62, -(1 << 40), True, 1.5, "x", None, [1], {"a": 1})
+NUMBERS = (
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    1000,
+    1 << 20,
+    10**9,
+    1 << 31,
+    1 << 62,
+    -(1 << 40),
+    True,
+    1.5,
+    "x",
+    None,
+    [1],
+    {"a": 1},
+)
 TEXTS = (
     "", "x", "server", "server/1", "lps/0", "lps/x", "lps/-1", "client/0", "client/1", "client/4", "gather", "sum", "pairs", "relay",
 )  # fmt: skip
@@ -58,23 +90,48 @@ OUTCOMES = ("FrameError", "PolicyError", "UpdateError", "UsageError")
 
 def walks(form: Any, users: int, draw: np.random.Generator) -> list[Any]:
     """Return synthetic users of NSIM for the data of `federation`."""
-    return [(draw.random((20, FEATURES)).astype(np.float32), draw.integers(k % 2, CLASSES, 20)) for k in range(users)]
+    return [
+        (draw.random((20, FEATURES)).astype(np.float32), draw.integers(k % 2, CLASSES, 20))
+        for k in range(users)
+    ]
 
 
-SPLITS: dict[str, Any] = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "min_size": 2}
+SPLITS: dict[str, Any] = {
+    "criterion": "absolute",
+    "eps1": 100.0,
+    "eps2": 1e-6,
+    "gamma_max": 0.0,
+    "min_size": 2,
+}
 PRIVATE: dict[str, Any] = {"clip": 1.0, "noise": 0.5, "dp_unit": "client"}
 CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "cfl": (CFL, {**SPLITS, "fallback": 0.3}),
-    "cfl, gradients": (CFL, {**SPLITS, "similarity": "gradient", "mask": "rotation", "average": "weighted"}),
+    "cfl, gradients": (
+        CFL,
+        {**SPLITS, "similarity": "gradient", "mask": "rotation", "average": "weighted"},
+    ),
     "cfl, sketches": (CFL, {**SPLITS, "sketch": 8, "compress": "8bit"}),
     "flhc": (FLHC, {"pre_rounds": 1, "mask": "none"}),
     "flhc, top k": (FLHC, {"pre_rounds": 1, "compress": "topk:0.5", "threshold": 0.0}),
     "oneshot": (OneShot, {"tasks": 2, "model": "mlp-32"}),
     "oneshot, unsealed": (OneShot, {"tasks": 2, "sealed": False, "gram_noise": 1.0}),
     "srfca": (SRFCA, {"local_rounds": 1, "refine": 1, "sealed": True}),
-    "srfca, l2": (SRFCA, {"local_rounds": 1, "refine": 2, "distance": "l2", "trim": 0.1, "retrain": 1}),
+    "srfca, l2": (
+        SRFCA,
+        {"local_rounds": 1, "refine": 2, "distance": "l2", "trim": 0.1, "retrain": 1},
+    ),
     "srfca, private": (SRFCA, {"local_rounds": 1, "refine": 1, **PRIVATE}),
-    "nsim": (NSIM, {"local_rounds": 1, "synthetic": 8, "walks": walks, "layer": "last", "mask": "rotation", "eps": 1.0}),
+    "nsim": (
+        NSIM,
+        {
+            "local_rounds": 1,
+            "synthetic": 8,
+            "walks": walks,
+            "layer": "last",
+            "mask": "rotation",
+            "eps": 1.0,
+        },
+    ),
     "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1}),
     "ifca, private": (IFCA, {"k": 2, "starts": 1, "mask": "none", **PRIVATE}),
     "fedavg": (FedAvg, {"mask": "permutation"}),
@@ -210,15 +267,21 @@ class Recorded:
         joining = federation(NEWCOMERS, seed=1)
         return build_client(self.method, joining, Settings(), [client - CLIENTS], joins=self.config)
 
-    def serve(self, doors: dict[int, Callable[[bytes], bytes]], change: Callable[[Any], None] = lambda net: None) -> None:
+    def run_server(
+        self,
+        doors: dict[int, Callable[[bytes], bytes]],
+        change: Callable[[Any], None] = lambda net: None,
+    ) -> None:
         """Run the server's loop over some clients' doors, and place newcomers; phases that ask nobody are not done again."""
         framed = Framed(doors, lambda name: self.method.message_types(name)[1])
         net = self.method.build_network(framed, self.config)
         change(net)
         run = Run(begin=lambda number: setattr(net, "round", number))
         run._parts.update(self.phases)
-        state = self.method.serve(net, run)
-        self.phases.update({name: part for name, part in run._parts.items() if name == "phase-estimator"})
+        state = self.method.run_server(net, run)
+        self.phases.update(
+            {name: part for name, part in run._parts.items() if name == "phase-estimator"}
+        )
         net.divide([])  # newcomers are asked by the server itself
         self.method.place(net, state, EVERYONE[CLIENTS:])
 
@@ -228,7 +291,7 @@ def record(case: str) -> Recorded:
     method, data = method_of(case), federation(CLIENTS, seed=0)
     method._flat = method.flat_model(data)  # which newcomers train, too
     found = Recorded(method, data, method.config(data, "float32"), [], {})
-    found.serve({i: _recording(found, i) for i in EVERYONE})
+    found.run_server({i: _recording(found, i) for i in EVERYONE})
     return found
 
 
@@ -254,7 +317,9 @@ class Forger:
         methods: names that a header may have.
     """
 
-    def __init__(self, draw: random.Random, frames: Sequence[bytes], methods: Sequence[str]) -> None:
+    def __init__(
+        self, draw: random.Random, frames: Sequence[bytes], methods: Sequence[str]
+    ) -> None:
         self._draw, self._frames, self._methods = draw, frames, methods
 
     def forge(self, data: bytes) -> bytes:
@@ -309,7 +374,15 @@ class Forger:
             tensors[name] = self._with_other_numbers(tensors[name])
 
     def _of_another_type(self, tensor: torch.Tensor) -> torch.Tensor:
-        kinds = [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool, torch.float16]
+        kinds = [
+            torch.float32,
+            torch.float64,
+            torch.int64,
+            torch.int32,
+            torch.uint8,
+            torch.bool,
+            torch.float16,
+        ]
         return tensor.nan_to_num().to(self._draw.choice(kinds))
 
     def _of_another_shape(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -323,7 +396,9 @@ class Forger:
         if kind == 3 and tensor.ndim:
             return tensor[: self._draw.randint(0, len(tensor))]
         if kind == 4:
-            return tensor.new_zeros(self._draw.choice([(), (0,), (1,), (3,), (0, 0), (2, 3), (1, 2, 3), (1 << 16,)]))
+            return tensor.new_zeros(
+                self._draw.choice([(), (0,), (1,), (3,), (0, 0), (2, 3), (1, 2, 3), (1 << 16,)])
+            )
         return tensor[..., :-1] if tensor.ndim else tensor
 
     def _with_other_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -338,7 +413,9 @@ class Forger:
             value = self._draw.choice(SPECIAL)
             flat[place] = torch.tensor(value, dtype=torch.float64).to(tensor.dtype)
         elif tensor.dtype == torch.int64:
-            flat[place] = self._draw.choice([-1, 0, 1, 2, 3, 4, 7, 1 << 20, 1 << 33, 1 << 62, -(1 << 62)])
+            flat[place] = self._draw.choice(
+                [-1, 0, 1, 2, 3, 4, 7, 1 << 20, 1 << 33, 1 << 62, -(1 << 62)]
+            )
         else:
             flat[place] = self._draw.choice([0, 1])
         return tensor
@@ -354,12 +431,18 @@ class Forger:
         if kind < 0.8:
             return data[: self._draw.randrange(len(data))]
         if kind < 0.9:
-            return self._draw.choice([1 << 63, 1 << 40, 2 * len(data), 0, 7]).to_bytes(8, "little") + data[8:]
+            return (
+                self._draw.choice([1 << 63, 1 << 40, 2 * len(data), 0, 7]).to_bytes(8, "little")
+                + data[8:]
+            )
         if kind < 0.95:
             return data + bytes(self._draw.randrange(1, 9))
         deep = "[" * 10_000 + "]" * 10_000
         giant = {"dtype": "F32", "shape": [1 << 31, 1 << 31], "data_offsets": [0, 4]}
-        bombs = [{"__metadata__": {"frame": deep}}, {"__metadata__": {"frame": "[]"}, "means": giant}]
+        bombs = [
+            {"__metadata__": {"frame": deep}},
+            {"__metadata__": {"frame": "[]"}, "means": giant},
+        ]
         text = json.dumps(self._draw.choice(bombs)).encode()
         return len(text).to_bytes(8, "little") + text + bytes(4)
 
@@ -395,7 +478,7 @@ def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:
         sent = draw.choice(own)
         node = nodes[sent.client]
         if draw.random() < 0.1:
-            state = unpack(sent.before, TraineeState)
+            state = unpack(sent.before, ClientState)
             node.client.restore(state)
             node.keys.restore(state.secrets)
         data = forger.forge(sent.request)
@@ -435,7 +518,7 @@ def server_side(run: Recorded, frames: int, draw: random.Random) -> Count:
         liar = _Liar(run, forger, draw, count)
         try:
             with timed(Count()):
-                run.serve({i: liar.door(i) for i in EVERYONE}, liar.intercept)
+                run.run_server({i: liar.door(i) for i in EVERYONE}, liar.intercept)
         except (Exception, EndlessError) as error:
             count.answered -= 1
             count.refuse(error, f"serve, after {', '.join(liar.taken)}")
@@ -464,7 +547,9 @@ class _Liar:
                 raise ConnectionError
             same = [sent for sent in known if sent.step == header.step]
             sent = (same or known)[0]
-            back = Header(*{**vars(header), "sender": header.recipient, "recipient": header.sender}.values())
+            back = Header(
+                *{**vars(header), "sender": header.recipient, "recipient": header.sender}.values()
+            )
             reply = reheaded(sent.reply, back)
             return self._forger.forge(reply) if self._lies == i else reply
 
@@ -473,7 +558,9 @@ class _Liar:
     def intercept(self, net: Any) -> None:
         """Have a network try forged replies before it takes honest ones."""
         exchange, key = net._exchange, net._key
-        net._exchange = lambda method, call: self._tried(lambda: exchange(method, call), call.to, method.__name__)
+        net._exchange = lambda method, call: self._tried(
+            lambda: exchange(method, call), call.to, method.__name__
+        )
         net._key = lambda name, to, query: self._tried(lambda: key(name, to, query), to, name)
 
     def _tried(self, ask: Callable[[], Any], to: Sequence[int], name: str) -> Any:
@@ -500,7 +587,7 @@ def brief_estimator() -> Iterator[None]:
     """Have NSIM's pair network hardly train: what it tells matters nowhere here."""
 
     def brief(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
-        return fit(rows, true, draws, grid=(Plan(steps=3),), networks=1)
+        return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
 
     module = vars(synthetic_users)
     before = module["fit"]
@@ -511,7 +598,10 @@ def brief_estimator() -> Iterator[None]:
         module["fit"] = before
 
 
-SIDES: dict[str, Callable[[Recorded, int, random.Random], Count]] = {"client": client_side, "server": server_side}
+SIDES: dict[str, Callable[[Recorded, int, random.Random], Count]] = {
+    "client": client_side,
+    "server": server_side,
+}
 
 
 def fuzz(case: str, side: str, frames: int, seed: int) -> Count:
@@ -522,7 +612,9 @@ def fuzz(case: str, side: str, frames: int, seed: int) -> Count:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print and write a row per case and side."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--frames", type=int, default=100_000, help="in all")
     parser.add_argument("--side", choices=[*SIDES, "both"], default="both")
     parser.add_argument("--seed", type=int, default=0)
@@ -541,7 +633,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             for about, times in count.unnamed.most_common():
                 print(f"    unnamed, {times} times: {about}", flush=True)
             unnamed.update(count.unnamed)
-    print(f"{sum(row['frames'] for row in rows)} frames, {unnamed.total()} unnamed, largest {max(row['largest_mb'] for row in rows)} MB")
+    print(
+        f"{sum(row['frames'] for row in rows)} frames, {unnamed.total()} unnamed, largest {max(row['largest_mb'] for row in rows)} MB"
+    )
     print(write("fuzz", rows))
 
 

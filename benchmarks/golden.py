@@ -80,7 +80,10 @@ FRAMES = "frames"
 
 def walks(form: Any, users: int, draw: np.random.Generator) -> list[Any]:
     """Return synthetic users for NSIM, whose data are images of digits."""
-    return [(draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
+    return [
+        (draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20))
+        for k in range(users)
+    ]
 
 
 def runs() -> Iterator[tuple[str, Any]]:
@@ -91,8 +94,20 @@ def runs() -> Iterator[tuple[str, Any]]:
             if name == "oneshot" and "noise" in given:
                 params["gram_noise"] = 0.7
             yield f"{name}, {way}", kind(**params)
-    common: dict[str, Any] = {"rounds": 3, "epochs": 1, "model": "mlp-32", "mask": "none", "local_rounds": 1}
-    users: dict[str, Any] = {"synthetic": 8, "walks": walks, "radius": 0.0, "layer": "last", "eps": 1.0}
+    common: dict[str, Any] = {
+        "rounds": 3,
+        "epochs": 1,
+        "model": "mlp-32",
+        "mask": "none",
+        "local_rounds": 1,
+    }
+    users: dict[str, Any] = {
+        "synthetic": 8,
+        "walks": walks,
+        "radius": 0.0,
+        "layer": "last",
+        "eps": 1.0,
+    }
     yield "nsim, plain", NSIM(**common, **users)
     yield "nsim, noised clients", NSIM(**common, **users, **NOISE, dp_unit="client")
 

@@ -27,9 +27,13 @@ CASES: list[tuple[str, Scenario, int | None]] = [
 ]
 
 
-def measure(data: str, scenario: Scenario, samples: int | None, distance: str, seed: int) -> dict[str, Any]:
+def measure(
+    data: str, scenario: Scenario, samples: int | None, distance: str, seed: int
+) -> dict[str, Any]:
     """One run: the clusters of its graph, those at the end, λ, and the spanning tree's edges on both sides of it."""
-    federation = Federation.simulate(data, scenario=scenario, clients=20, samples=samples, seed=seed)
+    federation = Federation.simulate(
+        data, scenario=scenario, clients=20, samples=samples, seed=seed
+    )
     fitted = SRFCA(distance=distance, rounds=5, refine=1).fit(federation)
     line = next(line for line in fitted.history_ if "lambda" in line)
     assert federation.truth is not None
@@ -53,7 +57,9 @@ def measure(data: str, scenario: Scenario, samples: int | None, distance: str, s
 
 def main() -> None:
     """Run, write, print counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=20)
     seeds, rows = parser.parse_args().seeds, list[dict[str, Any]]()
     for data, scenario, samples in CASES:
@@ -61,7 +67,10 @@ def main() -> None:
             own = [measure(data, scenario, samples, distance, seed) for seed in range(seeds)]
             rows += own
             counts = {name: sum(row[name] for row in own) for name in ("graph", "refined")}
-            print(f"{data} {scenario} {distance}: graph right {counts['graph']}, refined {counts['refined']} of {seeds}", flush=True)
+            print(
+                f"{data} {scenario} {distance}: graph right {counts['graph']}, refined {counts['refined']} of {seeds}",
+                flush=True,
+            )
             write("graphs", rows)
 
 

@@ -26,7 +26,18 @@ SAME = (
     "history.jsonl", "ledger.jsonl", "models.safetensors", "server.safetensors", "transcript/index.jsonl",
 )  # fmt: skip
 COMMAND = [sys.executable, "-m", "securecluster"]
-OPTIONS = ["--clients", "6", "--samples", "24", "--model", "mlp-32", "--rounds", "14", "--dropout", "0.05"]
+OPTIONS = [
+    "--clients",
+    "6",
+    "--samples",
+    "24",
+    "--model",
+    "mlp-32",
+    "--rounds",
+    "14",
+    "--dropout",
+    "0.05",
+]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
 OWN = {"nsim": ["--data", "mobility", "--samples", "60", "--synthetic", "8", "--model", "auto"]}
 

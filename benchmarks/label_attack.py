@@ -25,7 +25,7 @@ from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summaris
 from securecluster.benchmarks.table import RESULTS
 from securecluster.data.scenarios import Scenario
 from securecluster.messaging.parties import SERVER
-from securecluster.protocols import FedAvg, Protocol, Settings
+from securecluster.protocols import ClusteringProtocol, FedAvg, Settings
 
 Array = NDArray[np.float64]
 
@@ -33,7 +33,10 @@ CLIENTS = 40
 GROUPS = 30  # more than labels: hidden units move together, too
 KEPT = 0.2  # share of columns, those that vary most over clients
 SHUFFLES = 20
-SCENARIOS: dict[str, Scenario] = {"dirichlet 0.3": Dirichlet(alpha=0.3), "two labels": Pathological()}
+SCENARIOS: dict[str, Scenario] = {
+    "dirichlet 0.3": Dirichlet(alpha=0.3),
+    "two labels": Pathological(),
+}
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "none": {"mask": "none"},
     "permutation": {"mask": "permutation"},
@@ -44,7 +47,7 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def observed_updates(fitted: Protocol) -> Array:
+def observed_updates(fitted: ClusteringProtocol) -> Array:
     """Return the updates (m, d) that the server of a run of FedAvg read in its first round, by client."""
     rows: dict[int, Array] = {}
     for seen in fitted.transcript_.seen_by(SERVER):
@@ -114,7 +117,9 @@ def attack(federation: Federation, seed: int = 0, **params: Any) -> dict[str, fl
     shares = label_shares(federation)
     guess = guess_shares(observed_updates(fitted), min(GROUPS, 3 * len(federation)), seed)
     draw = np.random.default_rng(seed)
-    shuffled = [matched_correlation(guess, shares[draw.permutation(len(shares))]) for _ in range(SHUFFLES)]
+    shuffled = [
+        matched_correlation(guess, shares[draw.permutation(len(shares))]) for _ in range(SHUFFLES)
+    ]
     return {
         "correlation": matched_correlation(guess, shares),
         "chance": float(np.mean(shuffled)),
@@ -127,14 +132,19 @@ def cells(seeds: int) -> list[Cell]:
     found: list[Cell] = []
     for scenario in SCENARIOS:
         for protection in PROTECTIONS:
-            found += [{"scenario": scenario, "protection": protection, "seed": seed} for seed in range(seeds)]
+            found += [
+                {"scenario": scenario, "protection": protection, "seed": seed}
+                for seed in range(seeds)
+            ]
     return found
 
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Attack one run."""
     scenario = SCENARIOS[cell["scenario"]]
-    federation = Federation.simulate("digits", scenario=scenario, clients=CLIENTS, seed=cell["seed"])
+    federation = Federation.simulate(
+        "digits", scenario=scenario, clients=CLIENTS, seed=cell["seed"]
+    )
     found = attack(federation, cell["seed"], **PROTECTIONS[cell["protection"]])
     return {name: round(value, 4) for name, value in found.items()}
 

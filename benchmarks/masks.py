@@ -100,7 +100,11 @@ def measure(model: str, shape: tuple[int, ...], repetitions: int) -> list[dict[s
             elapsed = seconds(do)
             if repetition:
                 found[key].append(elapsed)
-    return [row(model, d, name, found) for name in dict.fromkeys(name for name, _ in work) if name != "training"]
+    return [
+        row(model, d, name, found)
+        for name in dict.fromkeys(name for name, _ in work)
+        if name != "training"
+    ]
 
 
 def row(model: str, d: int, name: str, found: dict[tuple[str, str], list[float]]) -> dict[str, Any]:
@@ -109,7 +113,11 @@ def row(model: str, d: int, name: str, found: dict[tuple[str, str], list[float]]
     parts = {what: quartiles(found[name, what]) for what in ("make", "mask", "undo")}
     whole = sum(median for median, _, _ in parts.values())
     shared = COHORT * parts["mask"][0] + parts["make"][0] + parts["undo"][0]
-    spread = {f"{what}_ms{end}": value for what, three in parts.items() for end, value in zip(("", "_q1", "_q3"), three, strict=True)}
+    spread = {
+        f"{what}_ms{end}": value
+        for what, three in parts.items()
+        for end, value in zip(("", "_q1", "_q3"), three, strict=True)
+    }
     return {
         "model": model,
         "d": d,

@@ -20,9 +20,16 @@ from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, OneShot
 
 RUNS, LATER = 20, 20
 PROTOCOLS: dict[str, Any] = {p.name: p for p in (CFL, FLHC, IFCA, SRFCA, OneShot)}
-SCENARIOS: dict[str, Any] = {"label-swap": LabelSwap(clusters=4), "rotation": Rotation(clusters=4), "tasks": Tasks()}
+SCENARIOS: dict[str, Any] = {
+    "label-swap": LabelSwap(clusters=4),
+    "rotation": Rotation(clusters=4),
+    "tasks": Tasks(),
+}
 MASKS = ("none", "permutation", "rotation")
-SAMPLES: dict[str, dict[str, int | None]] = {"digits": {"cpu": None, "full": None}, "mnist": {"cpu": 100, "full": 1500}}
+SAMPLES: dict[str, dict[str, int | None]] = {
+    "digits": {"cpu": None, "full": None},
+    "mnist": {"cpu": 100, "full": 1500},
+}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
@@ -42,12 +49,20 @@ def measure(cell: Cell) -> dict[str, Any]:
     """One run, and those who come later."""
     samples = SAMPLES[cell["data"]][cell["scale"]]
     scenario = SCENARIOS[cell["scenario"]]
-    whole = Federation.simulate(cell["data"], scenario=scenario, clients=RUNS + LATER, samples=samples, seed=cell["seed"])
+    whole = Federation.simulate(
+        cell["data"], scenario=scenario, clients=RUNS + LATER, samples=samples, seed=cell["seed"]
+    )
     federation, newcomers = whole.select(range(RUNS)), whole.select(range(RUNS, RUNS + LATER))
     fitted = PROTOCOLS[cell["protocol"]](mask=cell["mask"]).fit(federation)
-    assert federation.truth is not None and newcomers.truth is not None and fitted.agreement_ is not None
+    assert (
+        federation.truth is not None
+        and newcomers.truth is not None
+        and fitted.agreement_ is not None
+    )
     most = {
-        c: Counter(t for t, label in zip(federation.truth, fitted.labels_, strict=True) if label == c).most_common(1)[0][0]
+        c: Counter(
+            t for t, label in zip(federation.truth, fitted.labels_, strict=True) if label == c
+        ).most_common(1)[0][0]
         for c in set(fitted.labels_.tolist())
     }
     found = fitted.predict(newcomers)
@@ -65,7 +80,11 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen, sheet = options(__doc__, argv), Sheet("newcomers")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise(rows, ["data", "scenario", "protocol", "mask"], ["right", "run_exact", "bytes_each_up", "bytes_each_down"])
+    summarise(
+        rows,
+        ["data", "scenario", "protocol", "mask"],
+        ["right", "run_exact", "bytes_each_up", "bytes_each_down"],
+    )
     return sheet.path
 
 

@@ -43,9 +43,21 @@ def measure(cell: Cell) -> dict[str, Any]:
     """One whole run."""
     name, z = cell["protocol"], cell["noise"]
     scenario = Tasks(minority=0.1) if name == "oneshot" else None
-    federation = Federation.simulate("fashion_mnist", scenario=scenario, clients=10 if scenario else 12, samples=1000, seed=cell["seed"])
-    private = {"clip": 1.0, "noise": z, "dp_unit": "example"} | ({"gram_noise": z} if scenario else {}) if z else {}
-    fitted = PROTOCOLS[name.split()[0].rstrip(",")](**{**PLAN, **OWN[name], **private}).fit(federation)
+    federation = Federation.simulate(
+        "fashion_mnist",
+        scenario=scenario,
+        clients=10 if scenario else 12,
+        samples=1000,
+        seed=cell["seed"],
+    )
+    private = (
+        {"clip": 1.0, "noise": z, "dp_unit": "example"} | ({"gram_noise": z} if scenario else {})
+        if z
+        else {}
+    )
+    fitted = PROTOCOLS[name.split()[0].rstrip(",")](**{**PLAN, **OWN[name], **private}).fit(
+        federation
+    )
     price = fitted.ledger_.price(DELTA)
     assert fitted.agreement_ is not None
     return {
@@ -59,9 +71,18 @@ def measure(cell: Cell) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, and print."""
     chosen = options(__doc__, argv, seeds=3, minutes=20)
-    cells = [{"protocol": p, "noise": z, "seed": s} for s in range(chosen.seeds) for p in OWN for z in NOISES]
+    cells = [
+        {"protocol": p, "noise": z, "seed": s}
+        for s in range(chosen.seeds)
+        for p in OWN
+        for z in NOISES
+    ]
     sheet = Sheet("private_many", RESULTS)
-    summarise(sheet.fill(cells, measure, chosen.minutes), ("protocol", "noise"), ("epsilon", "ari", "accuracy"))
+    summarise(
+        sheet.fill(cells, measure, chosen.minutes),
+        ("protocol", "noise"),
+        ("epsilon", "ari", "accuracy"),
+    )
     print(sheet.path)
     return sheet.path
 

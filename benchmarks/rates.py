@@ -39,8 +39,12 @@ ROUNDS = {"cpu": 20, "full": 40}
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return data set by scenario by network by method by rate by seed."""
-    dense = [("mlp", data, scenario) for data, scenarios in IMAGES.items() for scenario in scenarios]
-    convolved = [("cnn-ali", data, scenario) for data, scenarios in CNN.items() for scenario in scenarios]
+    dense = [
+        ("mlp", data, scenario) for data, scenarios in IMAGES.items() for scenario in scenarios
+    ]
+    convolved = [
+        ("cnn-ali", data, scenario) for data, scenarios in CNN.items() for scenario in scenarios
+    ]
     found: list[Cell] = []
     for seed in range(seeds):
         for model, data, scenario in dense + convolved:

@@ -20,16 +20,25 @@ from securecluster.protocols import CFL
 
 def margins(history: list[Any]) -> tuple[float | None, float]:
     """Return the least evidence of a split, and the most in the rounds after the last one, in which a split was considered."""
-    looks = [(line["round"], look) for line in history for look in line["looks"] if look["evidence"] is not None]
+    looks = [
+        (line["round"], look)
+        for line in history
+        for look in line["looks"]
+        if look["evidence"] is not None
+    ]
     last = max((number for number, look in looks if look["split"]), default=0)
     at_split = [look["evidence"] for _, look in looks if look["split"]]
     after = [look["evidence"] for number, look in looks if number > last]
     return min(at_split, default=None), max(after, default=0.0)
 
 
-def one(data: str, scenario: Scenario, samples: int | None, seed: int, **params: float) -> dict[str, Any]:
+def one(
+    data: str, scenario: Scenario, samples: int | None, seed: int, **params: float
+) -> dict[str, Any]:
     """One run."""
-    federation = Federation.simulate(data, scenario=scenario, clients=20, samples=samples, seed=seed)
+    federation = Federation.simulate(
+        data, scenario=scenario, clients=20, samples=samples, seed=seed
+    )
     cfl = CFL(**params).fit(federation)  # type: ignore[arg-type]
     assert cfl.agreement_ is not None
     least, most = margins(cfl.history_)
@@ -58,9 +67,17 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", default=["digits", "mnist", "fashion_mnist"])
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--samples", type=int)
-    parser.add_argument("--eps1", type=float, help="another stationarity threshold than the default; its table has a name of its own")
+    parser.add_argument(
+        "--eps1",
+        type=float,
+        help="another stationarity threshold than the default; its table has a name of its own",
+    )
     options = parser.parse_args()
-    params, name = ({}, "recovery") if options.eps1 is None else ({"eps1": options.eps1}, f"recovery-eps1-{options.eps1}")
+    params, name = (
+        ({}, "recovery")
+        if options.eps1 is None
+        else ({"eps1": options.eps1}, f"recovery-eps1-{options.eps1}")
+    )
     rows = []
     for data, scenario in [("digits", Iid()), *((data, LabelSwap()) for data in options.data)]:
         for seed in range(options.seeds):

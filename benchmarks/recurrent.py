@@ -30,7 +30,7 @@ from securecluster.models.objectives import Language, Objective, Trajectory
 from securecluster.models.recurrent import LSTM
 from securecluster.models.sequence_architectures import lstm_chars, lstm_trajectory, lstm_words
 from securecluster.models.validation import adopt
-from securecluster.training.local_trainer import Cohort, LocalTraining
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 PLAN = LocalTraining(lr=0.1, epochs=1, batch_size=10)
 CPU = torch.device("cpu")
@@ -53,25 +53,31 @@ class Case:
 
         def drawn() -> tuple[Any, Any]:
             if self.objective.kind == "trajectory":
-                return rng.random((self.samples, *self.shape)), rng.random((self.samples, self.classes))
+                return rng.random((self.samples, *self.shape)), rng.random(
+                    (self.samples, self.classes)
+                )
             text = rng.integers(self.classes, size=(self.samples, self.shape[0] + 1))
             return text[:, :-1], text[:, 1:]
 
         arrays = {f"c{k}": drawn() for k in range(clients)}
         none: dict[str, Any] = {name: ([], []) for name in arrays}
-        return Federation.from_arrays(arrays, test=none, objective=self.objective, classes=self.classes, seed=0)
+        return Federation.from_arrays(
+            arrays, test=none, objective=self.objective, classes=self.classes, seed=0
+        )
 
     def cohort(
         self,
         clients: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device = CPU,
-    ) -> Cohort:
+    ) -> LocalTrainer:
         """The clients, with the network's own first weights."""
         torch.manual_seed(0)
         federation = self.federation(clients)
-        flat = adopt(self.make(self.shape, self.classes), self.shape, self.classes, objective=self.objective)
-        return Cohort(federation, flat, Randomness(0), device, dtype)
+        flat = adopt(
+            self.make(self.shape, self.classes), self.shape, self.classes, objective=self.objective
+        )
+        return LocalTrainer(federation, flat, Randomness(0), device, dtype)
 
 
 CASES = {
@@ -122,7 +128,7 @@ def optimizer_of(plan: LocalTraining, module: nn.Module) -> torch.optim.Optimize
 
 
 def plain(
-    batched: Cohort,
+    batched: LocalTrainer,
     module: nn.Module,
     plan: LocalTraining,
     clients: int | None = None,
@@ -149,13 +155,21 @@ def plain(
     return out
 
 
-def variants(case: Case, clients: int, plan: LocalTraining, dtype: torch.dtype) -> dict[str, tuple[int, Callable[[], torch.Tensor]]]:
+def variants(
+    case: Case, clients: int, plan: LocalTraining, dtype: torch.dtype
+) -> dict[str, tuple[int, Callable[[], torch.Tensor]]]:
     """Name -> (threads, one epoch)."""
-    batched, single, threads = case.cohort(clients, dtype), case.cohort(clients, dtype), torch.get_num_threads()
-    single.model = FlatModel(plain_module(single.model.module, seeded=True), together=False, objective=case.objective)
+    batched, single, threads = (
+        case.cohort(clients, dtype),
+        case.cohort(clients, dtype),
+        torch.get_num_threads(),
+    )
+    single.model = FlatModel(
+        plain_module(single.model.module, seeded=True), together=False, objective=case.objective
+    )
     module = plain_module(batched.model.module, seeded=False)
 
-    def epoch(of: Cohort) -> torch.Tensor:
+    def epoch(of: LocalTrainer) -> torch.Tensor:
         return of.train(Rows(of.start[None], (0,) * clients), range(clients), plan, 1)
 
     return {
@@ -169,7 +183,12 @@ def variants(case: Case, clients: int, plan: LocalTraining, dtype: torch.dtype) 
 def measure(name: str, clients: int, rounds: int) -> list[dict[str, Any]]:
     """Seconds an epoch of each variant, in turn."""
     case = CASES[name]
-    exact = {way: epoch() for way, (_, epoch) in variants(case, 3, replace(PLAN, dropout=False), torch.float64).items()}
+    exact = {
+        way: epoch()
+        for way, (_, epoch) in variants(
+            case, 3, replace(PLAN, dropout=False), torch.float64
+        ).items()
+    }
     known = variants(case, clients, PLAN, torch.float32)
     seconds: dict[str, list[float]] = {way: [] for way in known}
     for number in range(rounds + 1):
@@ -179,7 +198,10 @@ def measure(name: str, clients: int, rounds: int) -> list[dict[str, Any]]:
                 epoch()
                 if number:
                     seconds[way].append(time.perf_counter() - began)
-    plainly, medians = exact["plain loop, 1 thread"], {way: float(np.median(taken)) for way, taken in seconds.items()}
+    plainly, medians = (
+        exact["plain loop, 1 thread"],
+        {way: float(np.median(taken)) for way, taken in seconds.items()},
+    )
     best = min(m for way, m in medians.items() if way.startswith("plain"))
     return [
         {

@@ -14,10 +14,10 @@ from securecluster import Federation, Iid
 from securecluster.benchmarks.table import write
 from securecluster.messaging import wire
 from securecluster.messaging.messages import reply_header
-from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
+from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Local, Settings
 
 
-def encoded_bytes(fitted: Protocol) -> int:
+def encoded_bytes(fitted: ClusteringProtocol) -> int:
     """The length of every frame of the run, encoded for real."""
     total = 0
     for position in range(len(fitted.transcript_.entries)):
@@ -25,7 +25,11 @@ def encoded_bytes(fitted: Protocol) -> int:
         for k in range(len(call.to)):
             total += len(wire.encode(call.header(k), call.query, k))
             if call.to[k] in answer.ids:
-                total += len(wire.encode(reply_header(call.header(k)), answer.reply, answer.ids.index(call.to[k])))
+                total += len(
+                    wire.encode(
+                        reply_header(call.header(k)), answer.reply, answer.ids.index(call.to[k])
+                    )
+                )
     return total
 
 
@@ -62,7 +66,9 @@ def main(seeds: int = 10) -> None:
         print(rows[-1], flush=True)
     for column in ("before", "after", "fedavg", "local"):
         values = np.array([r[column] for r in rows if r[column] is not None], dtype=float)
-        print(f"{column:<7} mean {values.mean():.4f}  min {values.min():.4f}  max {values.max():.4f}")
+        print(
+            f"{column:<7} mean {values.mean():.4f}  min {values.min():.4f}  max {values.max():.4f}"
+        )
     equal = sum(r["bytes_up"] + r["bytes_down"] == r["bytes_encoded"] for r in rows)
     print(f"exact {sum(r['exact'] for r in rows)} of {seeds}; frames as long as counted in {equal}")
     print(write("seeds", rows))

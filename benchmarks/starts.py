@@ -22,7 +22,10 @@ ROUNDS = {"cpu": 20, "full": 40}
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Kinds of restarts by seed."""
     kinds = [(seed, starts, each) for seed in range(seeds) for starts, each in KINDS]
-    return [{"scale": scale, "rounds": ROUNDS[scale], "starts": s, "start_rounds": e, "seed": seed} for seed, s, e in kinds]
+    return [
+        {"scale": scale, "rounds": ROUNDS[scale], "starts": s, "start_rounds": e, "seed": seed}
+        for seed, s, e in kinds
+    ]
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -31,7 +34,11 @@ def measure(cell: Cell) -> dict[str, Any]:
     fitted.fit(Federation.simulate("digits", seed=cell["seed"]))
     assert fitted.agreement_ is not None
     sent = fitted.bytes_["up"] + fitted.bytes_["down"]
-    return {"exact": fitted.agreement_["exact"], "accuracy": fitted.history_[-1]["accuracy"], "bytes": sent}
+    return {
+        "exact": fitted.agreement_["exact"],
+        "accuracy": fitted.history_[-1]["accuracy"],
+        "bytes": sent,
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

@@ -1,7 +1,7 @@
 """The published methods, one file each. They never import each other."""
 
 from securecluster.protocols.cfl.protocol import CFL
-from securecluster.protocols.common.base import Protocol
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.fedavg import FedAvg
 from securecluster.protocols.finetune import FineTune
 from securecluster.protocols.flhc import FLHC
@@ -20,12 +20,12 @@ __all__ = [
     "IFCA",
     "NSIM",
     "SRFCA",
+    "ClusteringProtocol",
     "FedAvg",
     "FineTune",
     "Local",
     "LocalKMeans",
     "OneShot",
-    "Protocol",
     "RandomClusters",
     "Settings",
 ]

@@ -15,7 +15,14 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
-from securecluster.clustering.agglomerative import check_linkage, cut, gap_of, merges, nearest, representatives
+from securecluster.clustering.agglomerative import (
+    check_linkage,
+    cut,
+    gap_of,
+    merges,
+    nearest,
+    representatives,
+)
 from securecluster.clustering.distances import METRICS, alike, distances
 from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
@@ -23,24 +30,28 @@ from securecluster.clustering.noise_robust import default_threshold, partition
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice
 from securecluster.errors import PolicyError, UsageError
-from securecluster.messaging.messages import Hello, Picks, Rows
+from securecluster.messaging.messages import Empty, Picks, Rows
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.masking.masks import ENTRYWISE
-from securecluster.protocols.common.averaging import Averaged, Contributor, average
+from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
 from securecluster.protocols.common.base import Releases
-from securecluster.protocols.common.client import Trainee
-from securecluster.protocols.common.compressed_updates import Outliner, everyones, updates_of
-from securecluster.protocols.common.compression_options import Briefly
-from securecluster.protocols.common.messages import Means, Posted, Update
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.compressed_updates import (
+    CompressedUpdateClient,
+    everyones,
+    updates_of,
+)
+from securecluster.protocols.common.compression_options import CompressionOptions
+from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, Update
 from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.protocols.common.pending_updates import Outbox, ask_for_model, deliver
-from securecluster.runtime.endpoint import GATHER, Turn, answers
+from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_model
+from securecluster.runtime.endpoint import GATHER, CallContext, answers
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass
-class Look:
+class LinkageRecord:
     """The clustering round, as the server saw it."""
 
     ids: list[int]  # the r clients that replied, and their places in what follows
@@ -50,10 +61,10 @@ class Look:
 
 
 @dataclass
-class Memory:
+class NewcomerReference:
     """What newcomers start from and are compared with."""
 
-    joint: Posted  # the model of the clustering round
+    joint: ModelDelta  # the model of the clustering round
     step: int  # the call of the clustering round
     rows: torch.Tensor  # (r, d) the updates, or (K, d) their means where the linkage needs no more
     labels: list[int]
@@ -62,29 +73,31 @@ class Memory:
 
 
 @dataclass
-class State(Averaged):
+class FLHCState(AveragingState):
     """What the server's loop changes."""
 
-    look: Look | None = None
-    memory: Memory | None = None
+    look: LinkageRecord | None = None
+    memory: NewcomerReference | None = None
     absent: list[int] = field(default_factory=list)  # who never replied in the clustering round
 
 
-class Exposed(Contributor, Outliner):
+class FLHCClient(SumClient, CompressedUpdateClient):
     """Clients that contribute to means, and whose updates may be read one by one (FL+HC's clustering round)."""
 
     keeps: ClassVar[bool] = False
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def post(self, turn: Turn, query: Hello) -> Update:
+    def post(self, turn: CallContext, query: Empty) -> Update:
         """As of every discloser, of models that averages alone have made: what was trained alone would leave without noise."""
         if not self._unshared.isdisjoint(turn.at):
-            raise PolicyError("post shows the model of averages: who has trained alone holds one of its own")
+            raise PolicyError(
+                "post shows the model of averages: who has trained alone holds one of its own"
+            )
         return super().post(turn, query)
 
 
 @dataclass
-class FLHC(Briefly):
+class FLHC(CompressionOptions):
     """FedAvg, then one clustering of all clients' updates, then FedAvg in each cluster."""
 
     mask: str = "permutation"
@@ -100,27 +113,33 @@ class FLHC(Briefly):
     """rounds of FedAvg before the clustering"""
 
     name: ClassVar[str] = "flhc"
-    client: ClassVar[type[Trainee]] = Exposed
+    client: ClassVar[type[TrainingClient]] = FLHCClient
 
-    def serve(self, net: Network, run: Run) -> State:
+    def run_server(self, net: ServerChannel, run: Run) -> FLHCState:
         """Algorithm 1, "On server": lines 3–5, 6–10 and 11–16 in one loop over rounds."""
         m = len(net.clients)
-        state = State([0] * m, Outbox.start(m, fresh=self.mask != "none"))
+        state = FLHCState([0] * m, PendingUpdates.start(m, fresh=self.mask != "none"))
         for t in run.rounds("train", state, self.rounds):
-            if t == self.pre_rounds + 1:  # the clusters stand before any of these clients trains alone
+            if (
+                t == self.pre_rounds + 1
+            ):  # the clusters stand before any of these clients trains alone
                 run.commit(state, partial(self._divide, net, run, state))
-            average(net, state, self.participation, t)
-        deliver(net, run, state)
+            average_clusters(net, state, self.participation, t)
+        flush(net, run, state)
         return state
 
-    def _divide(self, net: Network, run: Run, state: State) -> None:
+    def _divide(self, net: ServerChannel, run: Run, state: FLHCState) -> None:
         """Cluster, and say so in the history."""
         self._cluster(net, state)
         self._note(run, state)
 
-    def _cluster(self, net: Network, state: State) -> None:
+    def _cluster(self, net: ServerChannel, state: FLHCState) -> None:
         """Lines 6–10: everyone's update from the joint model, merged up to the threshold. These updates move no model."""
-        ids, rows, step = everyones(net, state.outbox, Exposed.outline if self.briefs else Exposed.train)
+        ids, rows, step = everyones(
+            net,
+            state.outbox,
+            FLHCClient.send_compressed_update if self.briefs else FLHCClient.train,
+        )
         state.absent = [i for i in net.clients if i not in ids]
         if len(ids) < 2:
             return
@@ -130,48 +149,89 @@ class FLHC(Briefly):
         seed = net.randomness.integer("server", "clusterer")
         cosines = alike(rows, "cosine", noise).cpu().numpy()
         gap = gap_of(self.metric, self.linkage)
-        at = default_threshold(tree, gap, cosines, seed) if self.threshold is None else self.threshold
+        at = (
+            default_threshold(tree, gap, cosines, seed)
+            if self.threshold is None
+            else self.threshold
+        )
         labels = cut(tree, at)
         if self.clusterer != "paper":
-            labels = partition(alike(rows, self.metric, noise).cpu().numpy(), self.clusterer, None, seed)
-        state.look = Look(ids, distance, torch.from_numpy(tree), float(at))
+            labels = partition(
+                alike(rows, self.metric, noise).cpu().numpy(), self.clusterer, None, seed
+            )
+        state.look = LinkageRecord(ids, distance, torch.from_numpy(tree), float(at))
         state.memory = self._memory(net, state, ids, rows, labels, step)
         place = dict(zip(ids, labels, strict=True))
         state.labels = [place.get(i, largest(labels)) for i in net.clients]
 
-    def _memory(self, net: Network, state: State, ids: list[int], rows: torch.Tensor, labels: list[int], step: int) -> Memory | None:
+    def _memory(
+        self,
+        net: ServerChannel,
+        state: FLHCState,
+        ids: list[int],
+        rows: torch.Tensor,
+        labels: list[int],
+        step: int,
+    ) -> NewcomerReference | None:
         """What newcomers need; none where nobody posts the joint model, which all who replied hold."""
-        joint = ask_for_model(net, state.outbox, ids, int(net.agreed["dimension"]) if self.briefs else rows.shape[1])
+        joint = request_model(
+            net, state.outbox, ids, int(net.agreed["dimension"]) if self.briefs else rows.shape[1]
+        )
         if not len(joint.displacement):
             return None
         linkage = self.linkage if self.clusterer == "paper" else "average"
         kept, of, sizes = representatives(rows, labels, linkage)
-        return Memory(joint, step, kept.cpu(), of, sizes, linkage)
+        return NewcomerReference(joint, step, kept.cpu(), of, sizes, linkage)
 
-    def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
+    def place(self, net: ServerChannel, state: FLHCState, to: Sequence[int]) -> list[int]:
         """Ours: a newcomer trains from the clustering round's model and joins the cluster at the least linkage distance.
 
         Its update carries that round's mask.
         """
         known = state.memory
         if known is None:
-            raise UsageError("nobody replied in the clustering round, so there is nothing to compare newcomers with: run it anew")
+            raise UsageError(
+                "nobody replied in the clustering round, so there is nothing to compare newcomers with: run it anew"
+            )
         picks = ((0,),) * len(to)
         first = Rows(torch.ones(len(to), dtype=torch.int64))
         steps = Picks(torch.tensor([known.joint.step]), picks)
-        query = Means(Picks(known.joint.displacement[None], picks), steps, absolute=True, count=first)
-        got: Replies[Any] = net.gather(Exposed.outline if self.briefs else Exposed.train, query, to=to, step=known.step)
+        query = AverageDeltas(
+            Picks(known.joint.displacement[None], picks), steps, absolute=True, count=first
+        )
+        got: Replies[Any] = net.gather(
+            FLHCClient.send_compressed_update if self.briefs else FLHCClient.train,
+            query,
+            to=to,
+            step=known.step,
+        )
         check_newcomers(to, got.ids)
         updates = updates_of(got)
-        noise = net.noise("brief" if self.briefs else "delta") / torch.tensor([*known.sizes, *(1 for _ in got.ids)])
-        apart = distances(torch.cat([known.rows.to(updates), updates]), self.metric, noise).cpu().numpy()
+        noise = net.noise("brief" if self.briefs else "delta") / torch.tensor(
+            [*known.sizes, *(1 for _ in got.ids)]
+        )
+        apart = (
+            distances(torch.cat([known.rows.to(updates), updates]), self.metric, noise)
+            .cpu()
+            .numpy()
+        )
         r = len(known.rows)
-        found = dict(zip(got.ids, nearest(apart[r:, :r], known.labels, known.sizes, known.linkage), strict=True))
+        found = dict(
+            zip(
+                got.ids,
+                nearest(apart[r:, :r], known.labels, known.sizes, known.linkage),
+                strict=True,
+            )
+        )
         return [found[i] for i in to]
 
-    def _note(self, run: Run, state: State) -> None:
+    def _note(self, run: Run, state: FLHCState) -> None:
         look = state.look
-        seen = {} if look is None or self.clusterer != "paper" else {"threshold": look.threshold, "merges": look.merges.tolist()}
+        seen = (
+            {}
+            if look is None or self.clusterer != "paper"
+            else {"threshold": look.threshold, "merges": look.merges.tolist()}
+        )
         run.note(clustered=clusters_of(state.labels), absent=list(state.absent), **seen)
 
     def check(self, clients: int) -> None:
@@ -180,28 +240,36 @@ class FLHC(Briefly):
         check_choice(self, metric=METRICS)
         check_linkage(self.metric, self.linkage)
         if self.metric == "l1" and self.mask not in ENTRYWISE:
-            raise UsageError(f"the mask {self.mask!r} mixes coordinates, which changes l1 distances: use a permutation, or metric chord")
+            raise UsageError(
+                f"the mask {self.mask!r} mixes coordinates, which changes l1 distances: use a permutation, or metric chord"
+            )
         if not (isinstance(self.pre_rounds, Integral) and 0 <= self.pre_rounds < self.rounds):
             raise UsageError(
                 f"pre_rounds = {self.pre_rounds!r} of {self.rounds} rounds: the clustering comes after pre_rounds, a whole number from 0 to"
                 " rounds - 1; lower pre_rounds or ask for more rounds"
             )
-        if self.threshold is not None and not (isinstance(self.threshold, Real) and 0 <= float(self.threshold) < math.inf):
+        if self.threshold is not None and not (
+            isinstance(self.threshold, Real) and 0 <= float(self.threshold) < math.inf
+        ):
             raise UsageError(
                 f"threshold = {self.threshold!r} is no distance: give a finite number from 0, or leave it out for the largest gap"
             )
         if self.threshold is not None and self.clusterer != "paper":
-            raise UsageError(f"a threshold cuts the paper's merges, and the clusterer {self.clusterer!r} has none: leave one of them out")
+            raise UsageError(
+                f"a threshold cuts the paper's merges, and the clusterer {self.clusterer!r} has none: leave one of them out"
+            )
 
     def releases(self) -> Releases:
         """What every round takes, and an update, or a brief, in the clustering round."""
         return Releases(updates=self.rounds + 1, trainings=self.rounds + 1)
 
-    def sees(self) -> list[str]:
+    def server_view(self) -> list[str]:
         """What stays visible under every mask."""
         found = [
             "pairwise distances, norms and inner products of all clients' updates of the clustering round",
             "how far the model of the clustering round has moved from the first one",
             "the clusters, and each client's cluster",
         ]
-        return found + ["each client's number of samples (the plain sum reads every reply)"] * (not self.per_client)
+        return found + ["each client's number of samples (the plain sum reads every reply)"] * (
+            not self.per_client
+        )

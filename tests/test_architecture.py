@@ -73,7 +73,11 @@ def imports(source: str, known: Mapping[str, str]) -> Iterator[str]:
 
 def runtime_imports(source: str, known: Mapping[str, str]) -> set[str]:
     """Return the modules that are loaded with a source: neither in functions nor for type checkers."""
-    body = [node for node in ast.parse(source).body if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If)]
+    body = [
+        node
+        for node in ast.parse(source).body
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If)
+    ]
     return set(imports(ast.unparse(ast.Module(body, [])), known))
 
 
@@ -95,7 +99,10 @@ def offences(sources: Mapping[str, str]) -> list[str]:
             if target is None:
                 continue
             upward = target != room and target not in MAY_IMPORT[room]
-            siblings = room == target == "protocols" and method_of(module) not in (None, method_of(other))
+            siblings = room == target == "protocols" and method_of(module) not in (
+                None,
+                method_of(other),
+            )
             if upward or siblings:
                 found.append(f"{module} imports {other}")
     return found
@@ -103,7 +110,9 @@ def offences(sources: Mapping[str, str]) -> list[str]:
 
 def cycles(sources: Mapping[str, str]) -> list[str]:
     """Return modules that load themselves through others."""
-    below = {module: runtime_imports(source, sources) - {module} for module, source in sources.items()}
+    below = {
+        module: runtime_imports(source, sources) - {module} for module, source in sources.items()
+    }
     left = dict(below)
     while True:
         free = [module for module, others in left.items() if not others & left.keys()]
@@ -137,13 +146,17 @@ def test_the_checks_can_fail() -> None:
         "securecluster.messaging.wire": "from securecluster.runtime.endpoint import Endpoint",
         "securecluster.runtime.endpoint": "",
     }
-    assert offences(upward) == ["securecluster.messaging.wire imports securecluster.runtime.endpoint"]
+    assert offences(upward) == [
+        "securecluster.messaging.wire imports securecluster.runtime.endpoint"
+    ]
     hidden = {
         "securecluster.training.batches": "def f():\n    from securecluster.protocols import cfl",
         "securecluster.protocols": "",
         "securecluster.protocols.cfl": "",
     }
-    assert offences(hidden) == ["securecluster.training.batches imports securecluster.protocols.cfl"]
+    assert offences(hidden) == [
+        "securecluster.training.batches imports securecluster.protocols.cfl"
+    ]
     siblings = {
         "securecluster.protocols.cfl.protocol": "from securecluster.protocols.fedavg import FedAvg",
         "securecluster.protocols.fedavg": "",
@@ -158,7 +171,11 @@ def test_the_checks_can_fail() -> None:
 
 
 def test_only_the_command_line_knows_protocols_by_name() -> None:
-    below = {m: s for m, s in SOURCES.items() if room_of(m) not in (None, "app", "protocols", "protocols.common", "benchmarks")}
+    below = {
+        m: s
+        for m, s in SOURCES.items()
+        if room_of(m) not in (None, "app", "protocols", "protocols.common", "benchmarks")
+    }
     assert not [module for module, source in below.items() if "securecluster.protocols" in source]
 
 

@@ -27,12 +27,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
         description=gpu.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--minutes", type=float, default=9.0, help="the time that all of it may take")
-    parser.add_argument("--out", type=Path, required=True, help="an empty or new folder for the results")
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="the time that all of it may take"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="an empty or new folder for the results"
+    )
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     options = parser.parse_args(argv)
     if not (math.isfinite(options.minutes) and options.minutes > 0):
-        raise UsageError(f"--minutes {options.minutes} is no time: give a positive number of minutes")
+        raise UsageError(
+            f"--minutes {options.minutes} is no time: give a positive number of minutes"
+        )
     if options.out.exists() and not (options.out.is_dir() and not any(options.out.iterdir())):
         raise UsageError(f"{options.out} exists and is not empty: give --out a new folder")
     return options

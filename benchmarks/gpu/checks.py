@@ -18,7 +18,7 @@ from securecluster.models.architectures import names
 from securecluster.privacy.masking.block_mask import Blocks
 from securecluster.privacy.masking.masks import MASKS, build
 from securecluster.privacy.pipeline import Stage
-from securecluster.training.local_trainer import Cohort, LocalTraining
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 WIDE, NARROW = torch.float64, torch.float32
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=3, dropout=False)
@@ -29,13 +29,22 @@ OPTIMIZERS = {
     "momentum": replace(LONGER, momentum=0.9),
     "adam": replace(LONGER, optimizer="adam", lr=0.001),
 }
-SLOW = {"resnet9": 1.0, "cnn-briggs": 0.3, "cnn-cifar": 0.3, "lstm-chars-256": 0.4}  # seconds of a check on two cores
+SLOW = {
+    "resnet9": 1.0,
+    "cnn-briggs": 0.3,
+    "cnn-cifar": 0.3,
+    "lstm-chars-256": 0.4,
+}  # seconds of a check on two cores
 
 EXACT = "the same operations on the same bits"
 LINEAR = "float64 sums in another order differ by some 1e-16 of the terms"
 STEPS64 = "a few steps in float64: 1e-16 a sum, amplified by gradients that cancel"
-STEPS32 = "a few steps in float32: 6e-8 a sum, amplified by gradients that cancel and by ReLUs near 0"
-FUNCTIONS = "logarithms and cosines of a device differ from the CPU's by a few units in the last place"
+STEPS32 = (
+    "a few steps in float32: 6e-8 a sum, amplified by gradients that cancel and by ReLUs near 0"
+)
+FUNCTIONS = (
+    "logarithms and cosines of a device differ from the CPU's by a few units in the last place"
+)
 
 
 def every_check() -> list[Check]:
@@ -162,10 +171,10 @@ def noised(rows: torch.Tensor) -> torch.Tensor:
 
 def curated(rows: torch.Tensor) -> torch.Tensor:
     """Return sums with a trusted server's noise."""
-    from securecluster.privacy.dp.gaussian_mechanism import Curator
-    from securecluster.privacy.dp.noise_streams import Draws
+    from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
+    from securecluster.privacy.dp.noise_streams import NoiseStreams
 
-    curator = Curator(1.0, 0.5, Draws(lambda client: bytes(32), "run"))
+    curator = TrustedCurator(1.0, 0.5, NoiseStreams(lambda client: bytes(32), "run"))
     return curator.add(rows, 1, "delta", [2] * len(rows))
 
 
@@ -174,7 +183,9 @@ def gram_noise(rows: torch.Tensor) -> torch.Tensor:
     from securecluster.protocols.oneshot.gram_mechanism import gram, packed, unpacked
 
     row = packed(gram(rows))
-    drawn = SECRET.noised(1, "gram", 0, torch.zeros_like(row), 1.0, 1.0)  # the noise belongs to the very bits of a row
+    drawn = SECRET.noised(
+        1, "gram", 0, torch.zeros_like(row), 1.0, 1.0
+    )  # the noise belongs to the very bits of a row
     return unpacked(row + drawn, rows.shape[1])
 
 
@@ -188,11 +199,13 @@ def spectrum(rows: torch.Tensor) -> torch.Tensor:
 
 def layer_noise(rows: torch.Tensor) -> torch.Tensor:
     """Return rows that leave in another way than a pipeline's, clipped and with noise."""
-    from securecluster.privacy.dp.client_noise import Guard
+    from securecluster.privacy.dp.client_noise import ClientNoise
     from securecluster.privacy.dp.loss_mechanism import noised_rows
 
     everyone = tuple(range(len(rows)))
-    guard = Guard("client", 1e6, 1e-7, 1.0, SECRET)  # a bound that cuts nothing: the noise belongs to the very bits of a row
+    guard = ClientNoise(
+        "client", 1e6, 1e-7, 1.0, SECRET
+    )  # a bound that cuts nothing: the noise belongs to the very bits of a row
     return noised_rows(guard, "layer", everyone, 1, rows)
 
 
@@ -201,7 +214,9 @@ def grid_noise(rows: torch.Tensor) -> torch.Tensor:
     from securecluster.privacy.dp.grid_noise import GridNoise
 
     out, count = torch.zeros_like(rows), len(rows)
-    GridNoise([bytes([k] * 32) for k in range(count)]).add_to(out, [2.0**-20] * count, [1.0] * count)
+    GridNoise([bytes([k] * 32) for k in range(count)]).add_to(
+        out, [2.0**-20] * count, [1.0] * count
+    )
     return out
 
 
@@ -243,7 +258,9 @@ def mechanism_checks() -> list[Check]:
     """Return those of mechanisms, each on the same rows."""
     found = []
     linear = {"sketch": sketched, "clip": clipped, "eigenvalues": spectrum}
-    linear |= {f"distances {metric}": partial(distance, metric) for metric in ("l1", "l2", "cosine")}
+    linear |= {
+        f"distances {metric}": partial(distance, metric) for metric in ("l1", "l2", "cosine")
+    }
     random = {
         "noise, local": noised,
         "noise, central": curated,
@@ -253,14 +270,20 @@ def mechanism_checks() -> list[Check]:
     }
     for name, make in linear.items():
         found.append(Check(f"{name}, float64", 1e-9, LINEAR, partial(on_both, make, WIDE)))
-        found.append(Check(f"{name}, float32", 1e-4, "float32 sums", partial(on_both, make, NARROW)))
+        found.append(
+            Check(f"{name}, float32", 1e-4, "float32 sums", partial(on_both, make, NARROW))
+        )
     for name, make in random.items():
         found.append(Check(f"{name}, float64", 1e-9, FUNCTIONS, partial(on_both, make, WIDE)))
         found.append(Check(f"{name}, float32", 1e-4, FUNCTIONS, partial(on_both, make, NARROW)))
     for name in ("8bit", "4bit", "1bit", "topk:0.2"):
         bytes_of, numbers_of = partial(coded, name), partial(decoded, name)
-        found.append(Check(f"compression {name}, bytes", 0.0, CODES, partial(on_both, bytes_of, NARROW)))
-        found.append(Check(f"compression {name}, numbers", 1e-6, CODES, partial(on_both, numbers_of, NARROW)))
+        found.append(
+            Check(f"compression {name}, bytes", 0.0, CODES, partial(on_both, bytes_of, NARROW))
+        )
+        found.append(
+            Check(f"compression {name}, numbers", 1e-6, CODES, partial(on_both, numbers_of, NARROW))
+        )
     found.append(Check("seals", 0.0, "the same bytes are sealed", sealed))
     return [replace(check, cost=0.03) for check in found]
 
@@ -271,7 +294,7 @@ CODES = "random rows have no number within 1e-7 of where its code changes"
 # Networks
 
 
-def updates(of: Cohort, plan: LocalTraining) -> torch.Tensor:
+def updates(of: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
     """Return the updates (m, d) of one call of training."""
     everyone = range(len(of.ids))
     return of.train(Rows(of.start[None], (0,) * len(of.ids)), everyone, plan, 1)
@@ -334,9 +357,24 @@ def network_checks() -> list[Check]:
         own = [
             Check(f"{network}: loss", 1e-12, LINEAR, partial(judged, network)),
             Check(f"{network}: gradient", 1e-9, STEPS64, partial(forward_and_gradient, network)),
-            Check(f"{network}: training, float64", 1e-9, STEPS64, partial(trained, network, PLAN, WIDE)),
-            Check(f"{network}: training, float32", 5e-3, STEPS32, partial(trained, network, PLAN, NARROW)),
-            Check(f"{network}: DP-SGD, float64", 1e-9, STEPS64, partial(trained, network, PRIVATE, WIDE)),
+            Check(
+                f"{network}: training, float64",
+                1e-9,
+                STEPS64,
+                partial(trained, network, PLAN, WIDE),
+            ),
+            Check(
+                f"{network}: training, float32",
+                5e-3,
+                STEPS32,
+                partial(trained, network, PLAN, NARROW),
+            ),
+            Check(
+                f"{network}: DP-SGD, float64",
+                1e-9,
+                STEPS64,
+                partial(trained, network, PRIVATE, WIDE),
+            ),
             Check(f"{network}: training twice", 0.0, EXACT, partial(trained_twice, network, PLAN)),
             Check(f"{network}: DP-SGD twice", 0.0, EXACT, partial(trained_twice, network, PRIVATE)),
         ]
@@ -347,12 +385,28 @@ def network_checks() -> list[Check]:
         for network in ("mlp-32", "lstm-trajectory"):
             found += [
                 Check(f"{network}: {name}", 1e-8, STEPS64, partial(trained, network, plan, WIDE)),
-                Check(f"{network}: DP-SGD by {name}", 1e-8, STEPS64, partial(trained, network, private, WIDE)),
-                Check(f"{network}: DP-SGD by {name}, with noise", 1e-8, FUNCTIONS, partial(trained_alike, network, noisy)),
+                Check(
+                    f"{network}: DP-SGD by {name}",
+                    1e-8,
+                    STEPS64,
+                    partial(trained, network, private, WIDE),
+                ),
+                Check(
+                    f"{network}: DP-SGD by {name}, with noise",
+                    1e-8,
+                    FUNCTIONS,
+                    partial(trained_alike, network, noisy),
+                ),
             ]
     for network in ("lstm-words", "lstm-trajectory"):
         plan = replace(PLAN, dropout=True)
-        found.append(Check(f"{network}: dropout", 1e-9, STEPS64, partial(trained_alike, network, plan)))
+        found.append(
+            Check(f"{network}: dropout", 1e-9, STEPS64, partial(trained_alike, network, plan))
+        )
         plan = replace(PRIVATE, dropout=True)
-        found.append(Check(f"{network}: DP-SGD, dropout", 1e-9, STEPS64, partial(trained_alike, network, plan)))
+        found.append(
+            Check(
+                f"{network}: DP-SGD, dropout", 1e-9, STEPS64, partial(trained_alike, network, plan)
+            )
+        )
     return found

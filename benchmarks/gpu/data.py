@@ -13,8 +13,8 @@ from securecluster.core.randomness import Randomness
 from securecluster.models.architectures import NETWORKS
 from securecluster.models.objectives import OBJECTIVES
 from securecluster.models.validation import FlatModel, build
-from securecluster.privacy.dp.noise_streams import Draws
-from securecluster.training.local_trainer import Cohort
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.training.local_trainer import LocalTrainer
 
 CPU = torch.device("cpu")
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {  # of a sample, and classes, by kind of objective
@@ -24,7 +24,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {  # of a sample, and classes, 
 }
 SMALLER = {"resnet9": (1, 8, 8)}
 SIZES = (3, 5)  # samples of the clients, so that they take different numbers of steps
-SECRET = Draws(lambda client: bytes([client] * 32), "run")
+SECRET = NoiseStreams(lambda client: bytes([client] * 32), "run")
 
 
 def kind_of(network: str) -> str:
@@ -32,7 +32,7 @@ def kind_of(network: str) -> str:
     return next(kind for kind, names in NETWORKS.items() if network in names)
 
 
-def cohort(network: str, device: torch.device, dtype: torch.dtype) -> Cohort:
+def cohort(network: str, device: torch.device, dtype: torch.dtype) -> LocalTrainer:
     """Return clients with random samples for a network, the same on every device."""
     kind = kind_of(network)
     shape, classes = SHAPES[kind]
@@ -58,7 +58,7 @@ def cohort(network: str, device: torch.device, dtype: torch.dtype) -> Cohort:
         seed=0,
     )
     flat = model(network)
-    return Cohort(federation, flat, Randomness(0), device, dtype, secret=SECRET)
+    return LocalTrainer(federation, flat, Randomness(0), device, dtype, secret=SECRET)
 
 
 @cache

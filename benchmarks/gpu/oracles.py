@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from securecluster.benchmarks.recurrent import load, optimizer_of, plain, plain_module
-from securecluster.training.dp_sgd import Private
-from securecluster.training.local_trainer import Cohort, LocalTraining
+from securecluster.training.dp_sgd import DPSGDState
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
-def gradient(cohort: Cohort, client: int) -> torch.Tensor:
+def gradient(cohort: LocalTrainer, client: int) -> torch.Tensor:
     """Return the gradient (d,) of a client's mean loss, by autograd on the module itself."""
     module = plain_module(cohort.model.module, seeded=True)
     load(module, cohort.start)
@@ -20,23 +20,25 @@ def gradient(cohort: Cohort, client: int) -> torch.Tensor:
     return torch.cat([part.flatten() for part in found])
 
 
-def updates(cohort: Cohort, plan: LocalTraining) -> torch.Tensor:
+def updates(cohort: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
     """Return the updates (m, d) of a torch.optim loop over one client after the other."""
     return plain(cohort, plain_module(cohort.model.module, seeded=True), plan)
 
 
-def private_updates(cohort: Cohort, plan: LocalTraining) -> torch.Tensor:
+def private_updates(cohort: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
     """Return the updates (m, d) of DP-SGD without noise: one example's gradient after the other, clipped and added up."""
     module = plain_module(cohort.model.module, seeded=True)
     found = [_private_update(cohort, module, plan, client) for client in range(len(cohort.ids))]
     return torch.stack(found)
 
 
-def _private_update(cohort: Cohort, module: nn.Module, plan: LocalTraining, client: int) -> torch.Tensor:
+def _private_update(
+    cohort: LocalTrainer, module: nn.Module, plan: LocalTraining, client: int
+) -> torch.Tensor:
     assert cohort.secret is not None
     size, offset = cohort.sizes[client], int(cohort._offsets[client])
     start, digest = cohort.start[None], cohort._train_on.digest(client)
-    draws = Private(cohort.secret, [cohort.ids[client]], [size], start, plan, 1, 1, [digest])
+    draws = DPSGDState(cohort.secret, [cohort.ids[client]], [size], start, plan, 1, 1, [digest])
     load(module, cohort.start)
     parameters = list(module.parameters())
     optimizer = optimizer_of(plan, module)

@@ -128,7 +128,11 @@ class Results:
         lines = ["# Device checks and timings", ""]
         lines += [f"- {name}: {value}" for name, value in self._machine.items()]
         lines += [f"- {note}" for note in self.notes]
-        lines += ["", f"{passed} checks passed, {len(self.failed)} failed, {len(self.skipped)} pieces were skipped.", ""]
+        lines += [
+            "",
+            f"{passed} checks passed, {len(self.failed)} failed, {len(self.skipped)} pieces were skipped.",
+            "",
+        ]
         bad = [row for row in self.checks if row["result"] != "passed"]
         if bad:
             lines += ["## Failed", "", *_table(("check", "error", "bound", "message"), bad), ""]

@@ -21,17 +21,17 @@ from securecluster.protocols import (
     IFCA,
     NSIM,
     SRFCA,
+    ClusteringProtocol,
     FedAvg,
     FineTune,
     Local,
     LocalKMeans,
     OneShot,
-    Protocol,
     RandomClusters,
     Settings,
 )
 from securecluster.protocols.nsim import synthetic_users
-from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.runtime.run import Line
 
@@ -51,12 +51,12 @@ def synthetic_digits(form: Any, users: int, draw: np.random.Generator) -> list[A
 class Case:
     """A protocol with its options."""
 
-    protocol: type[Protocol]
+    protocol: type[ClusteringProtocol]
     mask: str = "none"
     params: dict[str, Any] = field(default_factory=dict)
     cost: float = 1.0
 
-    def make(self) -> Protocol:
+    def make(self) -> ClusteringProtocol:
         """Return it anew."""
         return self.protocol(model="mlp-32", rounds=ROUNDS, mask=self.mask, **self.params)
 
@@ -70,7 +70,7 @@ class Case:
         dtype: str,
         folder: Path | None = None,
         report: Callable[[Line], None] = lambda line: None,
-    ) -> Protocol:
+    ) -> ClusteringProtocol:
         """Return it fitted; NSIM's pair network, which is trained in main memory, trains for a few steps."""
         made, settings = self.make(), self.settings(device, dtype)
         with patch.object(synthetic_users, "fit", _few_steps):
@@ -81,7 +81,7 @@ class Case:
 
 
 def _few_steps(rows: Any, true: Any, draws: Any, grid: Any) -> Any:
-    return fit(rows, true, draws, grid=(Plan(steps=3),), networks=1)
+    return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
 
 
 NSIM_PARAMS = {
@@ -130,18 +130,18 @@ def scratch() -> Path:
 
 
 @cache
-def reference(name: str, dtype: str) -> Protocol:
+def reference(name: str, dtype: str) -> ClusteringProtocol:
     """Return a case's run on the CPU."""
     return CASES[name].fit("cpu", dtype)
 
 
 @cache
-def on_device(name: str, dtype: str, device: str) -> Protocol:
+def on_device(name: str, dtype: str, device: str) -> ClusteringProtocol:
     """Return a case's run on the device, with its frames on disk."""
     return CASES[name].fit(device, dtype, scratch() / f"{name} {dtype}")
 
 
-def models(fitted: Protocol) -> torch.Tensor:
+def models(fitted: ClusteringProtocol) -> torch.Tensor:
     """Return the clients' models (m, d)."""
     return fitted.client_models_.values
 

@@ -19,7 +19,7 @@ from securecluster.benchmarks.recurrent import CASES, load, optimizer_of, plain,
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows
 from securecluster.models.validation import build
-from securecluster.training.local_trainer import Cohort, LocalTraining
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 GIB = 1 << 30
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=10)
@@ -44,11 +44,13 @@ def every_timing() -> list[Timing]:
     found = []
     for clients in CLIENTS:
         for network, cost in PROBES.items():
-            found.append(Timing(f"{network}, {clients} clients", partial(measure, network, clients), cost))
+            found.append(
+                Timing(f"{network}, {clients} clients", partial(measure, network, clients), cost)
+            )
     return found
 
 
-def build_cohort(network: str, clients: int, device: torch.device) -> Cohort:
+def build_cohort(network: str, clients: int, device: torch.device) -> LocalTrainer:
     """Return clients with random samples: 100 images each, or as many as the network's own data have."""
     if network in CASES:
         return CASES[network].cohort(clients, torch.float32, device)
@@ -59,7 +61,7 @@ def build_cohort(network: str, clients: int, device: torch.device) -> Cohort:
     none: dict[str, Any] = {name: ([], []) for name in arrays}
     federation = Federation.from_arrays(arrays, test=none, seed=0)
     flat = build(network, federation.shape, 10, Randomness(0))
-    return Cohort(federation, flat, Randomness(0), device, torch.float32)
+    return LocalTrainer(federation, flat, Randomness(0), device, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,14 @@ class Way:
     clients: int
 
 
-def batched(cohort: Cohort) -> torch.Tensor:
+def batched(cohort: LocalTrainer) -> torch.Tensor:
     """One round of all clients."""
     everyone = range(len(cohort.ids))
     start = Rows(cohort.start[None], (0,) * len(cohort.ids))
     return cohort.train(start, everyone, PLAN, 1)
 
 
-def centralised(cohort: Cohort, module: torch.nn.Module) -> None:
+def centralised(cohort: LocalTrainer, module: torch.nn.Module) -> None:
     """One epoch of one model over all clients' samples together, in large mini-batches."""
     load(module, cohort.start)
     module.train()
@@ -135,7 +137,9 @@ def measure(network: str, clients: int, device: torch.device, budget: Budget) ->
     first["plain loop"] = seconds(ways["plain loop"], device, budget)
     rounds = int(min(ROUNDS, budget.left() / 3 / sum(first.values())))
     if rounds < FEWEST:
-        raise Skipped(f"a turn of all ways takes {sum(first.values()):.0f} s, and {budget.left():.0f} s were left")
+        raise Skipped(
+            f"a turn of all ways takes {sum(first.values()):.0f} s, and {budget.left():.0f} s were left"
+        )
     taken, peaks = take_turns(ways, rounds, device, budget)
     budget.known[network] = sum(map(median, taken.values())) * PROBED / clients
     middle = {name: median(turns) * clients / ways[name].clients for name, turns in taken.items()}

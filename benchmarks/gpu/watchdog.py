@@ -18,7 +18,9 @@ from typing import IO, Any
 from securecluster.benchmarks.gpu.report import Results
 from securecluster.errors import UsageError
 
-MARGIN = 2.0  # seconds before the end at which a worker is ended, so that the files are written in time
+MARGIN = (
+    2.0  # seconds before the end at which a worker is ended, so that the files are written in time
+)
 LAST = 3.0  # seconds below which no worker is started again
 
 
@@ -60,7 +62,9 @@ def watch(
                 finished = _one_worker(command, environment, task, errors, end, results, clock)
             finally:
                 results.keep_log(errors)
-            if finished or len(results.done) == before:  # one that dies before its first piece would do so again
+            if (
+                finished or len(results.done) == before
+            ):  # one that dies before its first piece would do so again
                 break
     results.out_of_time()
 
@@ -116,7 +120,9 @@ def _listen(
             if clock() >= end:
                 return True
             if clock() >= flight.until:
-                results.lost(flight.name, flight.kind, "it took far longer than it should, and was ended")
+                results.lost(
+                    flight.name, flight.kind, "it took far longer than it should, and was ended"
+                )
                 return False
             continue
         if line is None:
@@ -124,7 +130,9 @@ def _listen(
             if flight.name:
                 results.lost(flight.name, flight.kind, f"its process ended with status {status}")
             else:
-                results.note(f"a worker ended with status {status} before its first piece: see {results.log_name}")
+                results.note(
+                    f"a worker ended with status {status} before its first piece: see {results.log_name}"
+                )
             return False
         event = json.loads(line)
         if event["event"] == "usage":

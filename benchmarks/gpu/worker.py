@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import torch
 
 Tell = Callable[[dict[str, Any]], None]
-PATIENCE = 60.0  # seconds that a piece may take whatever its estimate: libraries are loaded on the way
+PATIENCE = (
+    60.0  # seconds that a piece may take whatever its estimate: libraries are loaded on the way
+)
 
 
 def work(pieces: Sequence[Piece], device: torch.device, budget: Budget, tell: Tell) -> None:
@@ -50,7 +52,13 @@ def _done(piece: Piece, device: torch.device, budget: Budget) -> list[dict[str, 
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         _forget_memory(device)
         if isinstance(piece, Check):
-            return [{"event": "check", "piece": piece.name, "rows": [piece.row("failed", message=message)]}]
+            return [
+                {
+                    "event": "check",
+                    "piece": piece.name,
+                    "rows": [piece.row("failed", message=message)],
+                }
+            ]
         return [_skipped(piece, message)]
 
 
@@ -120,7 +128,9 @@ def main() -> None:
     names = [[piece.name, piece.kind] for piece in pieces]
     notes = []
     if task["device"] == "auto" and device.type == "cpu":
-        notes.append("no CUDA device is here, so everything ran on the CPU: no CUDA path was checked")
+        notes.append(
+            "no CUDA device is here, so everything ran on the CPU: no CUDA path was checked"
+        )
     tell({"event": "machine", "machine": machine(device), "pieces": names, "notes": notes})
     done = set(task["done"])
     with reproducible(device):

@@ -20,7 +20,15 @@ import numpy as np
 
 from securecluster import Federation, LabelSwap
 from securecluster.benchmarks.papers.cfl_runs import NEVER, training
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Row,
+    Sheet,
+    figure,
+    numbers,
+    options,
+    summarise,
+)
 from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import source
 from securecluster.protocols import CFL
@@ -34,7 +42,10 @@ SCALES: dict[str, dict[str, Any]] = {
         "rounds": 1000,
     },  # of the 30,000 a client has in the paper; a fifth as many is held out
 }
-PAPER = {"congruent": "max norm falls along with the mean's", "incongruent": "max norm stagnates or grows while the mean's falls"}
+PAPER = {
+    "congruent": "max norm falls along with the mean's",
+    "incongruent": "max norm stagnates or grows while the mean's falls",
+}
 NORMS = ("mean_norm", "max_norm")
 POINTS = 200  # of each curve in the file
 
@@ -51,9 +62,16 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 def halves(data: str, samples: int, seed: int) -> Federation:
     """Two clients, one with the lower half of the labels and one with the upper; a fifth as many again is held out of each."""
     given, hands = source(data), {}
-    for name, low, high in (("lower", 0, given.classes // 2), ("upper", given.classes // 2, given.classes)):
+    for name, low, high in (
+        ("lower", 0, given.classes // 2),
+        ("upper", given.classes // 2, given.classes),
+    ):
         rows = np.flatnonzero((given.train.y >= low) & (given.train.y < high))
-        rows = Randomness(seed).generator("benchmark", "fig7", name).permutation(rows)[: samples * 5 // 4]
+        rows = (
+            Randomness(seed)
+            .generator("benchmark", "fig7", name)
+            .permutation(rows)[: samples * 5 // 4]
+        )
         hands[name] = (given.train.read(rows), given.train.y[rows])
     return Federation.from_arrays(hands, seed=seed)
 
@@ -70,14 +88,21 @@ def measure(cell: Cell) -> dict[str, Any]:
         federation = halves(cell["data"], cell["samples"], cell["seed"])
     else:
         federation = Federation.simulate(
-            cell["data"], scenario=LabelSwap(clusters=2), clients=2, samples=cell["samples"], seed=cell["seed"]
+            cell["data"],
+            scenario=LabelSwap(clusters=2),
+            clients=2,
+            samples=cell["samples"],
+            seed=cell["seed"],
         )
     history = CFL(**NEVER, **training(cell)).fit(federation).history_
     tenth, every = max(1, len(history) // 10), -(-len(history) // POINTS)
     found: dict[str, Any] = {"accuracy": history[-1]["accuracy"], "every": every}
     for name in NORMS:
         curve = [line["looks"][0][name] for line in history]
-        found |= {f"{name}_first": float(np.mean(curve[:tenth])), f"{name}_last": float(np.mean(curve[-tenth:]))}
+        found |= {
+            f"{name}_first": float(np.mean(curve[:tenth])),
+            f"{name}_last": float(np.mean(curve[-tenth:])),
+        }
         found |= {f"{name}_peak": max(curve), f"{name}_trend": trend(curve), name: curve[::every]}
     return found
 
@@ -91,7 +116,14 @@ def draw(rows: Sequence[Row]) -> Any:
             for k, (name, label) in enumerate(zip(NORMS, ("‖mean Δ‖", "max ‖Δ‖"), strict=True)):
                 curve = numbers(row[name])
                 rounds = 1 + int(row["every"]) * np.arange(len(curve))
-                place.plot(rounds, curve, color=f"C{k}", linewidth=0.8, alpha=0.8, label=None if n else label)
+                place.plot(
+                    rounds,
+                    curve,
+                    color=f"C{k}",
+                    linewidth=0.8,
+                    alpha=0.8,
+                    label=None if n else label,
+                )
         place.set(title=case, xlabel="round", yscale="log")
         if done:
             place.legend(fontsize=8)
@@ -103,7 +135,11 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen, sheet = options(__doc__, argv), Sheet("cfl_fig7")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise(rows, ["case"], [f"{name}_{what}" for name in NORMS for what in ("first", "peak", "last", "trend")])
+    summarise(
+        rows,
+        ["case"],
+        [f"{name}_{what}" for name in NORMS for what in ("first", "peak", "last", "trend")],
+    )
     return sheet.save(draw(rows), chosen.scale)
 
 

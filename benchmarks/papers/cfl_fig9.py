@@ -24,13 +24,21 @@ import numpy as np
 from securecluster import Federation
 from securecluster.benchmarks.papers import cfl_fig8
 from securecluster.benchmarks.papers.cfl_runs import training
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Row,
+    Sheet,
+    figure,
+    numbers,
+    options,
+    summarise,
+)
 from securecluster.clustering.bipartition import bipartition
 from securecluster.clustering.similarity import cosine
 from securecluster.data import Topics
 from securecluster.protocols import FedAvg
-from securecluster.protocols.cfl.split_test import Look
-from securecluster.runtime.server_channel import Network
+from securecluster.protocols.cfl.split_test import SplitStatistics
+from securecluster.runtime.server_channel import ServerChannel
 
 COMMON = {"data": "ag_news", "clients": 20, "clusters": 4, "model": "lstm-words", "lr": 5.0}
 SCALES: dict[str, dict[str, Any]] = {
@@ -42,7 +50,10 @@ PAPER = "separated in rounds 30, 60 and 90; perplexity 43 before, less than 36 a
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """One run of CFL and one of FedAvg a seed."""
-    return [{"scale": scale, **COMMON, **SCALES[scale], "seed": seed, "paper": PAPER} for seed in range(seeds)]
+    return [
+        {"scale": scale, **COMMON, **SCALES[scale], "seed": seed, "paper": PAPER}
+        for seed in range(seeds)
+    ]
 
 
 def splits(rounds: int) -> list[int]:
@@ -54,20 +65,20 @@ def splits(rounds: int) -> list[int]:
 class Watched(cfl_fig8.Watched):
     """CFL that splits one cluster in each of the rounds of this figure."""
 
-    def _test(self, net: Network, state: Any, look: Look) -> None:
+    def _test(self, net: ServerChannel, state: Any, look: SplitStatistics) -> None:
         super()._test(net, state, look)
         rivals = [other for other in self.looks if other.halves]
         for other in sorted(rivals, key=alike)[1:]:
             other.halves = None
 
-    def _incongruent(self, state: Any, look: Look) -> bool:
+    def _incongruent(self, state: Any, look: SplitStatistics) -> bool:
         return self.seen + 1 in splits(self.rounds)
 
     def _significant(self, *_: Any) -> bool:
         return True
 
 
-def alike(look: Look) -> float:
+def alike(look: SplitStatistics) -> float:
     """α_cross^max of its bipartition."""
     return bipartition(cosine(look.inner).cpu().numpy()).cross_max
 
@@ -75,7 +86,13 @@ def alike(look: Look) -> float:
 def measure(cell: Cell) -> dict[str, Any]:
     """Splits, perplexities and ARI of both methods, and the curves that the picture needs."""
     scenario = Topics(clusters=cell["clusters"])
-    federation = Federation.simulate(cell["data"], scenario=scenario, clients=cell["clients"], samples=cell["samples"], seed=cell["seed"])
+    federation = Federation.simulate(
+        cell["data"],
+        scenario=scenario,
+        clients=cell["clients"],
+        samples=cell["samples"],
+        seed=cell["seed"],
+    )
     fitted = Watched(**training(cell), eps1=1.0, tree=False).fit(federation)
     shared = [line["perplexity"] for line in FedAvg(**training(cell)).fit(federation).history_]
     history = fitted.history_
@@ -88,7 +105,9 @@ def measure(cell: Cell) -> dict[str, Any]:
         "exact": fitted.agreement_ and fitted.agreement_["exact"],
         "ari": [line["ari"] for line in history],
         "gap_at_first_split": first and first["gaps"][0][1],
-        "largest_gap_at_end": max((gap for _, gap in history[-1]["gaps"] if gap is not None), default=None),
+        "largest_gap_at_end": max(
+            (gap for _, gap in history[-1]["gaps"] if gap is not None), default=None
+        ),
         "shared": shared,
     }
     for c in range(cell["clusters"]):
@@ -103,12 +122,25 @@ def draw(rows: Sequence[Row]) -> Any:
     made, axes = figure(4.2 * max(1, len(done)), 5.6, rows=2, columns=max(1, len(done)))
     for (top, bottom), row in zip(axes.T, done, strict=False):
         for c in range(int(row["clusters"])):
-            for place, name, label in ((top, f"perplexity_{c}", f"topic {c}"), (bottom, f"gap_{c}", f"found cluster {c}")):
+            for place, name, label in (
+                (top, f"perplexity_{c}", f"topic {c}"),
+                (bottom, f"gap_{c}", f"found cluster {c}"),
+            ):
                 curve = numbers(row[name])
                 place.plot(range(1, len(curve) + 1), curve, color=f"C{c}", linewidth=1, label=label)
         topics = [numbers(row[f"perplexity_{c}"]) for c in range(int(row["clusters"]))]
-        for curve, style, label in ((np.mean(topics, axis=0), "-", "clusters, mean"), (numbers(row["shared"]), ":", "shared model, mean")):
-            top.plot(range(1, len(curve) + 1), curve, color="black", linestyle=style, linewidth=1.6, label=label)
+        for curve, style, label in (
+            (np.mean(topics, axis=0), "-", "clusters, mean"),
+            (numbers(row["shared"]), ":", "shared model, mean"),
+        ):
+            top.plot(
+                range(1, len(curve) + 1),
+                curve,
+                color="black",
+                linestyle=style,
+                linewidth=1.6,
+                label=label,
+            )
         for place in (top, bottom):
             for number in numbers(row["splits"]):
                 place.axvline(number, color="grey", linestyle=":", linewidth=1)
@@ -124,7 +156,14 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen, sheet = options(__doc__, argv, minutes=25.0), Sheet("cfl_fig9")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    values = ["exact", "perplexity_before", "perplexity_after", "perplexity_shared", "gap_at_first_split", "largest_gap_at_end"]
+    values = [
+        "exact",
+        "perplexity_before",
+        "perplexity_after",
+        "perplexity_shared",
+        "gap_at_first_split",
+        "largest_gap_at_end",
+    ]
     summarise(rows, ["data", "samples"], values)
     for row in rows:
         print(f"seed {row['seed']}: {row['status']}, splits in rounds {row.get('splits')}")

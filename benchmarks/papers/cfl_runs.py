@@ -19,9 +19,15 @@ from securecluster.clustering.similarity import cosine, gram
 from securecluster.protocols import CFL
 from securecluster.protocols.cfl.separation import is_correct, separation_gap
 from securecluster.runtime.run import Line
-from securecluster.training.config import FULL
+from securecluster.training.config import FULL_GRADIENT
 
-NEVER: dict[str, Any] = {"criterion": "absolute", "eps1": 1e-9, "eps2": 1e9, "mask": "none", "tree": False}  # one model for all
+NEVER: dict[str, Any] = {
+    "criterion": "absolute",
+    "eps1": 1e-9,
+    "eps2": 1e9,
+    "mask": "none",
+    "tree": False,
+}  # one model for all
 
 
 def training(cell: Cell) -> dict[str, Any]:
@@ -36,13 +42,17 @@ class Watched(CFL):
     since: int = 1
     seen = 0  # rounds; without an annotation, so no hyper-parameter
 
-    def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
+    def observe(
+        self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
+    ) -> Line:
         """Adds g and the bipartition's correctness for gradients, and the latter for updates."""
         line = super().observe(federation, client, state, accuracy)
         self.seen += 1
         if self.seen < self.since or federation.truth is None:
             return line
-        gradients = -client.cohort.train(client.models, range(len(federation)), FULL, self.seen)  # a step of rate 1
+        gradients = -client.cohort.train(
+            client.models, range(len(federation)), FULL_GRADIENT, self.seen
+        )  # a step of rate 1
         by_gradient = cosine(gram(gradients)).cpu().numpy()
         return {
             **line,
@@ -55,5 +65,11 @@ class Watched(CFL):
 def watched(cell: Cell, since: int) -> list[Line]:
     """The history of a cell's run: label swap, one model for all, gradients from round `since` on."""
     scenario = LabelSwap(clusters=cell["clusters"])
-    federation = Federation.simulate(cell["data"], scenario=scenario, clients=cell["clients"], samples=cell["points"], seed=cell["seed"])
+    federation = Federation.simulate(
+        cell["data"],
+        scenario=scenario,
+        clients=cell["clients"],
+        samples=cell["points"],
+        seed=cell["seed"],
+    )
     return Watched(**NEVER, **training(cell), since=since).fit(federation).history_

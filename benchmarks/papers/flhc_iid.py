@@ -14,19 +14,34 @@ from collections.abc import Sequence
 from securecluster.benchmarks.papers.flhc_runs import BEFORE, PAIRS, SHARES, grid, pairs, table
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 
-PAPER = {(cf, n): "several clusters, accuracy very slightly lower" if n == 1 else "one cluster, as FL" for cf in SHARES for n in BEFORE}
-BY_PAIR = {(metric, linkage): "several clusters, accuracy lower" if metric == "l1" else "one cluster, as FL" for metric, linkage in PAIRS}
+PAPER = {
+    (cf, n): "several clusters, accuracy very slightly lower" if n == 1 else "one cluster, as FL"
+    for cf in SHARES
+    for n in BEFORE
+}
+BY_PAIR = {
+    (metric, linkage): "several clusters, accuracy lower"
+    if metric == "l1"
+    else "one cluster, as FL"
+    for metric, linkage in PAIRS
+}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """FL, FL+HC with the paper's threshold over cf and n, and with our default rule over metric and linkage."""
-    own = [cell for cell in pairs("mnist", "iid", scale, seeds, "gap", BY_PAIR) if cell["method"] == "flhc"]
+    own = [
+        cell
+        for cell in pairs("mnist", "iid", scale, seeds, "gap", BY_PAIR)
+        if cell["method"] == "flhc"
+    ]
     return [*grid("mnist", "iid", scale, seeds, 3.0, PAPER), *own]
 
 
 def main(argv: Sequence[str] | None = None) -> Sheet:
     """Measure, print."""
-    return table("flhc_iid", cells, ("cf", "n", "metric", "linkage", "threshold"), options(__doc__, argv))
+    return table(
+        "flhc_iid", cells, ("cf", "n", "metric", "linkage", "threshold"), options(__doc__, argv)
+    )
 
 
 if __name__ == "__main__":

@@ -17,10 +17,28 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.benchmarks.papers.nsim_runs import SCALES, TRAINED, told
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
-from securecluster.protocols.nsim.client import LAYERS, STARTS
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Row,
+    Sheet,
+    figure,
+    numbers,
+    options,
+    summarise,
+)
+from securecluster.protocols.nsim.client import INITIALIZATIONS, LAYERS
 
-VALUES = ("pearson", "pearson_pairs", "pearson_real", "cka", "cka_real", "cca", "cca_real", "svcca", "svcca_real")
+VALUES = (
+    "pearson",
+    "pearson_pairs",
+    "pearson_real",
+    "cka",
+    "cka_real",
+    "cca",
+    "cca_real",
+    "svcca",
+    "svcca_real",
+)
 PAPER = {"hidden": "pearson 0.96 (pairs not said to be unseen); CCA and CKA low", "last": ""}
 
 
@@ -29,26 +47,47 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     fixed = {"scale": scale, **SCALES[scale], **TRAINED}
     found = [
         {**fixed, "init": init, "layer": layer, "paper": PAPER[layer], "seed": seed}
-        for init in STARTS
+        for init in INITIALIZATIONS
         for seed in range(seeds)
         for layer in LAYERS
     ]
-    more = {"synthetic": 2 * fixed["synthetic"], "init": "common", "layer": "hidden", "paper": PAPER["hidden"]}
+    more = {
+        "synthetic": 2 * fixed["synthetic"],
+        "init": "common",
+        "layer": "hidden",
+        "paper": PAPER["hidden"],
+    }
     return [*found, *({**fixed, **more, "seed": seed} for seed in range(seeds))]
 
 
 def pictures(rows: Sequence[Row]) -> Any:
     """Figures 1 to 3 for unseen synthetic users (above) and real ones (below), of the first seed with the hidden layer and one start."""
-    row = next((row for row in rows if row.get("points_nsim") and row["layer"] == "hidden" and row["init"] == "common"), None)
+    row = next(
+        (
+            row
+            for row in rows
+            if row.get("points_nsim") and row["layer"] == "hidden" and row["init"] == "common"
+        ),
+        None,
+    )
     made, axes = figure(11.4, 7.4, rows=2, columns=3)
     for places, name, who in zip(axes, ("", "_real"), ("synthetic, unseen", "real"), strict=True):
         for place, (kind, score, label) in zip(
-            places, (("nsim", "pearson", "NSIM"), ("cca", "cca", "CCA"), ("cka", "cka", "CKA")), strict=True
+            places,
+            (("nsim", "pearson", "NSIM"), ("cca", "cca", "CCA"), ("cka", "cka", "CKA")),
+            strict=True,
         ):
             if row is not None:
                 found = numbers(row[f"{score}{name}"])
-                title = f"{label}, {who}: " + (f"Pearson {found[0]:.3f}" if found else "no correlation")
-                place.plot(numbers(row[f"points_true{name}"]), numbers(row[f"points_{kind}{name}"]), ".", markersize=3)
+                title = f"{label}, {who}: " + (
+                    f"Pearson {found[0]:.3f}" if found else "no correlation"
+                )
+                place.plot(
+                    numbers(row[f"points_true{name}"]),
+                    numbers(row[f"points_{kind}{name}"]),
+                    ".",
+                    markersize=3,
+                )
                 place.set_title(title, fontsize=10)
                 place.set(xlabel="LCSS", ylabel=label, xlim=(-0.02, 1.02))
     return made

@@ -17,7 +17,15 @@ from typing import Any
 
 import torch
 
-from securecluster.benchmarks.papers.nsim_runs import RADIUS, STRIDE, TRAINED, federation, models, network, timed
+from securecluster.benchmarks.papers.nsim_runs import (
+    RADIUS,
+    STRIDE,
+    TRAINED,
+    federation,
+    models,
+    network,
+    timed,
+)
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, figure, numbers, options, summarise
 from securecluster.core.devices import cpu_threads
 from securecluster.core.randomness import Randomness
@@ -34,7 +42,13 @@ SYNTHETIC = {"cpu": 400, "full": 4000}
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """One run a seed."""
-    fixed = {"scale": scale, "synthetic": SYNTHETIC[scale], **TRAINED, "clients": CLIENTS[-1], "paper": "less than LCSS"}
+    fixed = {
+        "scale": scale,
+        "synthetic": SYNTHETIC[scale],
+        **TRAINED,
+        "clients": CLIENTS[-1],
+        "paper": "less than LCSS",
+    }
     return [{**fixed, "seed": seed} for seed in range(seeds)]
 
 
@@ -47,14 +61,21 @@ def measured(cell: Cell) -> dict[str, Any]:
         true, lcss_synthetic = timed(lambda: true_similarity([y for _, y in users], RADIUS, STRIDE))
         made, train_synthetic = timed(lambda: models(cell, users, "common", cell["seed"] + 1))
         layer = find_layer(network(cell), "hidden")
-        fitted, fitting = timed(lambda: fit(layer.rows(made), torch.from_numpy(true), Randomness(cell["seed"])))
-        found: dict[str, Any] = dict(zip(STEPS, (walks, lcss_synthetic, train_synthetic, fitting), strict=True))
+        fitted, fitting = timed(
+            lambda: fit(layer.rows(made), torch.from_numpy(true), Randomness(cell["seed"]))
+        )
+        found: dict[str, Any] = dict(
+            zip(STEPS, (walks, lcss_synthetic, train_synthetic, fitting), strict=True)
+        )
         for m in sorted({min(m, len(real)) for m in CLIENTS}):
             own, train_clients = timed(lambda m=m: models(cell, real[:m], "common", cell["seed"]))  # type: ignore[misc]
             rows = layer.rows(own)
             _, predicting = timed(lambda rows=rows: predict(fitted.estimator, rows, rows))  # type: ignore[misc]
             _, lcss = timed(lambda m=m: true_similarity([y for _, y in real[:m]], RADIUS))  # type: ignore[misc]
-            found |= {f"{step}_{m}": v for step, v in zip(REAL, (train_clients, predicting, lcss), strict=True)}
+            found |= {
+                f"{step}_{m}": v
+                for step, v in zip(REAL, (train_clients, predicting, lcss), strict=True)
+            }
             found[f"ratio_{m}"] = lcss / predicting
     return found
 
@@ -64,13 +85,22 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen, sheet = options(__doc__, argv, seeds=1), Sheet("nsim_time")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measured, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise(rows, ("clients",), (*STEPS, *(f"{step}_{m}" for m in CLIENTS for step in (*REAL, "ratio"))))
+    summarise(
+        rows, ("clients",), (*STEPS, *(f"{step}_{m}" for m in CLIENTS for step in (*REAL, "ratio")))
+    )
     made, axes = figure(5.6, 3.8)
     for n, step in enumerate(REAL):
         for row in rows:
             known = [(m, numbers(row[f"{step}_{m}"])[0]) for m in CLIENTS if row.get(f"{step}_{m}")]
-            axes[0, 0].plot(*zip(*known, strict=True), color=f"C{n}", marker=".", label=step if row is rows[0] else None)
-    axes[0, 0].set(title="all pairs of real users", xlabel="users", ylabel="processor seconds", yscale="log")
+            axes[0, 0].plot(
+                *zip(*known, strict=True),
+                color=f"C{n}",
+                marker=".",
+                label=step if row is rows[0] else None,
+            )
+    axes[0, 0].set(
+        title="all pairs of real users", xlabel="users", ylabel="processor seconds", yscale="log"
+    )
     axes[0, 0].legend(fontsize=8)
     return sheet.save(made, chosen.scale)
 

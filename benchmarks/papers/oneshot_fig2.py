@@ -19,7 +19,14 @@ from typing import Any
 from securecluster.benchmarks.papers.oneshot_runs import CLUSTERS, compared, curves, trained
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 
-COMMON: dict[str, Any] = {"data": "cifar10", "clients": 10, "minority": 0.1, "features": "conv", "model": "cnn-ali", "gps_every": 1}
+COMMON: dict[str, Any] = {
+    "data": "cifar10",
+    "clients": 10,
+    "minority": 0.1,
+    "features": "conv",
+    "model": "cnn-ali",
+    "gps_every": 1,
+}
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"samples": 300, "batch_size": 10, "epochs": 1, "lr": 0.1, "rounds": 40},
     "full": {"samples": 4000, "batch_size": 50, "epochs": 1, "lr": 0.05, "rounds": 200},
@@ -29,8 +36,17 @@ TASKS = ("vehicles", "animals")
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Both kinds of clusters, by seed."""
-    fixed = {"scale": scale, **COMMON, **SCALES[scale], "paper": "one-shot above random, with less variance"}
-    return [{**fixed, "clusters": clusters, "seed": seed} for seed in range(seeds) for clusters in CLUSTERS]
+    fixed = {
+        "scale": scale,
+        **COMMON,
+        **SCALES[scale],
+        "paper": "one-shot above random, with less variance",
+    }
+    return [
+        {**fixed, "clusters": clusters, "seed": seed}
+        for seed in range(seeds)
+        for clusters in CLUSTERS
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

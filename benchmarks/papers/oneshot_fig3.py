@@ -36,8 +36,17 @@ TASKS = ("clothes", "shoes", "bag")
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Both kinds of clusters, by seed."""
-    fixed = {"scale": scale, **COMMON, **SCALES[scale], "paper": "one-shot above random, with less variance"}
-    return [{**fixed, "clusters": clusters, "seed": seed} for seed in range(seeds) for clusters in CLUSTERS]
+    fixed = {
+        "scale": scale,
+        **COMMON,
+        **SCALES[scale],
+        "paper": "one-shot above random, with less variance",
+    }
+    return [
+        {**fixed, "clusters": clusters, "seed": seed}
+        for seed in range(seeds)
+        for clusters in CLUSTERS
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

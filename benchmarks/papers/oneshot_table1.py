@@ -25,8 +25,18 @@ FEATURES = ("identity", "pca", "conv", "resnet18")
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Features by minority by seed."""
-    kinds = [{"minority": minority, "features": features} for features in FEATURES for minority in (0.0, 0.1)]
-    fixed = {"scale": scale, "data": "cifar10", "samples": SAMPLES[scale], "vectors": VECTORS, "paper": "0.97 within, 0.31 across"}
+    kinds = [
+        {"minority": minority, "features": features}
+        for features in FEATURES
+        for minority in (0.0, 0.1)
+    ]
+    fixed = {
+        "scale": scale,
+        "data": "cifar10",
+        "samples": SAMPLES[scale],
+        "vectors": VECTORS,
+        "paper": "0.97 within, 0.31 across",
+    }
     return [{**fixed, **kind, "seed": seed} for kind in kinds for seed in range(seeds)]
 
 
@@ -34,11 +44,15 @@ def measure(cell: Cell) -> dict[str, Any]:
     """R's values within and across tasks; R itself, row by row, users of the first task first."""
     scenario = Tasks(minority=cell["minority"])
     given = dealt(cell["data"], USERS)
-    federation = Federation.simulate(given, scenario=scenario, clients=sum(USERS), samples=cell["samples"], seed=cell["seed"])
+    federation = Federation.simulate(
+        given, scenario=scenario, clients=sum(USERS), samples=cell["samples"], seed=cell["seed"]
+    )
     assert federation.truth is not None
     order = sorted(range(len(federation)), key=federation.truth.__getitem__)
     truth = [federation.truth[i] for i in order]
-    features = mapped([federation.shards[i].x for i in order], cell["features"], cell["data"], cell["seed"])
+    features = mapped(
+        [federation.shards[i].x for i in order], cell["features"], cell["data"], cell["seed"]
+    )
     (r,) = matrices(features, (cell["vectors"],))
     return {"dimension": features[0].shape[1], **judged(r, truth), "R": r.flatten()}
 

@@ -30,8 +30,17 @@ FEATURES = ("identity", "conv", "resnet18")
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Features by seed."""
-    fixed = {"scale": scale, "samples": SAMPLES[scale], "vectors": 5, "paper": "0.62 with user 2, 0.39 with user 3"}
-    return [{**fixed, "features": features, "seed": seed} for features in FEATURES for seed in range(seeds)]
+    fixed = {
+        "scale": scale,
+        "samples": SAMPLES[scale],
+        "vectors": 5,
+        "paper": "0.62 with user 2, 0.39 with user 3",
+    }
+    return [
+        {**fixed, "features": features, "seed": seed}
+        for features in FEATURES
+        for seed in range(seeds)
+    ]
 
 
 def samples(data: str, task: str, count: int, seed: int) -> NDArray[np.float32]:
@@ -40,7 +49,9 @@ def samples(data: str, task: str, count: int, seed: int) -> NDArray[np.float32]:
     labels = next(t.labels for t in given.tasks if t.name == task)
     rows = np.flatnonzero(np.isin(given.train.y, labels))
     if len(rows) < count:
-        raise UsageError(f"{data} here has {len(rows)} training samples of {task}, and {count} are wanted: use the whole data set")
+        raise UsageError(
+            f"{data} here has {len(rows)} training samples of {task}, and {count} are wanted: use the whole data set"
+        )
     drawn = Randomness(seed).generator("table2", data, task).permutation(rows)[:count]
     return given.train.read(np.sort(drawn))
 

@@ -22,11 +22,19 @@ from numpy.typing import NDArray
 
 from securecluster import Federation
 from securecluster.benchmarks.papers.oneshot_noise import multiplier, scored, symmetric
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Row,
+    Sheet,
+    figure,
+    options,
+    spread,
+    summarise,
+)
 from securecluster.clustering.eigenvectors import relevance, span_relevance
 from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import Iid, Tasks
-from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols.oneshot.feature_maps import Features, build
 from securecluster.protocols.oneshot.gram_mechanism import GramNoise, told_by_all
 
@@ -64,7 +72,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     features = [phi(torch.from_numpy(np.ascontiguousarray(x))) for x in inputs]
     found: dict[str, Any] = {}
     for e in EPSILONS:
-        draws = Draws.derived(Randomness(cell["seed"]), "oneshot_vectors")
+        draws = NoiseStreams.derived(Randomness(cell["seed"]), "oneshot_vectors")
         noise = GramNoise(multiplier(e), "gram", False, draws)
         matrices = [noise.matrix(x, i) for i, x in enumerate(features)]
         spectra = [noise.spectrum(a, max(VECTORS)) for a in matrices]

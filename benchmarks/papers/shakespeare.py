@@ -20,17 +20,40 @@ from typing import Any
 import numpy as np
 
 from securecluster import Federation
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, spread, summarise
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Row,
+    Sheet,
+    figure,
+    numbers,
+    options,
+    spread,
+    summarise,
+)
 from securecluster.data import Natural
-from securecluster.protocols import CFL, FLHC, SRFCA, FedAvg, Local, Protocol, Settings
+from securecluster.protocols import CFL, FLHC, SRFCA, ClusteringProtocol, FedAvg, Local, Settings
 
 TRAINING = ("model", "optimizer", "lr", "batch_size", "epochs", "rounds")
 COMMON = {"data": "shakespeare", "epochs": 1, "batch_size": 10}
 SCALES: dict[str, dict[str, Any]] = {
-    "cpu": {"clients": 20, "samples": 100, "model": "lstm-chars", "optimizer": "adam", "lr": 0.01, "rounds": 25},
-    "full": {"clients": 100, "samples": None, "model": "lstm-chars-256", "optimizer": "adam", "lr": 0.003, "rounds": 600},
+    "cpu": {
+        "clients": 20,
+        "samples": 100,
+        "model": "lstm-chars",
+        "optimizer": "adam",
+        "lr": 0.01,
+        "rounds": 25,
+    },
+    "full": {
+        "clients": 100,
+        "samples": None,
+        "model": "lstm-chars-256",
+        "optimizer": "adam",
+        "lr": 0.003,
+        "rounds": 600,
+    },
 }
-MADE: dict[str, Callable[[dict[str, Any]], Protocol]] = {
+MADE: dict[str, Callable[[dict[str, Any]], ClusteringProtocol]] = {
     "global": lambda given: FedAvg(**given),
     "local": lambda given: Local(**given),
     "cfl": lambda given: CFL(**given, tree=False),
@@ -45,12 +68,22 @@ FIGURES = ("perplexity", "worst", "found", "bytes")
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Methods by seed."""
     common = {"scale": scale, **COMMON, **SCALES[scale]}
-    return [{**common, "seed": seed, "method": method, "paper": PAPER.get(method)} for seed in range(seeds) for method in MADE]
+    return [
+        {**common, "seed": seed, "method": method, "paper": PAPER.get(method)}
+        for seed in range(seeds)
+        for method in MADE
+    ]
 
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Mean and largest test perplexity over clients, clusters found, bytes, and the mean perplexity after each round."""
-    federation = Federation.simulate(cell["data"], scenario=Natural(), clients=cell["clients"], samples=cell["samples"], seed=cell["seed"])
+    federation = Federation.simulate(
+        cell["data"],
+        scenario=Natural(),
+        clients=cell["clients"],
+        samples=cell["samples"],
+        seed=cell["seed"],
+    )
     given = {name: cell[name] for name in TRAINING} | {"mask": "none"}
     fitted = MADE[cell["method"]](given).fit(federation, Settings(transcript="none"))
     return {
@@ -68,13 +101,26 @@ def draw(rows: Sequence[Row]) -> Any:
     methods = list(dict.fromkeys(row["method"] for row in rows))
     for (method,), (middle, _, _, _) in spread(rows, ["method"], "perplexity").items():
         x = methods.index(method)
-        points = [value for row in rows if row["method"] == method for value in numbers(row.get("perplexity", ""))]
+        points = [
+            value
+            for row in rows
+            if row["method"] == method
+            for value in numbers(row.get("perplexity", ""))
+        ]
         left.plot([x - 0.3, x + 0.3], [middle, middle], color=f"C{x}", linewidth=1.6)
-        left.plot([x] * len(points), points, color=f"C{x}", linestyle="none", marker="o", markersize=4)
+        left.plot(
+            [x] * len(points), points, color=f"C{x}", linestyle="none", marker="o", markersize=4
+        )
     for row in rows:
         if row["seed"] == "0" and (curve := numbers(row.get("curve", ""))):
             x = methods.index(row["method"])  # curves of equal models lie on each other
-            right.plot(range(1, len(curve) + 1), curve, f"C{x}{STYLES[x]}", linewidth=2.4 - 0.3 * x, label=row["method"])
+            right.plot(
+                range(1, len(curve) + 1),
+                curve,
+                f"C{x}{STYLES[x]}",
+                linewidth=2.4 - 0.3 * x,
+                label=row["method"],
+            )
     left.set_xticks(range(len(methods)), methods)
     left.set(ylabel="mean test perplexity over clients", title="at the end, all seeds")
     right.set(xlabel="round", title="seed 0")

@@ -73,15 +73,23 @@ class Sheet:
             row |= {"status": DONE, "seconds": f"{clock() - began:.1f}"}
             self._machines += [here for here in [machine()] if here not in self._machines]
             self._write()
-            print(", ".join(f"{name} {value[:60]}" for name, value in row.items() if value), flush=True)
+            print(
+                ", ".join(f"{name} {value[:60]}" for name, value in row.items() if value),
+                flush=True,
+            )
         for row in rows:
             if row["status"] == NOT_RUN:
-                print(f"not run: {', '.join(f'{name} {value}' for name, value in row.items() if value and name not in _LAST)}")
+                print(
+                    f"not run: {', '.join(f'{name} {value}' for name, value in row.items() if value and name not in _LAST)}"
+                )
         return rows
 
     def save(self, figure: Any, scale: str) -> Path:
         """Write a picture beside the CSV file: NAME.png for the scale "cpu", else NAME_SCALE.png."""
-        buffer, path = io.BytesIO(), self.path.with_name(self.path.stem + ("" if scale == "cpu" else f"_{scale}") + ".png")
+        buffer, path = (
+            io.BytesIO(),
+            self.path.with_name(self.path.stem + ("" if scale == "cpu" else f"_{scale}") + ".png"),
+        )
         figure.savefig(buffer, format="png", dpi=120)
         atomic_files.write_atomic(path, buffer.getvalue())
         return path
@@ -92,11 +100,16 @@ class Sheet:
             if all(row.get(name) == value for name, value in key.items()):
                 row["paper"] = _text(cell.get("paper"))
                 return row
-        self._rows.append({**key, "paper": _text(cell.get("paper")), "status": NOT_RUN, "seconds": ""})
+        self._rows.append(
+            {**key, "paper": _text(cell.get("paper")), "status": NOT_RUN, "seconds": ""}
+        )
         return self._rows[-1]
 
     def _write(self) -> None:
-        names = [*dict.fromkeys(name for row in self._rows for name in row if name not in _LAST), *_LAST]
+        names = [
+            *dict.fromkeys(name for row in self._rows for name in row if name not in _LAST),
+            *_LAST,
+        ]
         stream = io.StringIO()
         stream.write(f"# {' | '.join(self._machines) or machine()}\n")
         writer = csv.DictWriter(stream, names, restval="", lineterminator="\n")
@@ -111,7 +124,9 @@ def numbers(text: str) -> list[float]:
     return [float({"True": 1, "False": 0}.get(word, word)) for word in text.split()]
 
 
-def spread(rows: Sequence[Row], by: Sequence[str], value: str) -> dict[tuple[str, ...], tuple[float, float, float, int]]:
+def spread(
+    rows: Sequence[Row], by: Sequence[str], value: str
+) -> dict[tuple[str, ...], tuple[float, float, float, int]]:
     """Mean, least, most and count of a measured number over the rows that agree in `by` (so over seeds); not-run rows do not count."""
     groups: dict[tuple[str, ...], list[float]] = {}
     for row in rows:
@@ -125,15 +140,32 @@ def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> 
     for value in values:
         for key, (mean, least, most, count) in spread(rows, by, value).items():
             place = ", ".join(f"{name} {part}" for name, part in zip(by, key, strict=True))
-            print(f"{place}: {value} {mean:.4g} ({least:.4g} – {most:.4g}; {count})" + (f"; paper: {paper[key]}" if paper[key] else ""))
+            print(
+                f"{place}: {value} {mean:.4g} ({least:.4g} – {most:.4g}; {count})"
+                + (f"; paper: {paper[key]}" if paper[key] else "")
+            )
 
 
-def options(description: str | None, argv: Sequence[str] | None = None, seeds: int = 3, minutes: float = 10.0) -> argparse.Namespace:
+def options(
+    description: str | None,
+    argv: Sequence[str] | None = None,
+    seeds: int = 3,
+    minutes: float = 10.0,
+) -> argparse.Namespace:
     """`seeds`, `full`, `minutes`, and `scale` ("full" or "cpu") of a script of this folder."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=seeds)
-    parser.add_argument("--full", action="store_true", help="the paper's own scale, meant for a GPU")
-    parser.add_argument("--minutes", type=float, default=minutes, help=f"no cell is started once these are over ({minutes:g})")
+    parser.add_argument(
+        "--full", action="store_true", help="the paper's own scale, meant for a GPU"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=minutes,
+        help=f"no cell is started once these are over ({minutes:g})",
+    )
     found = parser.parse_args(argv)
     if found.seeds < 1 or not found.minutes >= 0:
         parser.error("--seeds is at least 1, and --minutes at least 0")

@@ -22,12 +22,24 @@ from securecluster.benchmarks.papers.srfca_runs import table
 METHODS = ("global", "local", "ifca", "srfca")
 COMMON = {"data": "cifar10", "clients": 32, "clusters": 2, "participation": 0.5}
 SCALES: dict[str, dict[str, Any]] = {
-    "cpu": {"model": "cnn-ali", "optimizer": "adam", "lr": 1e-3, "batch_size": 10, "overlap": False},
+    "cpu": {
+        "model": "cnn-ali",
+        "optimizer": "adam",
+        "lr": 1e-3,
+        "batch_size": 10,
+        "overlap": False,
+    },
     "full": {"model": "resnet9", "optimizer": "sgd", "lr": 0.05, "batch_size": 50, "overlap": True},
 }
 OWN: dict[str, dict[str, dict[str, int]]] = {
-    "cpu": {"rotation": {"samples": 300, "rounds": 20}, "label-split": {"samples": 300, "rounds": 20}},
-    "full": {"rotation": {"samples": 3125, "rounds": 38}, "label-split": {"samples": 4375, "rounds": 27}},
+    "cpu": {
+        "rotation": {"samples": 300, "rounds": 20},
+        "label-split": {"samples": 300, "rounds": 20},
+    },
+    "full": {
+        "rotation": {"samples": 3125, "rounds": 38},
+        "label-split": {"samples": 4375, "rounds": 27},
+    },
 }
 PAPER = {"srfca": "the correct clusters without k; five points above IFCA"}
 

@@ -18,14 +18,26 @@ from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 from securecluster.benchmarks.papers.srfca_runs import MADE, table
 from securecluster.benchmarks.papers.srfca_runs import cells as all_cells
 
-COMMON = {"data": "mnist", "overlap": False, "clients": 100, "model": "mlp-200", "participation": 1.0}
+COMMON = {
+    "data": "mnist",
+    "overlap": False,
+    "clients": 100,
+    "model": "mlp-200",
+    "participation": 1.0,
+}
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"samples": 200, "optimizer": "sgd", "batch_size": 20},
     "full": {"samples": 600, "optimizer": "adam", "batch_size": 50},
 }
 OWN: dict[str, dict[str, dict[str, Any]]] = {
-    "cpu": {"rotation": {"clusters": 4, "lr": 0.1, "rounds": 25}, "inversion": {"clusters": 2, "lr": 0.03, "rounds": 28}},
-    "full": {"rotation": {"clusters": 4, "lr": 2e-4, "rounds": 21}, "inversion": {"clusters": 2, "lr": 2e-4, "rounds": 23}},
+    "cpu": {
+        "rotation": {"clusters": 4, "lr": 0.1, "rounds": 25},
+        "inversion": {"clusters": 2, "lr": 0.03, "rounds": 28},
+    },
+    "full": {
+        "rotation": {"clusters": 4, "lr": 2e-4, "rounds": 21},
+        "inversion": {"clusters": 2, "lr": 2e-4, "rounds": 23},
+    },
 }
 PAPER = {"srfca": "the correct clusters without k; accuracy no worse than the best baseline"}
 

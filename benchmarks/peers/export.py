@@ -16,7 +16,10 @@ from securecluster.models.validation import build
 
 SEED = 0  # this project draws the initial weights from it, as every worker must start from them
 LR = 0.1
-SAMPLES, BATCH = 100, 10  # ten steps a client and round: one pass, since pfl's `local_num_steps` only caps within one
+SAMPLES, BATCH = (
+    100,
+    10,
+)  # ten steps a client and round: one pass, since pfl's `local_num_steps` only caps within one
 Pool = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
@@ -38,7 +41,9 @@ def export(path: Path, model: str, clients: int, rounds: int, samples: int = SAM
 def dealt(pool: int, clients: int, samples: int, randomness: Randomness) -> NDArray[np.int64]:
     """Which samples each client holds, (m, n): a shuffled pool dealt out, shuffled anew each time it is used up."""
     turns = -(-clients * samples // pool)
-    cards = np.concatenate([randomness.generator("peers", "deal", turn).permutation(pool) for turn in range(turns)])
+    cards = np.concatenate(
+        [randomness.generator("peers", "deal", turn).permutation(pool) for turn in range(turns)]
+    )
     return cards[: clients * samples].reshape(clients, samples)
 
 

@@ -58,11 +58,15 @@ def flat(net: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-def sgd(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, batch: int) -> None:
+def sgd(
+    net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, batch: int
+) -> None:
     """One pass over samples that are in order already."""
     for first in range(0, len(y), batch):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x[first : first + batch]), y[first : first + batch]).backward()  # type: ignore[no-untyped-call]
+        nn.functional.cross_entropy(
+            net(x[first : first + batch]), y[first : first + batch]
+        ).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
@@ -74,7 +78,9 @@ def accuracy(work: Work, weights: Weights) -> float:
     with torch.no_grad():
         for first in range(0, len(work.y_test), 500):
             part = slice(first, first + 500)
-            guess: NDArray[np.int64] = net(torch.as_tensor(scaled(work.x_test[part]))).argmax(1).numpy()
+            guess: NDArray[np.int64] = (
+                net(torch.as_tensor(scaled(work.x_test[part]))).argmax(1).numpy()
+            )
             hits += int((guess == work.y_test[part]).sum())
     return hits / len(work.y_test)
 
@@ -91,4 +97,8 @@ def settle(device: str) -> Callable[[], int]:
 
 def talk(work: Work, net: nn.Module, given: Options) -> Talk:
     """A pipe for a worker whose global model lies in `net`."""
-    return Talk(lambda: np.asarray(flat(net).cpu().numpy(), dtype=np.float32), partial(accuracy, work), settle(given.device))
+    return Talk(
+        lambda: np.asarray(flat(net).cpu().numpy(), dtype=np.float32),
+        partial(accuracy, work),
+        settle(given.device),
+    )

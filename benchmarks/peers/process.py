@@ -33,10 +33,21 @@ class Worker:
         log: where everything goes that the worker and its framework print.
     """
 
-    def __init__(self, peer: str, python: Path, export: Path, threads: int, device: str, log: Path) -> None:
+    def __init__(
+        self, peer: str, python: Path, export: Path, threads: int, device: str, log: Path
+    ) -> None:
         self.peer, self.threads, self._log, self._tag = peer, threads, log, uuid.uuid4().hex
         self._scratch = tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True)
-        command = [python, "-m", f"peers.work_{peer}", export, "--threads", str(threads), "--device", device]
+        command = [
+            python,
+            "-m",
+            f"peers.work_{peer}",
+            export,
+            "--threads",
+            str(threads),
+            "--device",
+            device,
+        ]
         with log.open("a") as stream:
             self._process = subprocess.Popen(
                 list(map(str, command)),
@@ -46,13 +57,20 @@ class Worker:
                 env=self._environment(),
                 cwd=self._scratch.name,
             )
-        with suppress(OSError):  # where memory runs out, a worker goes first, and the driver can tell
+        with suppress(
+            OSError
+        ):  # where memory runs out, a worker goes first, and the driver can tell
             Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("1000")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _environment(self) -> dict[str, str]:
@@ -101,7 +119,9 @@ class Worker:
 
     def _last(self) -> str:
         """The last line it printed: of a traceback, the one that says what is wrong."""
-        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line for line in self._log.read_text(errors="replace").splitlines() if line.strip()
+        ]
         return lines[-1][:200] if lines else "it printed nothing"
 
     def close(self, patience: float = 15) -> None:
@@ -123,7 +143,11 @@ class Worker:
 
 def tagged(tag: str) -> list[int]:
     """The processes that inherited a worker's mark in their environment, whoever their parent is by now."""
-    return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and f"{TAG}={tag}".encode() in _environ(p)]
+    return [
+        int(p.name)
+        for p in Path("/proc").iterdir()
+        if p.name.isdigit() and f"{TAG}={tag}".encode() in _environ(p)
+    ]
 
 
 def wait_until(done: Callable[[], bool], seconds: float) -> bool:

@@ -69,7 +69,11 @@ def load(path: str) -> Work:
     """Read it back."""
     with np.load(path) as found:
         arrays = {name: found[name] for name in found.files}
-    scalars: dict[str, Any] = {"model": str(arrays.pop("model")), "lr": float(arrays.pop("lr")), "batch": int(arrays.pop("batch"))}
+    scalars: dict[str, Any] = {
+        "model": str(arrays.pop("model")),
+        "lr": float(arrays.pop("lr")),
+        "batch": int(arrays.pop("batch")),
+    }
     return Work(**arrays, **scalars)
 
 
@@ -109,7 +113,12 @@ class Talk:
         settle: waits until the device is idle, where it works behind our back, and returns the peak of its memory in bytes.
     """
 
-    def __init__(self, weights: Callable[[], Weights], accuracy: Callable[[Weights], float], settle: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        weights: Callable[[], Weights],
+        accuracy: Callable[[Weights], float],
+        settle: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._weights, self._accuracy, self._settle = weights, accuracy, settle
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # whatever a framework prints goes to the log
@@ -139,7 +148,9 @@ class Talk:
         """The round is done: stop the clock and say so."""
         device = self._settle()
         seconds = time.perf_counter() - self._since
-        self._say({"seconds": seconds, "peak_rss_bytes": peak(os.getpid()), "peak_device_bytes": device})
+        self._say(
+            {"seconds": seconds, "peak_rss_bytes": peak(os.getpid()), "peak_device_bytes": device}
+        )
 
     def _say(self, what: dict[str, Any]) -> None:
         self._out.write(json.dumps(what) + "\n")

@@ -80,7 +80,9 @@ class Steps(TrainingProcessCallback):  # type: ignore[misc]
         self._next(0)
         return Metrics()
 
-    def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
+    def after_central_iteration(
+        self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+    ) -> tuple[bool, Any]:
         """The averaged update is applied."""
         if self._pipe is not None:
             self._pipe.end()
@@ -110,12 +112,22 @@ def main(given: Options) -> None:
     data = FederatedDataset(users, MinimizeReuseUserSampler(list(range(work.clients))))
     pipe = talk(work, net, given) if os.environ.get("RANK", "0") == "0" else None
     rounds = NNAlgorithmParams(
-        central_num_iterations=len(work.order) + 1, evaluation_frequency=1 << 30, train_cohort_size=work.clients, val_cohort_size=0
+        central_num_iterations=len(work.order) + 1,
+        evaluation_frequency=1 << 30,
+        train_cohort_size=work.clients,
+        val_cohort_size=0,
     )
-    local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=work.lr, local_batch_size=work.batch)
+    local = NNTrainHyperParams(
+        local_num_epochs=1, local_learning_rate=work.lr, local_batch_size=work.batch
+    )
     with suppress(Quit):
         FederatedAveraging().run(
-            rounds, SimulatedBackend(data, data), model, local, NNEvalHyperParams(local_batch_size=None), callbacks=[Steps(pipe, users)]
+            rounds,
+            SimulatedBackend(data, data),
+            model,
+            local,
+            NNEvalHyperParams(local_batch_size=None),
+            callbacks=[Steps(pipe, users)],
         )
 
 

@@ -18,43 +18,70 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.labels import members as clusters_of
-from securecluster.clustering.noise_robust import evidence_for_split, gap_between, halves, with_company
+from securecluster.clustering.noise_robust import (
+    evidence_for_split,
+    gap_between,
+    split_into_two,
+    with_company,
+)
 from securecluster.clustering.similarity import FLOOR, cosine
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.protocols.cfl.client import Branching
-from securecluster.protocols.cfl.parameter_tree import Handed, Leaves, Tree, fall_back, hand_back, walk
+from securecluster.protocols.cfl.client import CFLClient
+from securecluster.protocols.cfl.parameter_tree import (
+    FallbackResult,
+    LeafModels,
+    ParameterTree,
+    choose_fallback_models,
+    find_leaves,
+    send_fallback_models,
+)
 from securecluster.protocols.cfl.separation import largest_noise, separation_gap
-from securecluster.protocols.cfl.split_test import Look, compare_gradients, divide, hear, look_at, model_for, post_means, visible
+from securecluster.protocols.cfl.split_test import (
+    SplitStatistics,
+    collect_updates,
+    compare_gradients,
+    fetch_split_model,
+    queue_averages,
+    server_view,
+    split_cluster,
+    split_statistics,
+)
 from securecluster.protocols.common.base import Kept, Releases, opened
-from securecluster.protocols.common.client import Trainee
-from securecluster.protocols.common.compression_options import Briefly
-from securecluster.protocols.common.pending_updates import Outbox, deliver
-from securecluster.protocols.common.sampling import invite
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.compression_options import CompressionOptions
+from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runtime.run import Line, Run
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.server_channel import ServerChannel
 
 HINT = 0.1  # the p-value at which a cluster that replied in part is asked for a complete round
 
 
 @dataclass
-class State:
+class CFLState:
     """What the server's loop changes."""
 
     labels: list[int]
-    outbox: Outbox
-    tree: Tree
-    longest: float = 0.0  # the largest max ‖Δ_i‖ of any round, the unit of the relative criterion's eps2
-    wanted: list[int] = field(default_factory=list)  # clusters that wait for a round with every member
-    alpha: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))  # (m, m), of the last round that all clients shared
+    outbox: PendingUpdates
+    tree: ParameterTree
+    longest: float = (
+        0.0  # the largest max ‖Δ_i‖ of any round, the unit of the relative criterion's eps2
+    )
+    wanted: list[int] = field(
+        default_factory=list
+    )  # clusters that wait for a round with every member
+    alpha: torch.Tensor = field(
+        default_factory=lambda: torch.zeros(0, 0)
+    )  # (m, m), of the last round that all clients shared
     shared: bool = True  # whether alpha is of this round
-    handed: Handed | None = None  # whose model each cluster got in the end
+    handed: FallbackResult | None = None  # whose model each cluster got in the end
 
 
 @dataclass
-class CFL(Briefly):
+class CFL(CompressionOptions):
     """Recursive bipartition of the clients once federated learning has become stationary."""
 
     mask: str = "permutation"
@@ -83,46 +110,75 @@ class CFL(Briefly):
     """share of each client's training samples kept aside to judge in the end whether splits helped, in [0, 1); 0 trusts them"""
 
     name: ClassVar[str] = "cfl"
-    client: ClassVar[type[Trainee]] = Branching
+    client: ClassVar[type[TrainingClient]] = CFLClient
 
-    def serve(self, net: Network, run: Run) -> State:
+    def run_server(self, net: ServerChannel, run: Run) -> CFLState:
         """Algorithm 5, "Server does"."""
         m = len(net.clients)
-        state = State([0] * m, Outbox.start(m, fresh=self.mask != "none"), Tree.start(m))
+        state = CFLState(
+            [0] * m, PendingUpdates.start(m, fresh=self.mask != "none"), ParameterTree.start(m)
+        )
         for t in run.rounds("train", state, self.rounds):
-            got, total = hear(net, state.outbox, self._invited(net, state, t), state.labels, self.briefs)
+            got, total = collect_updates(
+                net, state.outbox, self._invited(net, state, t), state.labels, self.briefs
+            )
             looks, state.shared = [], False
             for c, members in enumerate(clusters_of(state.labels)):
-                looks.append(look := look_at(net, got, c, members, state.labels, total))
+                looks.append(look := split_statistics(net, got, c, members, state.labels, total))
                 if look.came:
                     self._test(net, state, look)
-                if look.halves and self.tree and not model_for(net, state.outbox, look):
+                if look.halves and self.tree and not fetch_split_model(net, state.outbox, look):
                     look.halves = None  # nobody posts the model: the split waits
-            post_means(state.outbox, looks, got.step if total is None else total.step, state.labels)
-            splits, seen = [k for k in looks if k.halves], [k.line() for k in looks if k.mean is not None]
-            run.note(splits=[[k.members, *(k.halves or ())] for k in splits], looks=seen, wanted=list(state.wanted))
+            queue_averages(
+                state.outbox, looks, got.step if total is None else total.step, state.labels
+            )
+            splits, seen = (
+                [k for k in looks if k.halves],
+                [k.line() for k in looks if k.mean is not None],
+            )
+            run.note(
+                splits=[[k.members, *(k.halves or ())] for k in splits],
+                looks=seen,
+                wanted=list(state.wanted),
+            )
             for look in splits:
-                divide(state.tree, state.labels, look, t)
-        deliver(net, run, state)
+                split_cluster(state.tree, state.labels, look, t)
+        flush(net, run, state)
         if self.tree:
-            state.tree.complete(run.once("leaves", lambda: state.tree.leaf_models(net, state.outbox), Leaves))
+            state.tree.complete(
+                run.once("leaves", lambda: state.tree.leaf_models(net, state.outbox), LeafModels)
+            )
         if self.fallback:
-            judged = run.once("judged", lambda: fall_back(net, state.tree, state.outbox, state.labels), Handed)
-            state.handed = run.once("handed", lambda: hand_back(net, state.tree, state.outbox, state.labels, judged), Handed)
+            judged = run.once(
+                "judged",
+                lambda: choose_fallback_models(net, state.tree, state.outbox, state.labels),
+                FallbackResult,
+            )
+            state.handed = run.once(
+                "handed",
+                lambda: send_fallback_models(net, state.tree, state.outbox, state.labels, judged),
+                FallbackResult,
+            )
         return state
 
-    def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:
+    def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """Algorithm 4, down the parameter tree."""
         if not self.tree:
-            raise UsageError("newcomers find their cluster down the parameter tree, and this run kept none: run it with tree=True")
-        usual = Branching.outline if self.briefs else Branching.train
-        return walk(net, state.tree, Branching.gradient if self.similarity == "gradient" else usual, to)
+            raise UsageError(
+                "newcomers find their cluster down the parameter tree, and this run kept none: run it with tree=True"
+            )
+        usual = CFLClient.send_compressed_update if self.briefs else CFLClient.train
+        return find_leaves(
+            net, state.tree, CFLClient.gradient if self.similarity == "gradient" else usual, to
+        )
 
-    def _test(self, net: Network, state: State, look: Look) -> None:
+    def _test(self, net: ServerChannel, state: CFLState, look: SplitStatistics) -> None:
         """Lines 16–21: ε1, ε2, bipartition, γ_max. A cluster waits for a reply of every member."""
         state.longest = max(state.longest, look.max_norm)
         state.wanted = [w for w in state.wanted if w != look.cluster]
-        stationary = look.mean_norm < self.eps1 * (look.max_norm if self.criterion == "relative" else 1)
+        stationary = look.mean_norm < self.eps1 * (
+            look.max_norm if self.criterion == "relative" else 1
+        )
         tested = len(look.members) >= self.min_size
         if self.similarity == "gradient":
             if not (stationary and tested):
@@ -136,7 +192,7 @@ class CFL(Briefly):
         if not tested:
             return
         seed = net.randomness.integer("server", "clusterer", net.round, look.cluster)
-        found = halves(alpha.numpy(), self.clusterer, seed)
+        found = split_into_two(alpha.numpy(), self.clusterer, seed)
         if self.criterion == "relative" and self.clusterer == "paper":
             found = with_company(alpha.numpy(), found)
         look.gap = gap_between(alpha.numpy(), found)
@@ -148,32 +204,48 @@ class CFL(Briefly):
         if not look.complete:
             state.wanted.append(look.cluster)
         elif self.gamma_max < largest_noise(found.cross_max):
-            look.halves = ([look.members[k] for k in found.first], [look.members[k] for k in found.second])
+            look.halves = (
+                [look.members[k] for k in found.first],
+                [look.members[k] for k in found.second],
+            )
 
-    def _incongruent(self, state: State, look: Look) -> bool:
+    def _incongruent(self, state: CFLState, look: SplitStatistics) -> bool:
         """Return whether clients of a stationary cluster still pull: max ‖Δ_i‖ > ε2 (eq. 33), or that as a share (ours)."""
         return look.max_norm > self.eps2 * (state.longest if self.criterion == "relative" else 1)
 
-    def _significant(self, look: Look, alpha: NDArray[np.float64], seed: int) -> bool:
+    def _significant(self, look: SplitStatistics, alpha: NDArray[np.float64], seed: int) -> bool:
         """Return whether clients are separated, and would rarely be so without clusters (ours); the absolute criterion does not ask."""
         if self.criterion == "absolute":
             return True
         found = evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed)
-        look.evidence = found.separation if math.isfinite(found.separation) else None  # two clients have no cluster among them
+        look.evidence = (
+            found.separation if math.isfinite(found.separation) else None
+        )  # two clients have no cluster among them
         look.p_value = found.p_value
         if not look.complete:  # a few of a cluster's clients seldom reach the level, so a hint is enough to ask them all
             return look.p_value <= max(self.level, HINT)
         return look.p_value <= self.level
 
-    def _invited(self, net: Network, state: State, t: int) -> list[int]:
+    def _invited(self, net: ServerChannel, state: CFLState, t: int) -> list[int]:
         """A share of each cluster; all of a cluster that only waits for complete replies to be split."""
         clusters, share = enumerate(clusters_of(state.labels)), self.participation
-        return sorted(i for c, own in clusters for i in invite(net, own, 1.0 if c in state.wanted else share, t, c, least=self.least))
+        return sorted(
+            i
+            for c, own in clusters
+            for i in sample_clients(
+                net, own, 1.0 if c in state.wanted else share, t, c, least=self.least
+            )
+        )
 
     def releases(self) -> Releases:
         """An update a round, or a brief and the update; full gradients; the losses that the fallback goes by."""
         full = self.rounds * (self.similarity == "gradient")
-        return Releases(self.rounds * (1 + self.briefs) + full, int(self.fallback > 0), trainings=self.rounds, full=full)
+        return Releases(
+            self.rounds * (1 + self.briefs) + full,
+            int(self.fallback > 0),
+            trainings=self.rounds,
+            full=full,
+        )
 
     @property
     def weighted(self) -> bool:
@@ -188,19 +260,32 @@ class CFL(Briefly):
     def check(self, clients: int) -> None:
         """Adds the split test's own fields."""
         super().check(clients)
-        check_choice(self, criterion=("relative", "absolute"), average=("uniform", "weighted"), similarity=("update", "gradient"))
+        check_choice(
+            self,
+            criterion=("relative", "absolute"),
+            average=("uniform", "weighted"),
+            similarity=("update", "gradient"),
+        )
         check_whole(self, min_size=2)
-        for name, most in {"eps1": math.inf, "eps2": math.inf, "evidence": math.inf, "gamma_max": 1, "fallback": 1}.items():
+        for name, most in {
+            "eps1": math.inf,
+            "eps2": math.inf,
+            "evidence": math.inf,
+            "gamma_max": 1,
+            "fallback": 1,
+        }.items():
             check_number(self, name, 0, most, low_in=most == 1)
         check_number(self, "level", 0, 1, low_in=False)
         if self.fallback and not self.tree:
             raise UsageError("the fallback judges the models in the tree: leave tree on")
 
-    def sees(self) -> list[str]:
+    def server_view(self) -> list[str]:
         """What stays visible under every mask."""
-        return visible(self.weighted, self.briefs, self.tree, self.fallback > 0)
+        return server_view(self.weighted, self.briefs, self.tree, self.fallback > 0)
 
-    def observe(self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]) -> Line:
+    def observe(
+        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
+    ) -> Line:
         """Adds the true separation gap g (eq. 28) while all clients share one model."""
         truth = federation.truth if state.shared and len(state.alpha) else None
         gap = separation_gap(state.alpha.numpy(), truth) if truth else None
@@ -209,7 +294,7 @@ class CFL(Briefly):
     def adopt(self, kept: Kept) -> Self:
         """Adds the parameter tree."""
         super().adopt(kept)
-        self.tree_: Tree = self.state_.tree
+        self.tree_: ParameterTree = self.state_.tree
         return self
 
     def node_model(self, node: int) -> dict[str, Any]:
@@ -218,5 +303,10 @@ class CFL(Briefly):
 
     def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
         """What samples x (n, …) are, as probabilities (n, classes): the mean over the models on the cluster's path, root to leaf (V-C)."""
-        path = [opened(self, self.tree_.nodes[v].model) for v in self.tree_.path(self.tree_.leaf(cluster))]
-        return torch.stack([self._flat.objective.predicted(self._flat.call(self._flat.views(w), x)) for w in path]).mean(0)
+        path = [
+            opened(self, self.tree_.nodes[v].model)
+            for v in self.tree_.path(self.tree_.leaf(cluster))
+        ]
+        return torch.stack(
+            [self._flat.objective.predicted(self._flat.call(self._flat.views(w), x)) for w in path]
+        ).mean(0)

@@ -47,7 +47,9 @@ def is_correct(first: Sequence[int], second: Sequence[int], truth: Sequence[int]
     return not {truth[i] for i in first} & {truth[j] for j in second}
 
 
-def approximation_noise(empirical: ArrayLike, true: ArrayLike, truth: Sequence[int]) -> NDArray[np.float64]:
+def approximation_noise(
+    empirical: ArrayLike, true: ArrayLike, truth: Sequence[int]
+) -> NDArray[np.float64]:
     """γ_i = ‖v_I(i) − r_i‖ / ‖v_I(i)‖, (m,) (Sattler et al. 2019, eq. 16).
 
     Args:
@@ -61,7 +63,9 @@ def approximation_noise(empirical: ArrayLike, true: ArrayLike, truth: Sequence[i
     own = np.asarray(true, np.float64)[list(truth)]
     size = np.linalg.norm(own, axis=1)
     if not (size > 0).all():
-        raise UsageError("a distribution's gradient is zero, so γ is undefined: there is nothing to separate it by")
+        raise UsageError(
+            "a distribution's gradient is zero, so γ is undefined: there is nothing to separate it by"
+        )
     return np.linalg.norm(np.asarray(empirical, np.float64) - own, axis=1) / size  # type: ignore[no-any-return]
 
 
@@ -76,7 +80,9 @@ def noise_cosines(gamma: ArrayLike) -> NDArray[np.float64]:
     """
     sine = np.atleast_1d(np.asarray(gamma, np.float64))
     if not ((sine >= 0) & (sine < 1)).all():
-        raise UsageError(f"the theorem is about noise γ in [0, 1), not {sine.min():.3g} to {sine.max():.3g}")
+        raise UsageError(
+            f"the theorem is about noise γ in [0, 1), not {sine.min():.3g} to {sine.max():.3g}"
+        )
     cosine = np.sqrt((1 - sine) * (1 + sine))
     found: NDArray[np.float64] = np.outer(cosine, cosine) - np.outer(sine, sine)
     return found
@@ -115,7 +121,11 @@ def intra_bound(gamma: ArrayLike, truth: Sequence[int] | None = None) -> float:
         UsageError: γ outside [0, 1).
     """
     inner = noise_cosines(gamma)
-    return float(inner[_together(truth)].min(initial=1.0)) if truth is not None else float(inner.diagonal().min())
+    return (
+        float(inner[_together(truth)].min(initial=1.0))
+        if truth is not None
+        else float(inner.diagonal().min())
+    )
 
 
 def largest_noise(cross_max: float) -> float:

@@ -9,21 +9,21 @@ from typing import Any
 
 from securecluster.clustering.similarity import gram, gram_norms, mean_norm, mean_row
 from securecluster.core.lazy_torch import torch
-from securecluster.messaging.messages import Hello
+from securecluster.messaging.messages import Empty
 from securecluster.messaging.replies import Replies, Sums
-from securecluster.protocols.cfl.client import Branching
-from securecluster.protocols.cfl.parameter_tree import Tree
+from securecluster.protocols.cfl.client import CFLClient
+from securecluster.protocols.cfl.parameter_tree import ParameterTree
 from securecluster.protocols.common.averaging import weighted_means
-from securecluster.protocols.common.compressed_updates import Brief
-from securecluster.protocols.common.messages import Posted, nothing
-from securecluster.protocols.common.pending_updates import Outbox, ask_for_model
+from securecluster.protocols.common.compressed_updates import CompressedUpdate
+from securecluster.protocols.common.messages import ModelDelta, empty_tensor
+from securecluster.protocols.common.pending_updates import PendingUpdates, request_model
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass
-class Look:
+class SplitStatistics:
     """Norms, and what a split needs."""
 
     cluster: int
@@ -32,8 +32,10 @@ class Look:
     mean: torch.Tensor | None = None  # Δ_c, (d,)
     mean_norm: float = 0.0  # ‖Δ_c‖
     max_norm: float = 0.0  # max ‖Δ_i‖
-    inner: torch.Tensor = field(default_factory=nothing)  # Gram matrix of what α compares; none in a round that is not tested
-    updates: torch.Tensor = field(default_factory=nothing)  # what α compares, (·, d)
+    inner: torch.Tensor = field(
+        default_factory=empty_tensor
+    )  # Gram matrix of what α compares; none in a round that is not tested
+    updates: torch.Tensor = field(default_factory=empty_tensor)  # what α compares, (·, d)
     places: list[int] = field(default_factory=list)  # rows of `updates`, of those that came
     step: int = 0  # the call they answered
     scatter: float = 0.0  # standard deviation that noise and sketch give a cosine, about
@@ -41,7 +43,7 @@ class Look:
     evidence: float | None = None  # for the split; none in a round in which other conditions failed
     p_value: float | None = None
     halves: tuple[list[int], list[int]] | None = None
-    model: Posted = field(default_factory=Posted)  # θ*
+    model: ModelDelta = field(default_factory=ModelDelta)  # θ*
 
     @property
     def complete(self) -> bool:
@@ -50,23 +52,41 @@ class Look:
 
     def line(self) -> Line:
         """For the history."""
-        known = {name: getattr(self, name) for name in ("cluster", "mean_norm", "max_norm", "gap", "evidence", "p_value")}
+        known = {
+            name: getattr(self, name)
+            for name in ("cluster", "mean_norm", "max_norm", "gap", "evidence", "p_value")
+        }
         return {**known, "members": len(self.members), "split": self.halves is not None}
 
 
-def visible(weighted: bool, briefs: bool, tree: bool, judged: bool) -> list[str]:
+def server_view(weighted: bool, briefs: bool, tree: bool, judged: bool) -> list[str]:
     """What the server sees under every mask."""
     found = ["each client's number of samples"] * weighted
-    found += ["norms and pairwise cosines of a round's updates (and full gradients, if asked for)", "the clusters, splits and members"]
-    found += ["the updates beside their briefs (the plain sum reads every reply)"] * briefs + ["how far each node's model has moved"] * tree
+    found += [
+        "norms and pairwise cosines of a round's updates (and full gradients, if asked for)",
+        "the clusters, splits and members",
+    ]
+    found += ["the updates beside their briefs (the plain sum reads every reply)"] * briefs + [
+        "how far each node's model has moved"
+    ] * tree
     losses = "each client's losses under the models on its path, and the number of samples kept aside (the plain sum reads both)"
     return found + [losses] * judged
 
 
-def hear(net: Network, outbox: Outbox, asked: Sequence[int], labels: Sequence[int], briefs: bool) -> tuple[Replies[Any], Sums[Any] | None]:
+def collect_updates(
+    net: ServerChannel,
+    outbox: PendingUpdates,
+    asked: Sequence[int],
+    labels: Sequence[int],
+    briefs: bool,
+) -> tuple[Replies[Any], Sums[Any] | None]:
     """The clients' updates, which α compares; or what they tell of them in brief, and the sums over two members or more of each cluster."""
-    got: Replies[Any] = net.gather(Branching.outline if briefs else Branching.train, outbox.letter(asked), to=asked)
-    outbox.delivered(got.ids)
+    got: Replies[Any] = net.gather(
+        CFLClient.send_compressed_update if briefs else CFLClient.train,
+        outbox.message_for(asked),
+        to=asked,
+    )
+    outbox.acknowledge(got.ids)
     if not briefs:
         return got, None
     by = [labels[i] for i in got.ids]
@@ -74,38 +94,61 @@ def hear(net: Network, outbox: Outbox, asked: Sequence[int], labels: Sequence[in
     if not company:
         return got, None
     groups = 1 + max(labels)
-    return got, net.sum(Branching.hand_over, Hello(), to=company, by=[labels[i] for i in company], groups=groups)
+    return got, net.sum(
+        CFLClient.contribute_kept_update,
+        Empty(),
+        to=company,
+        by=[labels[i] for i in company],
+        groups=groups,
+    )
 
 
-def look_at(
-    net: Network, got: Replies[Any], cluster: int, members: list[int], labels: Sequence[int], total: Sums[Any] | None = None
-) -> Look:
+def split_statistics(
+    net: ServerChannel,
+    got: Replies[Any],
+    cluster: int,
+    members: list[int],
+    labels: Sequence[int],
+    total: Sums[Any] | None = None,
+) -> SplitStatistics:
     """Norms of a cluster's updates, free of the noise that clients add; α compares the updates (eq. 51).
 
     Args:
         total: the sums of the updates that were told in brief: the norm of the mean comes from these.
     """
-    if got.ids and isinstance(got.rows, Brief):
+    if got.ids and isinstance(got.rows, CompressedUpdate):
         return _in_brief(net, got, cluster, members, labels, total)
     places = [k for k, i in enumerate(got.ids) if labels[i] == cluster]
-    look = Look(cluster, members, [got.ids[k] for k in places])
+    look = SplitStatistics(cluster, members, [got.ids[k] for k in places])
     if places:
-        delta, size = got.rows.delta.values, None if got.rows.size is None else got.rows.size.values[places]
+        delta, size = (
+            got.rows.delta.values,
+            None if got.rows.size is None else got.rows.size.values[places],
+        )
         noise = net.noise("delta")
         share = torch.ones(len(places)) / len(places) if size is None else size / size.sum()
         look.inner, look.mean = gram(delta, places, noise), mean_row(delta, places, size)
         norms = gram_norms(look.inner)
-        look.mean_norm = mean_norm(look.mean, norms, len(members), noise * float(share.double().square().sum()))
+        look.mean_norm = mean_norm(
+            look.mean, norms, len(members), noise * float(share.double().square().sum())
+        )
         look.max_norm = _longest(norms, noise)
         look.updates, look.places, look.step = delta, places, got.step
         look.scatter = _scatter(norms, noise, delta.shape[1])
     return look
 
 
-def _in_brief(net: Network, got: Replies[Any], cluster: int, members: list[int], labels: Sequence[int], total: Sums[Any] | None) -> Look:
+def _in_brief(
+    net: ServerChannel,
+    got: Replies[Any],
+    cluster: int,
+    members: list[int],
+    labels: Sequence[int],
+    total: Sums[Any] | None,
+) -> SplitStatistics:
     """‖Δ_c‖ from the sum, ‖Δ_i‖ and α from briefs."""
     places = [k for k, i in enumerate(got.ids) if labels[i] == cluster]
-    look = Look(cluster, members, [got.ids[k] for k in places])
+    look = SplitStatistics(cluster, members, [got.ids[k] for k in places])
     if not places:
         return look
     rows, noise = got.rows.brief.values, net.noise("brief")
@@ -118,13 +161,17 @@ def _in_brief(net: Network, got: Replies[Any], cluster: int, members: list[int],
     if total is not None and total.counts[cluster]:
         told = [norms[n] for n, i in enumerate(look.came) if i in set(total.ids)]
         look.mean = weighted_means(total)[cluster]
-        look.mean_norm = mean_norm(look.mean, torch.stack(told), len(members), _noise_of_mean(net, total, cluster))
+        look.mean_norm = mean_norm(
+            look.mean, torch.stack(told), len(members), _noise_of_mean(net, total, cluster)
+        )
     return look
 
 
-def _noise_of_mean(net: Network, total: Sums[Any], cluster: int) -> float:
+def _noise_of_mean(net: ServerChannel, total: Sums[Any], cluster: int) -> float:
     """The expected squared norm of the noise in a cluster's mean: every client's, or a trusted server's in the sum."""
-    return net.noise("delta") / float(total.counts[cluster]) ** (2 if net.agreed["placement"] == "central" else 1)
+    return net.noise("delta") / float(total.counts[cluster]) ** (
+        2 if net.agreed["placement"] == "central" else 1
+    )
 
 
 def _longest(norms: torch.Tensor, noise: float) -> float:
@@ -142,19 +189,29 @@ def _scatter(norms: torch.Tensor, noise: float, width: int, sketched: bool = Fal
         return 0.0
     if not square:
         return math.inf
-    return math.sqrt((noise**2 + 2 * noise * square) / width / square**2 + (1 / width if sketched else 0.0))
+    return math.sqrt(
+        (noise**2 + 2 * noise * square) / width / square**2 + (1 / width if sketched else 0.0)
+    )
 
 
-def post_means(outbox: Outbox, looks: Sequence[Look], step: int, labels: Sequence[int]) -> None:
+def queue_averages(
+    outbox: PendingUpdates, looks: Sequence[SplitStatistics], step: int, labels: Sequence[int]
+) -> None:
     """The clusters' means, under the mask of call `step`, are for their members; zero for a cluster nobody replied from."""
     means = [look.mean for look in looks if look.mean is not None]
     if means:
-        outbox.post(step, torch.stack([torch.zeros_like(means[0]) if look.mean is None else look.mean for look in looks]), labels)
+        outbox.post(
+            step,
+            torch.stack(
+                [torch.zeros_like(means[0]) if look.mean is None else look.mean for look in looks]
+            ),
+            labels,
+        )
 
 
-def compare_gradients(net: Network, outbox: Outbox, look: Look) -> None:
+def compare_gradients(net: ServerChannel, outbox: PendingUpdates, look: SplitStatistics) -> None:
     """Ask those that came for their full gradients: α compares these instead (eq. 50)."""
-    got = net.gather(Branching.gradient, outbox.letter(look.came), to=look.came)
+    got = net.gather(CFLClient.gradient, outbox.message_for(look.came), to=look.came)
     look.came, look.places, look.step = list(got.ids), list(range(len(got.ids))), got.step
     if got.ids:
         look.updates, noise = got.rows.delta.values, net.noise("delta", "full")
@@ -162,13 +219,17 @@ def compare_gradients(net: Network, outbox: Outbox, look: Look) -> None:
         look.scatter = _scatter(gram_norms(look.inner), noise, look.updates.shape[1])
 
 
-def model_for(net: Network, outbox: Outbox, look: Look) -> bool:
+def fetch_split_model(net: ServerChannel, outbox: PendingUpdates, look: SplitStatistics) -> bool:
     """Get the model that a cluster is split at, before it moves on; False where no member posts it."""
-    look.model = ask_for_model(net, outbox, look.members, look.updates.shape[1] if look.mean is None else len(look.mean))
+    look.model = request_model(
+        net, outbox, look.members, look.updates.shape[1] if look.mean is None else len(look.mean)
+    )
     return len(look.model.displacement) > 0
 
 
-def divide(tree: Tree, labels: list[int], look: Look, number: int) -> None:
+def split_cluster(
+    tree: ParameterTree, labels: list[int], look: SplitStatistics, number: int
+) -> None:
     """Split a cluster in round `number`: the second half becomes a new cluster; the node keeps what newcomers will be compared with."""
     assert look.halves is not None
     new = 1 + max(labels)

@@ -13,31 +13,38 @@ from dataclasses import dataclass
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UpdateError
-from securecluster.messaging.messages import Done, Rows, select
+from securecluster.messaging.messages import Ack, Rows, select
 from securecluster.messaging.replies import Sums
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.client import Trainee
-from securecluster.protocols.common.messages import Means, Update
-from securecluster.protocols.common.pending_updates import Outbox
-from securecluster.protocols.common.sampling import invite
-from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, Turn, answers
-from securecluster.runtime.server_channel import Network
-from securecluster.training.local_trainer import Cohort, LocalTraining
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.messages import AverageDeltas, Update
+from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.common.sampling import sample_clients
+from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, CallContext, answers
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
-class Contributor(Trainee):
+class SumClient(TrainingClient):
     """Clients that contribute to a weighted mean, or train alone."""
 
     def __init__(
-        self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, start: torch.Tensor | None = None
+        self,
+        cohort: LocalTrainer,
+        training: LocalTraining,
+        pipeline: Pipeline,
+        weighted: bool,
+        start: torch.Tensor | None = None,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted, start)
         self.training_alone = training
         self._trained = [0] * len(cohort.ids)  # the last call in which each client trained alone
-        self._unshared: set[int] = set()  # positions of clients whose model holds what they learned alone
+        self._unshared: set[int] = (
+            set()
+        )  # positions of clients whose model holds what they learned alone
 
     @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
-    def contribute(self, turn: Turn, query: Means) -> Update:
+    def contribute(self, turn: CallContext, query: AverageDeltas) -> Update:
         """θ_i ← θ_i + P⁻¹Δ_c(i); reply n_i·P(SGD_n(θ_i, D_i) − θ_i) and n_i (McMahan et al. 2017, Algorithm 1).
 
         Where updates are clipped they count the same, and n_i stays here.
@@ -48,25 +55,33 @@ class Contributor(Trainee):
         return Update(found.delta, self._sizes(turn))
 
     @answers(GATHER, private=False, trains="usual")
-    def alone(self, turn: Turn, query: Means) -> Done:
+    def alone(self, turn: CallContext, query: AverageDeltas) -> Ack:
         """θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i), which stays here. Asked again, or for an earlier call, a client does not train again."""
         new = [n for n, k in enumerate(turn.at) if self._trained[k] < turn.step]
         if new:
             ids, at = tuple(turn.ids[n] for n in new), tuple(turn.at[n] for n in new)
-            self._train_alone(Turn(ids, at, turn.round, turn.step), select(query, new))
+            self._train_alone(CallContext(ids, at, turn.round, turn.step), select(query, new))
             self._unshared |= set(at)
-        return Done()
+        return Ack()
 
-    def _train_alone(self, turn: Turn, query: Means) -> None:
+    def _train_alone(self, turn: CallContext, query: AverageDeltas) -> None:
         self.catch_up(turn, query)
         self.models = self._apart(turn.at)
         updates = self.cohort.train(self._rows(turn.at), turn.at, self.training_alone, turn.step)
-        bad = [i for i, update in zip(turn.ids, updates, strict=True) if not bool(update.isfinite().all())]
+        bad = [
+            i
+            for i, update in zip(turn.ids, updates, strict=True)
+            if not bool(update.isfinite().all())
+        ]
         if bad and not self._pipeline.private:  # no update is sent, so no server can tell
             few = ", ".join(map(str, bad[:5]))
-            raise UpdateError(f"round {turn.round}: the model of client(s) {few} is not finite: lower the learning rate (--lr)")
+            raise UpdateError(
+                f"round {turn.round}: the model of client(s) {few} is not finite: lower the learning rate (--lr)"
+            )
         for i, k, update in zip(turn.ids, turn.at, updates, strict=True):
-            if i not in bad:  # under noise such an update counts as zeros, since an error would be a release without noise
+            if (
+                i not in bad
+            ):  # under noise such an update counts as zeros, since an error would be a release without noise
                 self.models.row(k).add_(update)
             self._trained[k] = turn.step
         self._printed = (None, [])  # of rows that have changed in place
@@ -76,15 +91,15 @@ class Contributor(Trainee):
         """Return the positions of clients whose model was trained alone, and not since replaced by averages."""
         return frozenset(self._unshared)
 
-    def origin(self, at: Sequence[int], query: Means) -> Rows:
+    def origin(self, at: Sequence[int], query: AverageDeltas) -> Rows:
         """Return all models, with θ_0 for the clients that start over."""
         return self._anew(self.starting_over(at, query))
 
-    def starting_over(self, at: Sequence[int], query: Means) -> set[int]:
+    def starting_over(self, at: Sequence[int], query: AverageDeltas) -> set[int]:
         """Return the positions of the clients whose averages count from θ_0, whatever they hold; here none."""
         return set()
 
-    def take(self, at: Sequence[int], query: Means) -> None:
+    def take(self, at: Sequence[int], query: AverageDeltas) -> None:
         """Apply averages as every trainee does, and note whose model is now made of averages alone."""
         shared = self.starting_over(at, query)
         if query.absolute:  # one displacement since θ_0 replaces the model
@@ -120,7 +135,11 @@ class Contributor(Trainee):
                 users[index[k]] -= 1
                 copies.append(index[k])
                 index[k] = len(self.models.table) + len(copies) - 1
-        table = torch.cat([self.models.table, self.models.table[torch.as_tensor(copies)]]) if copies else self.models.table
+        table = (
+            torch.cat([self.models.table, self.models.table[torch.as_tensor(copies)]])
+            if copies
+            else self.models.table
+        )
         return Rows(table, tuple(index))
 
     def _anew(self, at: set[int]) -> Rows:
@@ -131,50 +150,72 @@ class Contributor(Trainee):
         kept = sorted({row for k, row in enumerate(self.models.index) if k not in at})
         place = {row: n for n, row in enumerate(kept)}
         table = torch.stack([*(self.models.table[row] for row in kept), self._start])
-        return Rows(table, tuple(len(kept) if k in at else place[row] for k, row in enumerate(self.models.index)))
+        return Rows(
+            table,
+            tuple(len(kept) if k in at else place[row] for k, row in enumerate(self.models.index)),
+        )
 
 
-class Loner(Contributor):
+class LocalFirstClient(SumClient):
     """Clients that train alone first, tell something of what they learned, and then contribute to means that count from θ_0."""
 
-    def starting_over(self, at: Sequence[int], query: Means) -> set[int]:
+    def starting_over(self, at: Sequence[int], query: AverageDeltas) -> set[int]:
         """Return the positions of the clients whose first average this is."""
         counts = zip(at, query.count.values.tolist(), strict=True)
         return {k for k, count in counts if self._had[k] == 0 and count > 0}
 
-    def check_alone(self, turn: Turn, name: str) -> None:
+    def check_alone(self, turn: CallContext, name: str) -> None:
         """Raise PolicyError for clients that no longer hold the model that they trained alone."""
         if any(self._had[k] for k in turn.at):
-            raise PolicyError(f"{name} comes before the first average: it is about what a client learned alone")
+            raise PolicyError(
+                f"{name} comes before the first average: it is about what a client learned alone"
+            )
 
 
 @dataclass
-class Averaged:
+class AveragingState:
     """What the server's loop changes."""
 
     labels: list[int]
-    outbox: Outbox
+    outbox: PendingUpdates
 
 
-def average(net: Network, state: Averaged, share: float, t: int) -> None:
+def average_clusters(net: ServerChannel, state: AveragingState, share: float, t: int) -> None:
     """Round t of FedAvg in each cluster: a share of its members, two or more (ours: a sum over one hides nothing), averaged by n_i."""
-    total = contributions(net, state, share, t)
+    total = cluster_sums(net, state, share, t)
     if total is not None:
         state.outbox.post(total.step, weighted_means(total), state.labels)
 
 
-def contributions(net: Network, state: Averaged, share: float, t: int) -> Sums[Update] | None:
+def cluster_sums(
+    net: ServerChannel, state: AveragingState, share: float, t: int
+) -> Sums[Update] | None:
     """What the clusters' members contribute in round t, by cluster; None where nobody does. Lone clients train alone."""
     clusters = clusters_of(state.labels)
     lone = sorted(own[0] for own in clusters if len(own) == 1)
     if lone:
-        state.outbox.leave(lone)  # whether they reply or not: what is averaged from now on would undo what they learn alone
-        state.outbox.delivered(net.gather(Contributor.alone, state.outbox.letter(lone), to=lone).ids)
-    asked = sorted(i for c, own in enumerate(clusters) if len(own) > 1 for i in invite(net, own, share, t, c, least=MINIMUM))
+        state.outbox.unsubscribe(
+            lone
+        )  # whether they reply or not: what is averaged from now on would undo what they learn alone
+        state.outbox.acknowledge(
+            net.gather(SumClient.alone, state.outbox.message_for(lone), to=lone).ids
+        )
+    asked = sorted(
+        i
+        for c, own in enumerate(clusters)
+        if len(own) > 1
+        for i in sample_clients(net, own, share, t, c, least=MINIMUM)
+    )
     if asked:
         by = [state.labels[i] for i in asked]
-        total = net.sum(Contributor.contribute, state.outbox.letter(asked), to=asked, by=by, groups=len(clusters))
-        state.outbox.delivered(total.ids)
+        total = net.sum(
+            SumClient.contribute,
+            state.outbox.message_for(asked),
+            to=asked,
+            by=by,
+            groups=len(clusters),
+        )
+        state.outbox.acknowledge(total.ids)
         return total if total.ids else None
     return None
 
@@ -182,11 +223,11 @@ def contributions(net: Network, state: Averaged, share: float, t: int) -> Sums[U
 def weighted_means(total: Sums[Update]) -> torch.Tensor:
     """Σ n_i·Δ_i / Σ n_i per group, (K, d); zero for a group nobody replied from."""
     delta = total.rows.delta.table
-    size = weights(total).to(delta)
+    size = total_weights(total).to(delta)
     return delta / torch.where(size > 0, size, torch.ones_like(size))[:, None]
 
 
-def weights(total: Sums[Update]) -> torch.Tensor:
+def total_weights(total: Sums[Update]) -> torch.Tensor:
     """What each group's sum is to be divided by, (K,): its clients' samples; where these are not told, its clients."""
     if total.rows.size is None:
         return torch.as_tensor(total.counts, dtype=total.rows.delta.table.dtype)

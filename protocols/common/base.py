@@ -28,25 +28,25 @@ from securecluster.messaging.bounds import Limits
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.transcript import INDEX, Transcript
 from securecluster.models.objectives import Objective, objective
-from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.masks import MaskInfo, build, describe
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout
-from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.config import check_kind, known, numbers
-from securecluster.protocols.common.dp_options import Private, Releases
+from securecluster.protocols.common.dp_options import DPOptions, ReleaseCounts
 from securecluster.protocols.common.execution import Joined, build_client, carry_out, join, opened
-from securecluster.protocols.common.hooks import Method
-from securecluster.protocols.common.newcomers import Record, warn_if_dear
-from securecluster.protocols.common.serialization import SHARED, Kept, load, read_kept, save
+from securecluster.protocols.common.hooks import ProtocolHooks
+from securecluster.protocols.common.newcomers import NewcomerRecord, warn_if_dear
+from securecluster.protocols.common.serialization import SHARED, FittedState, load, read_kept, save
 from securecluster.runtime.endpoint import Endpoint, config_hash, message_types
 from securecluster.runtime.run import Line, Run
-from securecluster.runtime.server_channel import Network, NetworkState
+from securecluster.runtime.server_channel import ChannelState, ServerChannel
 from securecluster.runtime.settings import Settings, check_settings
 from securecluster.runtime.transport import Replay, Transport
 from securecluster.training.chance_level import Chance
-from securecluster.training.local_trainer import Cohort, check_training
+from securecluster.training.local_trainer import LocalTrainer, check_training
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
@@ -56,7 +56,7 @@ FEW_ROUNDS = 30  # more of them may help
 
 
 @dataclass
-class Protocol(Private, Method):
+class ClusteringProtocol(DPOptions, ProtocolHooks):
     """Base of the methods: the constructor only stores, `fit` returns self, and what was learned ends in an underscore.
 
     Attributes after `fit`:
@@ -101,18 +101,34 @@ class Protocol(Private, Method):
     def check(self, clients: int) -> None:
         """Raise UsageError for hyper-parameters or a federation this method cannot work with."""
         self.check_private()
-        check_training(self.training({"lr": 1.0 if self.lr is None else self.lr, "clip": self.clip or 1.0, "noise": self.noise}))
+        check_training(
+            self.training(
+                {
+                    "lr": 1.0 if self.lr is None else self.lr,
+                    "clip": self.clip or 1.0,
+                    "noise": self.noise,
+                }
+            )
+        )
         if self.keep_momentum and not self.one_model:
-            whose = f"clients of {self.name} start anew from other models, whose momentum is not theirs"
+            whose = (
+                f"clients of {self.name} start anew from other models, whose momentum is not theirs"
+            )
             raise UsageError(f"{whose}: leave keep_momentum out")
         build(self.mask)
         check_whole(self, rounds=1)
         check_number(self, "participation", 0, 1, low_in=False, high_in=True)
         for field in dataclasses.fields(self):
-            if isinstance(field.default, bool) and not isinstance(getattr(self, field.name), bool | np.bool_):
-                raise UsageError(f"{field.name} = {getattr(self, field.name)!r} is a choice: give True or False")
+            if isinstance(field.default, bool) and not isinstance(
+                getattr(self, field.name), bool | np.bool_
+            ):
+                raise UsageError(
+                    f"{field.name} = {getattr(self, field.name)!r} is a choice: give True or False"
+                )
         if clients < 2:
-            raise UsageError("clustering needs at least two clients: one alone has nobody to be compared with")
+            raise UsageError(
+                "clustering needs at least two clients: one alone has nobody to be compared with"
+            )
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The hyper-parameters by name (scikit-learn's convention; `sklearn.base.clone` works)."""
@@ -122,7 +138,9 @@ class Protocol(Private, Method):
         """Change hyper-parameters by name."""
         for name, value in params.items():
             if name not in self.get_params():
-                raise UsageError(f"{type(self).__name__} has no hyper-parameter {name!r}: it has {', '.join(self.get_params())}")
+                raise UsageError(
+                    f"{type(self).__name__} has no hyper-parameter {name!r}: it has {', '.join(self.get_params())}"
+                )
             setattr(self, name, value)
         return self
 
@@ -161,7 +179,13 @@ class Protocol(Private, Method):
             warnings.warn(self.warning_, SecureClusterWarning, stacklevel=2)
         return self
 
-    def run_in(self, folder: Path, federation: Federation, settings: Settings, report: Callable[[Line], None]) -> Self:
+    def run_in(
+        self,
+        folder: Path,
+        federation: Federation,
+        settings: Settings,
+        report: Callable[[Line], None],
+    ) -> Self:
         """Run, or go on from the last checkpoint, in a folder that the caller has locked and checked."""
         return self._run(federation, settings, folder, report)
 
@@ -187,11 +211,15 @@ class Protocol(Private, Method):
         if not found.notable:
             return None
         config, rounds = self.kept_.learned.config, len(self.history_)
-        usual = rate(self.model, federation.objective, federation.classes, self.optimizer, federation.bright)
+        usual = rate(
+            self.model, federation.objective, federation.classes, self.optimizer, federation.bright
+        )
         lr = float(config["lr"])
         is_usual = usual / 2 <= lr <= 1.5 * usual
         other = float(f"{lr / 3:.1g}") if is_usual else usual
-        advice = [f"{'a higher' if other > lr else 'a lower'} learning rate (--lr {other:g} in place of {lr:g})"]
+        advice = [
+            f"{'a higher' if other > lr else 'a lower'} learning rate (--lr {other:g} in place of {lr:g})"
+        ]
         advice += ["less noise"] * self.noisy + ["more rounds"] * (rounds < FEW_ROUNDS)
         advice += ["fewer epochs"] * (self.epochs > 1 and other < lr)
         return (
@@ -208,7 +236,7 @@ class Protocol(Private, Method):
     def _belongs_to(self, folder: Path | None) -> Self:
         """Record what newcomers release in a folder, and add to the ledger what is recorded there."""
         clients = self.kept_.learned.config["clients"]
-        self.newcomers_record = None if folder is None else Record(folder, clients)
+        self.newcomers_record = None if folder is None else NewcomerRecord(folder, clients)
         if self.newcomers_record is not None:
             self.newcomers_record.update(self.ledger_)
         return self
@@ -224,7 +252,7 @@ class Protocol(Private, Method):
         mode, home = learned.settings.transcript, folder / "transcript"
         self.transcript_ = Transcript.open(mode, home, self.message_types, learned.names)
 
-    def adopt(self, kept: Kept) -> Self:
+    def adopt(self, kept: FittedState) -> Self:
         """Take over what was learned: it becomes the attributes that end in an underscore."""
         learned, config = kept.learned, kept.learned.config
         self.kept_ = kept
@@ -233,17 +261,31 @@ class Protocol(Private, Method):
         vars(self).pop("joined_", None)  # of a run before this one
         self.labels_ = np.asarray(learned.labels)
         self.client_models_ = Rows(kept.clients.table, tuple(kept.clients.index))
-        self._flat = self._network(config["shape"], config["classes"], config["seed"], objective(config["objective"]))
+        self._flat = self._network(
+            config["shape"], config["classes"], config["seed"], objective(config["objective"])
+        )
         given = {} if isinstance(self.model, str) else self.model.state_dict()
-        self.start_ = {name: value.detach().cpu().clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
+        self.start_ = {
+            name: value.detach().cpu().clone()
+            for name, value in given.items()
+            if isinstance(value, torch.Tensor)
+        }
         self.models_ = [self._cluster_model(c) for c in range(max(learned.labels) + 1)]
         self.unshared_labels_ = [c for c, model in enumerate(self.models_) if model is None]
-        self.history_, self.ledger_, self.bytes_ = learned.history, learned.network.ledger, learned.bytes
+        self.history_, self.ledger_, self.bytes_ = (
+            learned.history,
+            learned.network.ledger,
+            learned.bytes,
+        )
         self.dropped_ = dict(sorted(learned.network.lost.items()))
         self.scores_: NDArray[np.float64] = np.asarray(learned.scores, dtype=np.float64)
         self.metric_ = self._flat.objective.metric
         setattr(self, f"{self.metric_}_", self.scores_)
-        self.seconds_, self.device_, self.server_state_ = learned.seconds, learned.device, kept.server
+        self.seconds_, self.device_, self.server_state_ = (
+            learned.seconds,
+            learned.device,
+            kept.server,
+        )
         self.agreement_ = learned.agreement
         self.state_: Any = unpack(kept.server, self.state_class())
         return self
@@ -266,8 +308,12 @@ class Protocol(Private, Method):
         """
         names = self._fitted().learned.names
         if client not in names and not (isinstance(client, Integral) and 0 <= client < len(names)):
-            raise UsageError(f"no client {client!r}: clients are {', '.join(names[:3])} …, or numbers from 0 to {len(names) - 1}")
-        state: dict[str, Any] = self._flat.state_dict(self.client_models_.row(names.index(client) if isinstance(client, str) else client))
+            raise UsageError(
+                f"no client {client!r}: clients are {', '.join(names[:3])} …, or numbers from 0 to {len(names) - 1}"
+            )
+        state: dict[str, Any] = self._flat.state_dict(
+            self.client_models_.row(names.index(client) if isinstance(client, str) else client)
+        )
         return state
 
     def predict(self, newcomers: Federation) -> NDArray[np.int64]:
@@ -286,7 +332,7 @@ class Protocol(Private, Method):
         check_kind(newcomers)
         if not len(newcomers):
             raise UsageError("there are no newcomers in this federation: give at least one client")
-        fitted = self.as_run()
+        fitted = self.with_fitted_params()
         self.joined_: Joined = join(fitted, newcomers)
         warn_if_dear(fitted, self.ledger_, newcomers.names)
         return np.asarray(self.joined_.labels, dtype=np.int64)
@@ -301,12 +347,14 @@ class Protocol(Private, Method):
         """
         target = Path(folder)
         if (target / ".securecluster").is_file():
-            raise UsageError(f"{target} is a run folder, whose files belong together: save to another folder")
+            raise UsageError(
+                f"{target} is a run folder, whose files belong together: save to another folder"
+            )
         self.write(target)
 
     def write(self, folder: Path) -> None:
         """Write what was learned into a folder, which may be that of its run."""
-        fitted, record = self.as_run(), getattr(self, "newcomers_record", None)
+        fitted, record = self.with_fitted_params(), getattr(self, "newcomers_record", None)
         if record is not None and record.path.parent.resolve() == folder.resolve():
             record.update(self.ledger_)  # the ledger that is saved replaces the file
         save(fitted, folder)
@@ -326,12 +374,12 @@ class Protocol(Private, Method):
         found._open_transcript(Path(folder))
         return found._belongs_to(Path(folder))
 
-    def _fitted(self) -> Kept:
+    def _fitted(self) -> FittedState:
         if not hasattr(self, "kept_"):
             raise UsageError(f"this {type(self).__name__} is not fitted yet: call fit, or load")
         return self.kept_
 
-    def as_run(self) -> Self:
+    def with_fitted_params(self) -> Self:
         """The same with the hyper-parameters it was fitted with, whatever `set_params`, or training its module, has changed since."""
         self._fitted()
         found = copy.copy(self)
@@ -341,10 +389,24 @@ class Protocol(Private, Method):
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """What client and server must agree on; its hash is in every frame."""
         dimension = self.flat_model(federation).dimension
-        own = {**self.shown_params(), **self.resolved(federation), **known(federation), **self.facts(federation)}
-        found = {"schema": 1, "wire": wire.VERSION, "protocol": self.name, "dtype": dtype, "dimension": dimension, **own}
+        own = {
+            **self.shown_params(),
+            **self.resolved(federation),
+            **known(federation),
+            **self.shared_facts(federation),
+        }
+        found = {
+            "schema": 1,
+            "wire": wire.VERSION,
+            "protocol": self.name,
+            "dtype": dtype,
+            "dimension": dimension,
+            **own,
+        }
         found = numbers(found)
-        self.pipeline(found)  # a mask that cannot work on this model is refused before anything is written
+        self.pipeline(
+            found
+        )  # a mask that cannot work on this model is refused before anything is written
         return found
 
     def shown_params(self) -> dict[str, Any]:
@@ -359,7 +421,11 @@ class Protocol(Private, Method):
 
         given, kind, classes = self.model, federation.objective, federation.classes
         name = {"model": chosen(given, kind, classes)} if isinstance(given, str) else {}
-        lr = float(rate(given, kind, classes, self.optimizer, federation.bright) if self.lr is None else self.lr)
+        lr = float(
+            rate(given, kind, classes, self.optimizer, federation.bright)
+            if self.lr is None
+            else self.lr
+        )
         return {**name, "lr": lr, **self.resolved_noise(federation, lr, self.aside)}
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
@@ -377,7 +443,9 @@ class Protocol(Private, Method):
 
     def flat_model(self, federation: Federation) -> FlatModel:
         """The network with its initial weights θ_0."""
-        return self._network(federation.shape, federation.classes, federation.seed, federation.objective)
+        return self._network(
+            federation.shape, federation.classes, federation.seed, federation.objective
+        )
 
     def _network(self, shape: Sequence[int], classes: int, seed: int, kind: Objective) -> FlatModel:
         from securecluster.models.validation import build as build_model
@@ -392,7 +460,7 @@ class Protocol(Private, Method):
         simulated: bool = True,
         identity: Identity | None = None,
         roster: Roster | None = None,
-    ) -> Endpoint[Trainee]:
+    ) -> Endpoint[TrainingClient]:
         """The endpoint of some clients (all by default): their data, models, keys and release policy.
 
         Args:
@@ -405,9 +473,13 @@ class Protocol(Private, Method):
         Raises:
             UsageError: a roster without an identity, or one that lacks clients of the run or has another key for these.
         """
-        return build_client(self, federation, settings, clients, simulated, identity=identity, roster=roster)
+        return build_client(
+            self, federation, settings, clients, simulated, identity=identity, roster=roster
+        )
 
-    def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
+    def make_client(
+        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
+    ) -> TrainingClient:
         """The client's side of this method, over a cohort."""
         return self.client(cohort, self.training(config), pipeline, self.weighted)
 
@@ -417,7 +489,7 @@ class Protocol(Private, Method):
         config: Mapping[str, Any],
         key: bytes | None = None,
         device: torch.device | None = None,
-    ) -> Network:
+    ) -> ServerChannel:
         """The server's side: ids and verbs, from the configuration alone.
 
         Args:
@@ -426,8 +498,10 @@ class Protocol(Private, Method):
         """
         pipeline, draws = self.pipeline(config), Randomness(config["seed"])
         run = config_hash(config)
-        secret = Draws.derived(draws, run) if key is None else Draws(lambda _: key, run)
-        return Network(
+        secret = (
+            NoiseStreams.derived(draws, run) if key is None else NoiseStreams(lambda _: key, run)
+        )
+        return ServerChannel(
             config["clients"],
             transport,
             run,
@@ -439,7 +513,9 @@ class Protocol(Private, Method):
             limits=self.limits(config, pipeline),
         )
 
-    def replay(self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto") -> bytes:
+    def replay(
+        self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto"
+    ) -> bytes:
         """Run the server alone against a recorded transcript; its final state, packed, must equal the recorded one.
 
         Args:
@@ -457,11 +533,16 @@ class Protocol(Private, Method):
         config: dict[str, Any],
         threads: int = 0,
         device: str = "auto",
-    ) -> tuple[Any, NetworkState]:
+    ) -> tuple[Any, ChannelState]:
         """As `replay`, but return the server's final state, and that of its network with the ledger."""
         transport, place = Replay(transcript), choose_device(device)
         net = self.build_network(transport, config, device=place)
-        with warnings.catch_warnings(), torch.inference_mode(False), cpu_threads(threads), reproducible(place):
+        with (
+            warnings.catch_warnings(),
+            torch.inference_mode(False),
+            cpu_threads(threads),
+            reproducible(place),
+        ):
             warnings.simplefilter("ignore", SecureClusterWarning)  # the run itself has warned
             state = self.final_state(net, Run(begin=lambda number: setattr(net, "round", number)))
         transport.finish()
@@ -470,8 +551,8 @@ class Protocol(Private, Method):
     def mask_info(self) -> MaskInfo:
         """What the result says of this run's mask."""
         d, itemsize = self._flat.dimension, self.client_models_.table.element_size()
-        wide = self.as_run().pipeline(self.kept_.learned.config).width(d)
+        wide = self.with_fitted_params().pipeline(self.kept_.learned.config).width(d)
         return replace(describe(self.mask, d, itemsize), padding_bytes=(wide - d) * itemsize)
 
 
-__all__ = ["Joined", "Kept", "Protocol", "Releases", "opened"]
+__all__ = ["ClusteringProtocol", "FittedState", "Joined", "ReleaseCounts", "opened"]

@@ -9,59 +9,82 @@ from typing import ClassVar
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UpdateError
-from securecluster.messaging.messages import Done, Hello, Rows
+from securecluster.messaging.messages import Ack, Empty, Rows
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.messages import Means, Update
-from securecluster.runtime.endpoint import GATHER, SUM, Turn, answers
-from securecluster.training.local_trainer import Cohort, LocalTraining
+from securecluster.protocols.common.messages import AverageDeltas, Update
+from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
 @dataclass
-class TraineeState:
+class ClientState:
     """What clients keep between rounds; equal models are stored once."""
 
     table: torch.Tensor  # (u, d)
     index: list[int]  # (m,)
     secrets: Secrets
-    starts: list[int] = field(default_factory=list)  # where clients hold several models: the starts they belong to
+    starts: list[int] = field(
+        default_factory=list
+    )  # where clients hold several models: the starts they belong to
     extra: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: what else they remember
 
 
-class Trainee:
+class TrainingClient:
     """Clients that train from their cluster's model; how an update may leave is for those that inherit from it to say."""
 
     clear: ClassVar[bool] = False  # whether a part of a model leaves without a mask
 
     def __init__(
-        self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, start: torch.Tensor | None = None
+        self,
+        cohort: LocalTrainer,
+        training: LocalTraining,
+        pipeline: Pipeline,
+        weighted: bool,
+        start: torch.Tensor | None = None,
     ) -> None:
-        self.cohort, self.training, self._pipeline, self._weighted = cohort, training, pipeline, weighted
+        self.cohort, self.training, self._pipeline, self._weighted = (
+            cohort,
+            training,
+            pipeline,
+            weighted,
+        )
         self._start = cohort.start if start is None else start
         self.models = Rows(self._start[None].clone(), (0,) * len(cohort.ids))
         self._had = [0] * len(cohort.ids)  # how many averages each client has applied
-        self._memo = _Memo()
-        self._printed: tuple[torch.Tensor | None, list[bytes]] = (None, [])  # a table of models, and the digests of its rows
+        self._memo = _MovedModels()
+        self._printed: tuple[torch.Tensor | None, list[bytes]] = (
+            None,
+            [],
+        )  # a table of models, and the digests of its rows
 
     @property
     def unshared(self) -> frozenset[int]:
         """Return the positions of clients whose model is not made of averages alone; here nobody's."""
         return frozenset()
 
-    def trained(self, turn: Turn, query: Means, scale: Sequence[float] | None = None, plan: LocalTraining | None = None) -> Update:
+    def trained(
+        self,
+        turn: CallContext,
+        query: AverageDeltas,
+        scale: Sequence[float] | None = None,
+        plan: LocalTraining | None = None,
+    ) -> Update:
         """The reply before any mask, each client's update times its `scale`; of a `plan` other than its usual training."""
         self.catch_up(turn, query)
         room = self._pipeline.room(self.cohort.model.dimension)
-        delta = self.cohort.train(self.models.select(turn.at), turn.at, plan or self.training, turn.step, room, scale)
+        delta = self.cohort.train(
+            self.models.select(turn.at), turn.at, plan or self.training, turn.step, room, scale
+        )
         return Update(Rows(delta), self._sizes(turn) if self._weighted else None)
 
     @answers(GATHER, private=False)
-    def receive(self, turn: Turn, query: Means) -> Done:
+    def receive(self, turn: CallContext, query: AverageDeltas) -> Ack:
         """θ_i ← θ_i + P⁻¹Δ_c(i), and no training: how the last average reaches everyone."""
         self.take(turn.at, query)
-        return Done()
+        return Ack()
 
-    def catch_up(self, turn: Turn, query: Means) -> None:
+    def catch_up(self, turn: CallContext, query: AverageDeltas) -> None:
         """Take what the query brings, for a reply that is made of the model after it.
 
         Raises:
@@ -70,29 +93,33 @@ class Trainee:
         self.check_not_behind(turn, query)
         self.take(turn.at, query)
 
-    def check_not_behind(self, turn: Turn, query: Means) -> None:
+    def check_not_behind(self, turn: CallContext, query: AverageDeltas) -> None:
         """Raise PolicyError where the query is about a model that a client has moved on from."""
         counts = query.count.values.tolist()
-        ahead = [i for i, k, count in zip(turn.ids, turn.at, counts, strict=True) if self.had(k, query) > count]
+        ahead = [
+            i
+            for i, k, count in zip(turn.ids, turn.at, counts, strict=True)
+            if self.had(k, query) > count
+        ]
         if ahead:
-            raise late_request(ahead)
+            raise late_request_error(ahead)
 
-    def take(self, at: Sequence[int], query: Means) -> None:
+    def take(self, at: Sequence[int], query: AverageDeltas) -> None:
         """θ_i ← θ_i + P⁻¹Δ_c(i) for the clients at positions `at`, as far as they have not applied it yet."""
         self.models = self.advanced(at, query)
         for k, count in zip(at, query.count.values.tolist(), strict=True):
             if self.had(k, query) <= count:
                 self._had[k] = count
 
-    def had(self, k: int, query: Means) -> int:
+    def had(self, k: int, query: AverageDeltas) -> int:
         """Return how many of the averages that the query counts the client at position k has applied."""
         return self._had[k]
 
-    def origin(self, at: Sequence[int], query: Means) -> Rows:
+    def origin(self, at: Sequence[int], query: AverageDeltas) -> Rows:
         """All clients' models before what the query brings those at positions `at`."""
         return self.models
 
-    def advanced(self, at: Sequence[int], query: Means) -> Rows:
+    def advanced(self, at: Sequence[int], query: AverageDeltas) -> Rows:
         """All clients' models, with those at positions `at` moved by what the query brings them; changes nothing here.
 
         Raises:
@@ -105,11 +132,11 @@ class Trainee:
         picks = {k: self._due(k, own, count, query) for k, own, count in brought}
         if models is self.models and not any(picks.values()):
             return models
-        if self._memo.letter is not query.means.table:
-            self._memo = _Memo(query.means.table)
+        if self._memo.message_for is not query.means.table:
+            self._memo = _MovedModels(query.means.table)
         known, prints = self._printed
         if known is not models.table:
-            prints = [_print(row) for row in models.table]
+            prints = [_digest(row) for row in models.table]
         rows: dict[bytes, torch.Tensor] = {}  # who caught up shares its peers' row again
         place: list[bytes] = []
         for k, row in enumerate(models.index):
@@ -121,7 +148,9 @@ class Trainee:
         self._printed = (table, list(rows))
         return Rows(table, tuple(order[digest] for digest in place))
 
-    def _due(self, k: int, picks: tuple[int, ...], count: int, query: Means) -> tuple[int, ...]:
+    def _due(
+        self, k: int, picks: tuple[int, ...], count: int, query: AverageDeltas
+    ) -> tuple[int, ...]:
         """Return those of the rows `picks` that the client at position k has yet to apply."""
         missing = count - self.had(k, query)
         if missing <= 0:
@@ -133,7 +162,9 @@ class Trainee:
             )
         return picks[-1:] if query.absolute else picks[-missing:]
 
-    def _moved(self, theta: torch.Tensor, digest: bytes, picks: tuple[int, ...], query: Means) -> tuple[torch.Tensor, bytes]:
+    def _moved(
+        self, theta: torch.Tensor, digest: bytes, picks: tuple[int, ...], query: AverageDeltas
+    ) -> tuple[torch.Tensor, bytes]:
         """A model moved by some averages, and its digest; what a letter has already moved is not moved again."""
         if not picks:
             return theta, digest
@@ -141,9 +172,13 @@ class Trainee:
         if key not in self._memo.moved:
             for p in picks:
                 if p not in self._memo.undone:
-                    self._memo.undone[p] = self._undone(query.means.table[p], int(query.steps.table[p]))
-                theta = self.bounded((self._start if query.absolute else theta) + self._memo.undone[p])
-            self._memo.moved[key] = (theta, _print(theta))
+                    self._memo.undone[p] = self._undone(
+                        query.means.table[p], int(query.steps.table[p])
+                    )
+                theta = self.bounded(
+                    (self._start if query.absolute else theta) + self._memo.undone[p]
+                )
+            self._memo.moved[key] = (theta, _digest(theta))
         return self._memo.moved[key]
 
     def bounded(self, theta: torch.Tensor) -> torch.Tensor:
@@ -151,7 +186,9 @@ class Trainee:
         return theta
 
     def _undone(self, row: torch.Tensor, step: int) -> torch.Tensor:
-        return self._pipeline.inverse(row.to(self.cohort.start.device, self.cohort.start.dtype), step)
+        return self._pipeline.inverse(
+            row.to(self.cohort.start.device, self.cohort.start.dtype), step
+        )
 
     def model_at(self, displacement: torch.Tensor, step: int) -> torch.Tensor:
         """θ_0 + P⁻¹(displacement), (d,), of a displacement under the mask of call `step`."""
@@ -165,15 +202,19 @@ class Trainee:
             torch.sub(self.models.row(k), self._start, out=row[:d])
         return Update(Rows(delta), None)
 
-    def _sizes(self, turn: Turn) -> Rows:
-        return Rows(torch.as_tensor([float(self.cohort.sizes[k]) for k in turn.at], dtype=self.models.table.dtype))
+    def _sizes(self, turn: CallContext) -> Rows:
+        return Rows(
+            torch.as_tensor(
+                [float(self.cohort.sizes[k]) for k in turn.at], dtype=self.models.table.dtype
+            )
+        )
 
-    def state(self, secrets: Secrets) -> TraineeState:
+    def state(self, secrets: Secrets) -> ClientState:
         """For a checkpoint."""
         assert self.models.index is not None
-        return TraineeState(self.models.table, list(self.models.index), secrets, extra=self.memory())
+        return ClientState(self.models.table, list(self.models.index), secrets, extra=self.memory())
 
-    def restore(self, state: TraineeState) -> None:
+    def restore(self, state: ClientState) -> None:
         """From a checkpoint."""
         self.models = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
         self.recall(state.extra)
@@ -188,21 +229,21 @@ class Trainee:
         self.cohort.recall(memory)
 
 
-class Discloser(Trainee):
+class UpdateClient(TrainingClient):
     """Clients whose updates may be read one by one (Sattler et al. 2019, Algorithm 5, "Client i does"), and that post their model."""
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
-    def train(self, turn: Turn, query: Means) -> Update:
+    def train(self, turn: CallContext, query: AverageDeltas) -> Update:
         """θ_i ← θ_i + P⁻¹Δ_c(i); reply P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the way out."""
         return self.trained(turn, query)
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def post(self, turn: Turn, query: Hello) -> Update:
+    def post(self, turn: CallContext, query: Empty) -> Update:
         """θ_i − θ_0, masked on the way out: how a model reaches those who were not there (Sattler et al. 2019, V-C; ours)."""
         return self.displaced(turn.at)
 
 
-def late_request(clients: Sequence[int]) -> PolicyError:
+def late_request_error(clients: Sequence[int]) -> PolicyError:
     """Return the refusal of a request that these clients have moved on from."""
     few = ", ".join(map(str, clients[:5]))
     return PolicyError(
@@ -212,13 +253,15 @@ def late_request(clients: Sequence[int]) -> PolicyError:
 
 
 @dataclass
-class _Memo:
+class _MovedModels:
     """What clients made of one letter's averages: its frames reach them in several calls, as a sum streams over clients."""
 
     letter: torch.Tensor | None = None  # the table of averages itself
     undone: dict[int, torch.Tensor] = field(default_factory=dict)
-    moved: dict[tuple[bytes, tuple[int, ...]], tuple[torch.Tensor, bytes]] = field(default_factory=dict)
+    moved: dict[tuple[bytes, tuple[int, ...]], tuple[torch.Tensor, bytes]] = field(
+        default_factory=dict
+    )
 
 
-def _print(row: torch.Tensor) -> bytes:
+def _digest(row: torch.Tensor) -> bytes:
     return hashlib.blake2b(row.cpu().numpy().tobytes()).digest()

@@ -15,55 +15,68 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UpdateError, UsageError, unknown
 from securecluster.messaging.bounds import Real
-from securecluster.messaging.messages import Hello, Rows
+from securecluster.messaging.messages import Empty, Rows
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.compression import codecs
 from securecluster.privacy.compression.sketches import Sketch, check_size
 from securecluster.privacy.masking import masks
 from securecluster.privacy.pipeline import Pipeline, Stage
-from securecluster.protocols.common.client import Discloser
-from securecluster.protocols.common.messages import Means, Update
-from securecluster.protocols.common.pending_updates import Outbox
+from securecluster.protocols.common.client import UpdateClient
+from securecluster.protocols.common.messages import AverageDeltas, Update
+from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.sampling import TRIES
-from securecluster.runtime.endpoint import GATHER, SUM, Turn, answers
-from securecluster.runtime.server_channel import Network
-from securecluster.training.local_trainer import Cohort, LocalTraining
+from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
 @dataclass(frozen=True, eq=False)
-class Brief:
+class CompressedUpdate:
     """Client to server."""
 
-    brief: Annotated[Rows, Real(("dimension",), squared=True)]  # (b, q) the sketch of SGD_n(θ_i, D_i) − θ_i, or (b, n) its bytes
+    brief: Annotated[
+        Rows, Real(("dimension",), squared=True)
+    ]  # (b, q) the sketch of SGD_n(θ_i, D_i) − θ_i, or (b, n) its bytes
 
 
-class Outliner(Discloser):
+class CompressedUpdateClient(UpdateClient):
     """Clients that tell their update in brief, and hand it over to a sum."""
 
     keeps: ClassVar[bool] = True  # whether anyone asks for the update later
-    _kept: tuple[dict[int, int], torch.Tensor] | None = None  # where each client's row is, and the rows (b, d), before any mask
+    _kept: tuple[dict[int, int], torch.Tensor] | None = (
+        None  # where each client's row is, and the rows (b, d), before any mask
+    )
 
     def __init__(
-        self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, start: torch.Tensor | None = None
+        self,
+        cohort: LocalTrainer,
+        training: LocalTraining,
+        pipeline: Pipeline,
+        weighted: bool,
+        start: torch.Tensor | None = None,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted, start)
-        self._told = [(0, 0)] * len(cohort.ids)  # the call in which each client last told its update, and the averages it had by then
+        self._told = [(0, 0)] * len(
+            cohort.ids
+        )  # the call in which each client last told its update, and the averages it had by then
 
     @answers(GATHER, through=("brief",), trains="usual")
-    def outline(self, turn: Turn, query: Means) -> Brief:
+    def send_compressed_update(self, turn: CallContext, query: AverageDeltas) -> CompressedUpdate:
         """θ_i ← θ_i + P⁻¹Δ_c(i); train, keep the update, and reply its brief. Sketch, clip, noise and mask are applied on the way out."""
         self._kept = None  # before there is another (m, d)
         self.catch_up(turn, query)
         delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step)
         last = [k for k in turn.at if self._told[k][0] <= turn.step]
-        for k in last:  # not for a request that comes after a later one's: nobody asks for that update any more
+        for k in (
+            last
+        ):  # not for a request that comes after a later one's: nobody asks for that update any more
             self._told[k] = (turn.step, self._had[k])
         if self.keeps and len(last) == len(turn.at):
             self._kept = ({k: n for n, k in enumerate(turn.at)}, delta)
-        return Brief(Rows(delta))
+        return CompressedUpdate(Rows(delta))
 
     @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
-    def hand_over(self, turn: Turn, query: Hello) -> Update:
+    def contribute_kept_update(self, turn: CallContext, query: Empty) -> Update:
         """The update that was last told in brief; in sums only, times |D_i| where the average is weighted.
 
         A process that was restarted since has forgotten the update, and trains again: every draw follows from the call that told it.
@@ -71,7 +84,9 @@ class Outliner(Discloser):
         untold = [i for i, k in zip(turn.ids, turn.at, strict=True) if not self._tells(k)]
         if untold:
             few = ", ".join(map(str, untold[:5]))
-            raise UpdateError(f"round {turn.round}: client(s) {few} have no update to hand over: ask for a brief first")
+            raise UpdateError(
+                f"round {turn.round}: client(s) {few} have no update to hand over: ask for a brief first"
+            )
         delta = self._updates(turn.at)
         if not self._weighted:
             return Update(Rows(delta), None)
@@ -110,11 +125,15 @@ class Outliner(Discloser):
 
 def updates_of(got: Replies[Any]) -> torch.Tensor:
     """The rows that some clients replied with, (r, n): updates, or briefs of them."""
-    rows: torch.Tensor = (got.rows.brief if isinstance(got.rows, Brief) else got.rows.delta).values
+    rows: torch.Tensor = (
+        got.rows.brief if isinstance(got.rows, CompressedUpdate) else got.rows.delta
+    ).values
     return rows
 
 
-def everyones(net: Network, outbox: Outbox, ask: Callable[..., Any]) -> tuple[list[int], torch.Tensor, int]:
+def everyones(
+    net: ServerChannel, outbox: PendingUpdates, ask: Callable[..., Any]
+) -> tuple[list[int], torch.Tensor, int]:
     """The clients that replied, in order, their updates or briefs (r, n), and the number of the call.
 
     Whoever does not reply is asked again, with the same call number, so that all replies carry one mask (ours).
@@ -125,9 +144,9 @@ def everyones(net: Network, outbox: Outbox, ask: Callable[..., Any]) -> tuple[li
     for _ in range(TRIES):
         left = [i for i in net.clients if i not in ids]
         if left:
-            got: Replies[Any] = net.gather(ask, outbox.letter(left), to=left, step=step)
+            got: Replies[Any] = net.gather(ask, outbox.message_for(left), to=left, step=step)
             step = got.step
-            outbox.delivered(got.ids)
+            outbox.acknowledge(got.ids)
             ids += got.ids
             parts += [updates_of(got)] if got.ids else []
     assert step is not None
@@ -142,7 +161,9 @@ def briefed(config: Mapping[str, Any]) -> bool:
     return config["sketch"] is not None or config["compress"] != "none"
 
 
-def with_briefs(pipeline: Pipeline, private: Sequence[Stage], config: Mapping[str, Any]) -> Pipeline:
+def with_briefs(
+    pipeline: Pipeline, private: Sequence[Stage], config: Mapping[str, Any]
+) -> Pipeline:
     """A pipeline, and beside it the one of the field `brief`, where there are any.
 
     Args:
@@ -159,7 +180,11 @@ def with_briefs(pipeline: Pipeline, private: Sequence[Stage], config: Mapping[st
         q, sketch = short.width(q), (short,)
     mask = masks.build(config["mask"], q)
     coded = codecs.build(config["compress"], Pipeline(mask).width(q))
-    found = Pipeline(pipeline.stages, pipeline.seal, {**pipeline.fields, "brief": Pipeline([*sketch, *private, *mask, *coded])})
+    found = Pipeline(
+        pipeline.stages,
+        pipeline.seal,
+        {**pipeline.fields, "brief": Pipeline([*sketch, *private, *mask, *coded])},
+    )
     found.common = pipeline.common
     return found
 
@@ -172,6 +197,10 @@ def check_briefs(given: Any) -> None:
     if given.clusterer not in CLUSTERERS:
         raise unknown("clusterer", given.clusterer, CLUSTERERS)
     if getattr(given, "similarity", "update") == "gradient" and briefed(vars(given)):
-        raise UsageError("sketches and compression are of updates, and similarity='gradient' compares full gradients: choose one of them")
+        raise UsageError(
+            "sketches and compression are of updates, and similarity='gradient' compares full gradients: choose one of them"
+        )
     if getattr(given, "metric", "l2") == "l1" and given.sketch is not None:
-        raise UsageError("a sketch keeps inner products, hence l2 and cosine, and not l1: use one of these metrics, or no sketch")
+        raise UsageError(
+            "a sketch keeps inner products, hence l2 and cosine, and not l1: use one of these metrics, or no sketch"
+        )

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.base import Protocol
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.compressed_updates import briefed, check_briefs, with_briefs
 from securecluster.runtime.endpoint import MINIMUM
 
 
 @dataclass(kw_only=True)
-class Briefly(Protocol):
+class CompressionOptions(ClusteringProtocol):
     """The options of sketches, compression and clusterers."""
 
     sketch: int | None = None
@@ -45,7 +45,11 @@ class Briefly(Protocol):
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
         """Adds briefs, which are made of the same updates, and losses that clients judge models by."""
         found, z = super().multipliers(config), float(config["noise"])
-        return found | ({"brief": found["delta"]} if "delta" in found else {}) | ({"loss": z} if z else {})
+        return (
+            found
+            | ({"brief": found["delta"]} if "delta" in found else {})
+            | ({"loss": z} if z else {})
+        )
 
     def replacements(self) -> dict[str, float]:
         """A row of losses moves as far (`noisy_losses`)."""

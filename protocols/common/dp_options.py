@@ -17,20 +17,23 @@ from typing import Any
 from securecluster.core.validation import check_choice, check_noise, check_number
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.privacy.dp.client_noise import Guard
-from securecluster.privacy.dp.gaussian_mechanism import Clip, Curator, Noise
-from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.dp.client_noise import ClientNoise
+from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCurator
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.pipeline import Pipeline, Stage
-from securecluster.runtime.release_accounting import Costs
-from securecluster.training.config import FULL
+from securecluster.runtime.release_accounting import ReleaseAccounting
+from securecluster.training.config import FULL_GRADIENT
 from securecluster.training.local_trainer import LocalTraining
 
-BOUNDS = (1e-12, 1e9)  # of clip norms: single precision holds what noise multiplies them to, with its last bits
+BOUNDS = (
+    1e-12,
+    1e9,
+)  # of clip norms: single precision holds what noise multiplies them to, with its last bits
 History = list[tuple[float, float, int]]
 
 
 @dataclass(frozen=True)
-class Releases:
+class ReleaseCounts:
     """How often a client releases something at most, in a whole run."""
 
     updates: int = 0
@@ -45,7 +48,7 @@ class Releases:
 
 
 @dataclass(kw_only=True)
-class Private(ABC):
+class DPOptions(ABC):
     """The options of differential privacy."""
 
     rounds: int  # these are every protocol's, and are listed before those of privacy
@@ -84,11 +87,15 @@ class Private(ABC):
         check_noise(self, "noise")
         check_number(self, "delta", 0, 1, low_in=False)
         if self.noise and self.target_epsilon is not None:
-            raise UsageError("noise and target_epsilon both say how much noise there is: give one of them")
+            raise UsageError(
+                "noise and target_epsilon both say how much noise there is: give one of them"
+            )
         if self.noisy and self.clip is None:
             raise UsageError("noise without a clip bounds nothing: give the clip norm too (--clip)")
         if self.per_client and getattr(self, "average", "uniform") == "weighted":
-            raise UsageError("a clipped update counts as much as any other, since its weight would tell |D_i|: take average uniform")
+            raise UsageError(
+                "a clipped update counts as much as any other, since its weight would tell |D_i|: take average uniform"
+            )
         if self.placement == "central" and self.dp_unit == "example":
             raise UsageError(
                 "with dp_unit example clients train with noise, so it is theirs: leave the placement local, or take dp_unit client"
@@ -109,9 +116,9 @@ class Private(ABC):
         """Whether updates are clipped on their way."""
         return self.dp_unit == "client" and self.clip is not None
 
-    def releases(self) -> Releases:
+    def releases(self) -> ReleaseCounts:
         """Upper bounds, from which `target_epsilon` finds the noise."""
-        return Releases(updates=self.rounds, trainings=self.rounds)
+        return ReleaseCounts(updates=self.rounds, trainings=self.rounds)
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
         """Noise multipliers of reply fields that do not go through the pipeline's noise; infinite: nothing new, or public."""
@@ -126,22 +133,36 @@ class Private(ABC):
         """What an update goes through before its mask."""
         if not self.per_client:
             return ()
-        own = (Noise(config["clip"], config["noise"]),) if config["noise"] and config["placement"] == "local" else ()
+        own = (
+            (Noise(config["clip"], config["noise"]),)
+            if config["noise"] and config["placement"] == "local"
+            else ()
+        )
         return (Clip(config["clip"], total=bool(config["noise"])), *own)
 
     def keeps_local_models(self, config: Mapping[str, Any]) -> bool:
         """Return whether models that clients trained alone stay out of the results: where noise is to cover these."""
         return float(config["noise"]) > 0
 
-    def guard(self, config: Mapping[str, Any], draws: Draws) -> Guard | None:
+    def guard(self, config: Mapping[str, Any], draws: NoiseStreams) -> ClientNoise | None:
         """What clients need for noise of their methods' own."""
         if not (config["clip"] and config["noise"]):
             return None
-        return Guard(config["dp_unit"], float(config["clip"]), float(config["noise"]), float(config["loss_clip"]), draws)
+        return ClientNoise(
+            config["dp_unit"],
+            float(config["clip"]),
+            float(config["noise"]),
+            float(config["loss_clip"]),
+            draws,
+        )
 
     def private_training(self, plan: LocalTraining, config: Mapping[str, Any]) -> LocalTraining:
         """The same, with DP-SGD where the run has it."""
-        return replace(plan, clip=float(config["clip"]), noise=float(config["noise"])) if self.per_example else plan
+        return (
+            replace(plan, clip=float(config["clip"]), noise=float(config["noise"]))
+            if self.per_example
+            else plan
+        )
 
     def training(self, config: Mapping[str, Any]) -> LocalTraining:
         """What a client does in a round, at the learning rate, and with the noise, that the run goes by."""
@@ -155,24 +176,45 @@ class Private(ABC):
         )
         return self.private_training(plan, config)
 
-    def trainings(self, usual: LocalTraining, config: Mapping[str, Any]) -> dict[str, LocalTraining]:
+    def trainings(
+        self, usual: LocalTraining, config: Mapping[str, Any]
+    ) -> dict[str, LocalTraining]:
         """The kinds of training that clients' methods name (`Release.trains`)."""
-        return {"usual": usual, "refine": usual, "full": self.private_training(FULL, config)}
+        return {
+            "usual": usual,
+            "refine": usual,
+            "full": self.private_training(FULL_GRADIENT, config),
+        }
 
-    def costs(self, pipeline: Pipeline, config: Mapping[str, Any], draws: Draws) -> Costs:
+    def costs(
+        self, pipeline: Pipeline, config: Mapping[str, Any], draws: NoiseStreams
+    ) -> ReleaseAccounting:
         """What the server knows of the noise, and adds where it is trusted to."""
-        known = self.trainings(self.training(config), config) if self.per_example and config["noise"] else {}
+        known = (
+            self.trainings(self.training(config), config)
+            if self.per_example and config["noise"]
+            else {}
+        )
         central = self.per_client and config["noise"] and config["placement"] == "central"
-        curator = Curator(config["clip"], config["noise"], draws) if central else None
-        trained = {kind: mean([plan.variance(n) for n in config["sizes"]]) for kind, plan in known.items()}
-        return Costs(pipeline, self.multipliers(config), self.replacements(), known, curator, trained)
+        curator = TrustedCurator(config["clip"], config["noise"], draws) if central else None
+        trained = {
+            kind: mean([plan.variance(n) for n in config["sizes"]]) for kind, plan in known.items()
+        }
+        return ReleaseAccounting(
+            pipeline, self.multipliers(config), self.replacements(), known, curator, trained
+        )
 
     def history(self, z: float, samples: int, usual: LocalTraining) -> History:
         """What a client with so many samples would release at noise multiplier z, as (multiplier, sampling rate, steps)."""
         n = self.releases()
         if self.dp_unit == "client":
             return [(z, 1.0, k) for k in (n.updates, n.losses, n.gram) if k]
-        own = [(z, usual.rate(samples), n.trainings * usual.number(samples)), (z, 1.0, n.full), (z, 1.0, n.losses), (z, 1.0, n.gram)]
+        own = [
+            (z, usual.rate(samples), n.trainings * usual.number(samples)),
+            (z, 1.0, n.full),
+            (z, 1.0, n.losses),
+            (z, 1.0, n.gram),
+        ]
         return [entry for entry in own if entry[2]]
 
     def resolved_noise(self, federation: Federation, lr: float, aside: float) -> dict[str, Any]:
@@ -182,14 +224,23 @@ class Private(ABC):
         if self.target_epsilon is not None:
             plan = LocalTraining(lr, self.epochs, self.batch_size)
             each = {tuple(self.history(1.0, n, plan)) for n in sizes}
-            found = {"noise": _least(tuple(sorted(each)), float(self.target_epsilon), float(self.delta))}
+            found = {
+                "noise": _least(tuple(sorted(each)), float(self.target_epsilon), float(self.delta))
+            }
         if self.per_example and self.noisy:
             found |= {"sizes": sizes}  # public, as the price takes them to be
-        return {"loss_clip": kind.loss_bound(federation.classes) if self.loss_clip is None else float(self.loss_clip), **found}
+        return {
+            "loss_clip": kind.loss_bound(federation.classes)
+            if self.loss_clip is None
+            else float(self.loss_clip),
+            **found,
+        }
 
 
 @lru_cache(maxsize=64)
-def _least(units: tuple[tuple[tuple[float, float, int], ...], ...], target: float, delta: float) -> float:
+def _least(
+    units: tuple[tuple[tuple[float, float, int], ...], ...], target: float, delta: float
+) -> float:
     """The least z with which releases of multiplier z times those of any of `units` cost at most the target."""
     from securecluster.privacy.dp.accounting import find_noise_for_all
 

@@ -17,29 +17,35 @@ from securecluster.core.serialization import pack, plain, structured, unpack
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging.bounds import Limits
-from securecluster.messaging.messages import Answer, Call
+from securecluster.messaging.messages import Call, Response
 from securecluster.messaging.transcript import Recording, Transcript
 from securecluster.models.objectives import objective
 from securecluster.privacy.dp.ledger import Event, Ledger, Recall
-from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.identities import Identity, Roster, check_roster
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.client import Trainee, TraineeState
-from securecluster.protocols.common.messages import Posted
-from securecluster.protocols.common.newcomers import Record, check_sizes, number_of, samples_batches, training_sizes
-from securecluster.protocols.common.serialization import SCHEMA, SHARED, Kept, Learned
+from securecluster.protocols.common.client import ClientState, TrainingClient
+from securecluster.protocols.common.messages import ModelDelta
+from securecluster.protocols.common.newcomers import (
+    NewcomerRecord,
+    check_sizes,
+    number_of,
+    samples_batches,
+    training_sizes,
+)
+from securecluster.protocols.common.serialization import SCHEMA, SHARED, FittedState, FittedSummary
 from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.run import Appended, Line, Run
-from securecluster.runtime.run import Kept as Part
-from securecluster.runtime.server_channel import NetworkState
+from securecluster.runtime.run import FittedState as Part
+from securecluster.runtime.server_channel import ChannelState
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess, Recorded, random_dropouts
 from securecluster.training.chance_level import ENOUGH_ROUNDS, Chance, at_chance
-from securecluster.training.local_trainer import Cohort
+from securecluster.training.local_trainer import LocalTrainer
 
 if TYPE_CHECKING:
-    from securecluster.protocols.common.base import Protocol
+    from securecluster.protocols.common.base import ClusteringProtocol
 
 
 @dataclass
@@ -60,7 +66,7 @@ class Joined:
 
 
 def build_client(
-    protocol: Protocol,
+    protocol: ClusteringProtocol,
     federation: Federation,
     settings: Settings,
     clients: Sequence[int] | None = None,
@@ -69,7 +75,7 @@ def build_client(
     numbers: Sequence[int] | None = None,
     identity: Identity | None = None,
     roster: Roster | None = None,
-) -> Endpoint[Trainee]:
+) -> Endpoint[TrainingClient]:
     """The endpoint of some clients of a federation.
 
     Args:
@@ -84,22 +90,44 @@ def build_client(
     if joins is not None and numbers is None:
         first = int(config["clients"])
         numbers = range(first, first + len(federation))
-    randomness, flat = Randomness(federation.seed), protocol.flat_model(federation) if joins is None else protocol._flat
+    randomness, flat = (
+        Randomness(federation.seed),
+        protocol.flat_model(federation) if joins is None else protocol._flat,
+    )
     pipeline = protocol.pipeline(config)
     dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
     keys = _keys(config, pipeline, simulated, identity, roster)
-    draws = Draws(keys.noise, config_hash(config))
+    draws = NoiseStreams(keys.noise, config_hash(config))
     pipeline.arm(draws)
     pipeline.guard = protocol.guard(config, draws)
     pipeline.private = protocol.keeps_local_models(config)
-    cohort = Cohort(federation, flat, randomness, choose_device(settings.device), dtype, clients, numbers, protocol.aside, draws)
-    client, limits = protocol.make_client(cohort, pipeline, config), protocol.limits(config, pipeline)
+    cohort = LocalTrainer(
+        federation,
+        flat,
+        randomness,
+        choose_device(settings.device),
+        dtype,
+        clients,
+        numbers,
+        protocol.aside,
+        draws,
+    )
+    client, limits = (
+        protocol.make_client(cohort, pipeline, config),
+        protocol.limits(config, pipeline),
+    )
     if roster is not None and identity is not None:
         check_roster(roster, identity, cohort.ids, int(config["clients"]))
     return Endpoint(client, cohort.ids, config_hash(config), pipeline, keys, limits=limits)
 
 
-def _keys(config: Mapping[str, Any], pipeline: Pipeline, simulated: bool, identity: Identity | None, roster: Roster | None) -> KeyRing:
+def _keys(
+    config: Mapping[str, Any],
+    pipeline: Pipeline,
+    simulated: bool,
+    identity: Identity | None,
+    roster: Roster | None,
+) -> KeyRing:
     """Return the keys of an endpoint: derived from the run's seed, or a deployed node's own."""
     run = config_hash(config)
     for name, given, kind in (("identity", identity, Identity), ("roster", roster, Roster)):
@@ -107,17 +135,31 @@ def _keys(config: Mapping[str, Any], pipeline: Pipeline, simulated: bool, identi
             raise UsageError(f"{name} is {type(given).__name__}: make it with {kind.__name__}")
     if not simulated:
         if roster is not None and identity is None:
-            raise UsageError("a roster needs an identity: give the one whose public key is on the other clients' rosters")
+            raise UsageError(
+                "a roster needs an identity: give the one whose public key is on the other clients' rosters"
+            )
         return KeyRing(run, None, pipeline.unlock, lambda client: identity, roster)
     if identity is not None or roster is not None:
-        raise UsageError("simulated clients derive identities and roster from the seed: give your own with simulated=False")
+        raise UsageError(
+            "simulated clients derive identities and roster from the seed: give your own with simulated=False"
+        )
     randomness = Randomness(config["seed"])
-    return KeyRing(run, randomness, pipeline.unlock, partial(Identity.derived, randomness), Roster.derived(randomness))
+    return KeyRing(
+        run,
+        randomness,
+        pipeline.unlock,
+        partial(Identity.derived, randomness),
+        Roster.derived(randomness),
+    )
 
 
 def carry_out(
-    protocol: Protocol, federation: Federation, settings: Settings, folder: Path | None, report: Callable[[Line], None]
-) -> tuple[Kept, Transcript, Chance | None]:
+    protocol: ClusteringProtocol,
+    federation: Federation,
+    settings: Settings,
+    folder: Path | None,
+    report: Callable[[Line], None],
+) -> tuple[FittedState, Transcript, Chance | None]:
     """Run a protocol on a federation in this process, or go on with the run in the folder.
 
     Returns:
@@ -132,19 +174,25 @@ def carry_out(
     transcript = Transcript(settings.transcript, written, protocol.message_types, federation.names)
     lost = random_dropouts(settings.dropout, Randomness(federation.seed))
     config = protocol.config(federation, settings.dtype)
-    net = protocol.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), config, device=client.cohort.device)
-    if protocol.per_example:  # else no price depends on them, and what is learned is for others to see
+    net = protocol.build_network(
+        Recorded(InProcess(endpoint.answer, lost), transcript), config, device=client.cohort.device
+    )
+    if (
+        protocol.per_example
+    ):  # else no price depends on them, and what is learned is for others to see
         net.state.ledger.samples = _samples(client)
     net.state.ledger.names = dict(enumerate(federation.names))
     recall = Recall()
 
-    def restore_clients(state: TraineeState) -> None:
+    def restore_clients(state: ClientState) -> None:
         client.restore(state)
         keys.restore(state.secrets)
 
     def check_origin(origin: Origin) -> None:
         if origin.config != config_hash(config):
-            raise RunFolderError(f"{folder} holds a run of another configuration: resume with the same one, or give another folder")
+            raise RunFolderError(
+                f"{folder} holds a run of another configuration: resume with the same one, or give another folder"
+            )
 
     def observe(state: Any) -> Line:
         scores, sent = protocol.evaluate(client, state), transcript.totals()
@@ -154,9 +202,9 @@ def carry_out(
 
     parts = {
         "origin": Part(Origin, lambda: Origin(config_hash(config)), check_origin),
-        "clients": Part(TraineeState, lambda: client.state(keys.secrets), restore_clients),
+        "clients": Part(ClientState, lambda: client.state(keys.secrets), restore_clients),
         "network": Part(
-            NetworkState,
+            ChannelState,
             lambda: _without_events(net.state),
             lambda state: setattr(net, "state", state),
         ),
@@ -188,13 +236,15 @@ def carry_out(
     )
     net.record = record
     if not run.resumed:
-        transcript.rewind(Recording())  # what a run left that was killed before its first checkpoint
+        transcript.rewind(
+            Recording()
+        )  # what a run left that was killed before its first checkpoint
     state = protocol.final_state(net, run)
     labels, models = [int(c) for c in state.labels], protocol.final(client, state)
     local = sorted(client.cohort.ids[k] for k in client.unshared)
     scores = client.cohort.scores(models)
     agreed = None if federation.truth is None else dict(agreement(labels, federation.truth))
-    learned = Learned(
+    learned = FittedSummary(
         schema=SCHEMA,
         protocol=protocol.name,
         params=protocol.shown_params(),
@@ -214,12 +264,16 @@ def carry_out(
     assert models.index is not None
     shared = protocol.shared_models(client)
     extra = {} if shared is None else {SHARED: shared}
-    kept = Kept(learned, pack(state), TraineeState(models.table, list(models.index), keys.secrets, extra=extra))
+    kept = FittedState(
+        learned,
+        pack(state),
+        ClientState(models.table, list(models.index), keys.secrets, extra=extra),
+    )
     judged = at_chance(client.cohort, models, scores) if protocol.rounds >= ENOUGH_ROUNDS else None
     return kept, transcript, judged
 
 
-def join(protocol: Protocol, newcomers: Federation) -> Joined:
+def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     """Place clients that a finished run never saw. Every call starts from the end of the run, and adds to its ledger.
 
     Raises:
@@ -233,7 +287,9 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
             f"newcomers' data are for {newcomers.objective.as_json()}, the run's for {kind.as_json()}: give the same kind of data"
         )
     if newcomers.feature_names is None and "feature_names" in config:
-        raise UsageError("the run's features have names and the newcomers' have none: give them as tables with these columns")
+        raise UsageError(
+            "the run's features have names and the newcomers' have none: give them as tables with these columns"
+        )
     if newcomers.feature_names is not None and "feature_names" in config:
         newcomers = newcomers.with_features(config["feature_names"])
     if list(newcomers.shape) != config["shape"] or newcomers.classes > config["classes"]:
@@ -246,13 +302,17 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
     first = config["clients"]
     ledger.names = dict(enumerate(learned.names)) | ledger.names
     priced = sizes if protocol.per_example else [None] * len(sizes)
-    planned = replace(ledger, names=dict(ledger.names), samples=dict(ledger.samples))  # a number is taken once something left
-    numbers = [number_of(planned, first, name, n) for name, n in zip(newcomers.names, priced, strict=True)]
+    planned = replace(
+        ledger, names=dict(ledger.names), samples=dict(ledger.samples)
+    )  # a number is taken once something left
+    numbers = [
+        number_of(planned, first, name, n) for name, n in zip(newcomers.names, priced, strict=True)
+    ]
     settings = learned.settings
     guests = build_client(protocol, newcomers, settings, joins=config, numbers=numbers)
     hosts = _hosts(config, protocol.kept_.clients.secrets, guests.limits)
 
-    def answer(call: Call) -> Answer:
+    def answer(call: Call) -> Response:
         if call.to[0] < first:
             return hosts.answer(call)
         if samples_batches(protocol, call.method):
@@ -265,7 +325,7 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
     net = protocol.build_network(Recorded(InProcess(answer), transcript), config, device=device)
     called = dict(zip(numbers, newcomers.names, strict=True))
     own = Ledger(samples=_samples(guests.client) if protocol.per_example else {}, names=called)
-    net.state = replace(unpack(pack(learned.network), NetworkState), ledger=own)
+    net.state = replace(unpack(pack(learned.network), ChannelState), ledger=own)
     net.round = 1 + max((line["round"] for line in learned.history), default=0)
     recall = Recall(event for event in ledger.events if min(event.ids) >= first)
 
@@ -280,11 +340,13 @@ def join(protocol: Protocol, newcomers: Federation) -> Joined:
 
     net.record = add
     with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
-        labels = protocol.place(net, unpack(protocol.kept_.server, protocol.state_class()), guests.ids)
+        labels = protocol.place(
+            net, unpack(protocol.kept_.server, protocol.state_class()), guests.ids
+        )
     return Joined(tuple(map(int, labels)), net.state.ledger, transcript, transcript.totals())
 
 
-def _opened_record(protocol: Protocol) -> Record | None:
+def _opened_record(protocol: ClusteringProtocol) -> NewcomerRecord | None:
     """Return the file for what newcomers release, where the protocol has a folder, after a check that it can be written.
 
     A run without noise goes on without the file: whatever its newcomers release has an infinite ε.
@@ -296,18 +358,20 @@ def _opened_record(protocol: Protocol) -> Record | None:
     try:
         record.check_writable()
     except RunFolderError:
-        if protocol.keeps_local_models(protocol.kept_.learned.config):  # updates, training or Gram matrices have noise
+        if protocol.keeps_local_models(
+            protocol.kept_.learned.config
+        ):  # updates, training or Gram matrices have noise
             raise
         return None
     return record
 
 
-def _without_events(state: NetworkState) -> NetworkState:
+def _without_events(state: ChannelState) -> ChannelState:
     """Return the network's state without the ledger's events, which are appended to a file of their own."""
     return replace(state, ledger=replace(state.ledger, events=[]))
 
 
-def _samples(client: Trainee) -> dict[int, int]:
+def _samples(client: TrainingClient) -> dict[int, int]:
     """How many samples each client trains on: what DP-SGD costs depends on it, and it is taken as public there."""
     return dict(zip(client.cohort.ids, client.cohort.sizes, strict=True))
 
@@ -315,12 +379,20 @@ def _samples(client: Trainee) -> dict[int, int]:
 def _hosts(config: Mapping[str, Any], secrets: Secrets, limits: Limits) -> Endpoint[Any]:
     """The run's own clients, as far as newcomers need them: one of them seals the mask seed."""
     draws = Randomness(config["seed"])
-    keys = KeyRing(config_hash(config), None, lambda seed: None, partial(Identity.derived, draws), Roster.derived(draws))
+    keys = KeyRing(
+        config_hash(config),
+        None,
+        lambda seed: None,
+        partial(Identity.derived, draws),
+        Roster.derived(draws),
+    )
     keys.restore(secrets)
-    return Endpoint(None, range(config["clients"]), config_hash(config), Pipeline(), keys, limits=limits)
+    return Endpoint(
+        None, range(config["clients"]), config_hash(config), Pipeline(), keys, limits=limits
+    )
 
 
-def opened(protocol: Protocol, posted: Posted) -> torch.Tensor:
+def opened(protocol: ClusteringProtocol, posted: ModelDelta) -> torch.Tensor:
     """The model (d,) behind a displacement that the server holds, as the owner of a fitted protocol reads it.
 
     Raises:
@@ -329,7 +401,9 @@ def opened(protocol: Protocol, posted: Posted) -> torch.Tensor:
     if not len(posted.displacement):
         raise UsageError("this model was not kept: run with tree=True, and with members that reply")
     kept, flat = protocol.kept_, protocol._flat
-    pipeline = protocol.as_run().pipeline(kept.learned.config)
+    pipeline = protocol.with_fitted_params().pipeline(kept.learned.config)
     for seed in list(kept.clients.secrets.seed.values())[:1]:
         pipeline.unlock(seed)
-    return flat.initial().to(posted.displacement.dtype) + pipeline.inverse(posted.displacement, posted.step)
+    return flat.initial().to(posted.displacement.dtype) + pipeline.inverse(
+        posted.displacement, posted.step
+    )

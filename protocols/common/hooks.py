@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from securecluster.clustering.metrics import agreement, mean
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.messaging.messages import APART, Rows
-from securecluster.protocols.common.client import Trainee
+from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Rows
+from securecluster.protocols.common.client import TrainingClient
 from securecluster.runtime.run import Line, Run
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.server_channel import ServerChannel
 
 
-class Method(ABC):
+class ProtocolHooks(ABC):
     """The server's loop, newcomers, and the researcher's looks at both."""
 
     name: ClassVar[str]
-    client: ClassVar[type[Trainee]] = Trainee
+    client: ClassVar[type[TrainingClient]] = TrainingClient
     scenario: ClassVar[str | None] = None
     """What the command line deals where no scenario is named; None is the data set's default."""
     one_model: ClassVar[bool] = True
@@ -35,34 +35,39 @@ class Method(ABC):
         """Check that a server's loop says what it returns.
 
         Raises:
-            UsageError: `serve` has no return annotation.
+            UsageError: `run_server` has no return annotation.
         """
         super().__init_subclass__(**rest)
-        serve = vars(cls).get("serve")
-        if serve is not None and getattr(serve, "__annotations__", {}).get("return") in (None, "None"):
-            raise UsageError(f"{cls.__name__}.serve does not say what it returns: annotate it with its state's class, -> State")
+        serve = vars(cls).get("run_server")
+        if serve is not None and getattr(serve, "__annotations__", {}).get("return") in (
+            None,
+            "None",
+        ):
+            raise UsageError(
+                f"{cls.__name__}.run_server does not say what it returns: annotate it with its state's class, -> State"
+            )
 
     @abstractmethod
-    def serve(self, net: Network, run: Run) -> Any:
+    def run_server(self, net: ServerChannel, run: Run) -> Any:
         """The paper's loop: all that the server does. Returns its final state, which has `labels`."""
 
     @abstractmethod
-    def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:
+    def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """The clusters of newcomers: clients with numbers `to` that the run never saw, asked through verbs.
 
         Args:
-            state: what `serve` returned.
+            state: what `run_server` returned.
         """
 
-    def sees(self) -> list[str]:
+    def server_view(self) -> list[str]:
         """What the server sees beyond the values of single replies."""
         return []
 
-    def lps_sees(self) -> list[str]:
+    def lps_view(self) -> list[str]:
         """What a local parameter server sees beyond the values of single replies, where the method has some."""
         return []
 
-    def client_sees(self) -> list[str]:
+    def client_view(self) -> list[str]:
         """What clients see of other clients, beside averages."""
         return []
 
@@ -71,36 +76,42 @@ class Method(ABC):
         return []
 
     def state_class(self) -> type:
-        """The class of what `serve` returns.
+        """The class of what `run_server` returns.
 
         Raises:
             UsageError: the annotation names no dataclass with labels.
         """
-        name = f"{type(self).__name__}.serve"
+        name = f"{type(self).__name__}.run_server"
         try:
-            kind = get_type_hints(type(self).serve)["return"]
+            kind = get_type_hints(type(self).run_server)["return"]
         except NameError as error:
-            raise UsageError(f"{name} is annotated with a class that is not there: {error}") from None
+            raise UsageError(
+                f"{name} is annotated with a class that is not there: {error}"
+            ) from None
         fields = getattr(kind, "__dataclass_fields__", None)
         if fields is None or not ("labels" in fields or hasattr(kind, "labels")):
             told = getattr(kind, "__name__", kind)
-            raise UsageError(f"{name} returns {told}: it must be a dataclass with labels, each client's cluster, and an outbox")
+            raise UsageError(
+                f"{name} returns {told}: it must be a dataclass with labels, each client's cluster, and an outbox"
+            )
         return kind  # type: ignore[no-any-return]
 
-    def final_state(self, net: Network, run: Run) -> Any:
+    def final_state(self, net: ServerChannel, run: Run) -> Any:
         """Run the server's loop, and return its final state.
 
         Raises:
-            UsageError: `serve` returned something else than it declares.
+            UsageError: `run_server` returned something else than it declares.
         """
-        kind, state = self.state_class(), self.serve(net, run)
+        kind, state = self.state_class(), self.run_server(net, run)
         if isinstance(state, kind):
             return state
         told = "nothing" if state is None else f"a {type(state).__name__}"
         name = type(self).__name__
-        raise UsageError(f"{name}.serve returned {told}, and declares a {kind.__name__}: end it with `return state`")
+        raise UsageError(
+            f"{name}.run_server returned {told}, and declares a {kind.__name__}: end it with `return state`"
+        )
 
-    def facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, federation: Federation) -> dict[str, Any]:
         """What client and server must agree on besides the hyper-parameters."""
         return {}
 
@@ -120,7 +131,7 @@ class Method(ABC):
             "clients": clients,
             "dimension": int(config["dimension"]),
             "rounds": total + 1,  # what follows the loop belongs to one more
-            "steps": APART + calls,
+            "steps": FIRST_SEPARATE_STEP + calls,
             "averages": averages,
             "restarts": 0,
         }
@@ -141,14 +152,14 @@ class Method(ABC):
         return self.rounds
 
     @property
-    def rows_a_round(self) -> int:
+    def vectors_per_round(self) -> int:
         """Rows of d numbers between a client and the server in a round, about: an update up and an average down."""
         return 2
 
     def served(self, client: Any, state: Any) -> Rows:
         """The model each client would use after this round (for the observer: it looks outside the network)."""
         everyone = range(len(client.cohort.ids))
-        return client.advanced(everyone, state.outbox.letter(everyone))  # type: ignore[no-any-return]
+        return client.advanced(everyone, state.outbox.message_for(everyone))  # type: ignore[no-any-return]
 
     def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
         """Each client's accuracy, or the metric of another objective, after this round, (m,); NaN without test data."""
@@ -164,7 +175,9 @@ class Method(ABC):
         """Return the clusters' models (k, d) where clients go on from these alone; None where clients' own tell them."""
         return None
 
-    def observe(self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]) -> Line:
+    def observe(
+        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
+    ) -> Line:
         """The researcher's numbers after a round; `scores` are what `evaluate` found, (m,)."""
         line: Line = {"clusters": len(set(state.labels)), federation.objective.metric: mean(scores)}
         if federation.truth is not None:

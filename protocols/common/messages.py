@@ -9,17 +9,21 @@ from securecluster.core.lazy_torch import torch
 from securecluster.messaging.bounds import Between, Real, Upto, Whole
 from securecluster.messaging.messages import Picks, Rows
 
-NEVER = 1 << 62  # no post has this number
-POSTS = Upto("posts", "averages")  # averages in one frame
+NO_END = 1 << 62  # no post has this number
+AVERAGES = Upto("posts", "averages")  # averages in one frame
 MOST_SAMPLES = 2.0**53  # that a client can say it holds
 
 
 @dataclass(frozen=True, eq=False)
-class Means:
+class AverageDeltas:
     """Server to client: the averages it lacks, oldest first."""
 
-    means: Annotated[Picks, Real((POSTS, "dimension"), sent="delta")]  # (r, d) as they were summed, hence masked where updates are
-    steps: Annotated[Picks, Whole((POSTS,), most="steps")]  # (r,) int64, the call whose updates each one averages: it names the mask
+    means: Annotated[
+        Picks, Real((AVERAGES, "dimension"), sent="delta")
+    ]  # (r, d) as they were summed, hence masked where updates are
+    steps: Annotated[
+        Picks, Whole((AVERAGES,), most="steps")
+    ]  # (r,) int64, the call whose updates each one averages: it names the mask
     absolute: bool  # one row, the whole displacement since θ_0, instead of one per missed round
     # (b,) int64, the averages that a client has had in all, once it has these; the last row is number count - 1
     count: Annotated[Rows, Whole(most="averages")]
@@ -32,24 +36,30 @@ class Update:
     """Client to server."""
 
     delta: Annotated[Rows, Real(("dimension",), squared=True)]  # (b, d) SGD_n(θ_i, D_i) − θ_i
-    size: Annotated[Rows | None, Real(low=0, most=MOST_SAMPLES)]  # (b,) |D_i|, only where the average is weighted
+    size: Annotated[
+        Rows | None, Real(low=0, most=MOST_SAMPLES)
+    ]  # (b,) |D_i|, only where the average is weighted
 
 
-def nothing() -> torch.Tensor:
+def empty_tensor() -> torch.Tensor:
     """No tensor yet."""
     return torch.zeros(0)
 
 
 @dataclass
-class Posted:
+class ModelDelta:
     """A model as the server may hold it."""
 
-    displacement: torch.Tensor = field(default_factory=nothing)  # θ − θ_0, (d,), masked where updates are; empty: not posted
+    displacement: torch.Tensor = field(
+        default_factory=empty_tensor
+    )  # θ − θ_0, (d,), masked where updates are; empty: not posted
     step: int = 0  # the call whose mask it carries
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class ModelChoice:
     """Client to server."""
 
-    model: Annotated[Rows, Whole(below="models")]  # (b,) int64, the one with the lowest training loss, or noisy loss
+    model: Annotated[
+        Rows, Whole(below="models")
+    ]  # (b,) int64, the one with the lowest training loss, or noisy loss

@@ -20,7 +20,7 @@ from securecluster.privacy.dp import accounting
 from securecluster.privacy.dp.ledger import Event, Ledger
 
 if TYPE_CHECKING:
-    from securecluster.protocols.common.base import Protocol
+    from securecluster.protocols.common.base import ClusteringProtocol
 
 
 from securecluster.errors import FrameError, UpdateError
@@ -29,7 +29,7 @@ NAME = "newcomers.jsonl"
 
 
 @dataclass(frozen=True)
-class Entry:
+class NewcomerEntry:
     """One event of newcomers, with their names and numbers of samples in the order of its `ids`.
 
     A number is None where no price depends on it, since what is recorded is for others to see.
@@ -40,7 +40,7 @@ class Entry:
     samples: tuple[int | None, ...]
 
 
-class Record:
+class NewcomerRecord:
     """The file in which the folder of a fitted protocol keeps what newcomers released; nothing in it is ever removed.
 
     Each line ends with a digest of itself and of the line before it, so that damage is noticed. The manifest of the
@@ -76,7 +76,9 @@ class Record:
         entries, digests, _ = self._read()
         self._take(entries, digests, ledger)
 
-    def _take(self, entries: Sequence[Entry], digests: Sequence[str], ledger: Ledger) -> None:
+    def _take(
+        self, entries: Sequence[NewcomerEntry], digests: Sequence[str], ledger: Ledger
+    ) -> None:
         """Add the entries of the file to a ledger that it has not taken yet.
 
         A file that another process has begun anew, after a save, is taken from its start.
@@ -96,7 +98,7 @@ class Record:
             RunFolderError: the file differs from what was written.
         """
         recorded = Ledger()
-        Record(self.path.parent, 0).update(recorded)
+        NewcomerRecord(self.path.parent, 0).update(recorded)
         return bool(newcomers_of(recorded, 0) - newcomers_of(ledger, self._clients))
 
     def append(self, events: Sequence[Event], ledger: Ledger) -> None:
@@ -125,11 +127,11 @@ class Record:
         atomic_files.append_line(self.path, "\n".join(lines), durable=True)
         self._taken, self._last = len(entries) + len(lines), last
 
-    def _read(self) -> tuple[list[Entry], list[str], int]:
+    def _read(self) -> tuple[list[NewcomerEntry], list[str], int]:
         """Return the entries, their lines' digests, and the length of all whole lines in bytes."""
         data = atomic_files.read(self.path) if self.path.is_file() else b""
         whole = data.rfind(b"\n") + 1
-        entries: list[Entry] = []
+        entries: list[NewcomerEntry] = []
         digests: list[str] = []
         last = ""
         for content in manifest.read_lines(self.path, data[:whole], json.loads):
@@ -141,15 +143,15 @@ class Record:
             digests.append(last)
         return entries, digests, whole
 
-    def _entry(self, content: Any) -> tuple[Entry, str]:
+    def _entry(self, content: Any) -> tuple[NewcomerEntry, str]:
         try:
             found = str(content.pop("sha256"))
-            return structured(content, Entry), found
+            return structured(content, NewcomerEntry), found
         except (ValueError, KeyError, TypeError, AttributeError):
             raise manifest.damaged(self.path) from None
 
 
-class Told(NamedTuple):
+class NewcomerReleases(NamedTuple):
     """One release of a newcomer, by its name: numbers differ from process to process."""
 
     call: Event
@@ -158,17 +160,19 @@ class Told(NamedTuple):
     digest: str
 
 
-def newcomers_of(ledger: Ledger, clients: int) -> Counter[Told]:
+def newcomers_of(ledger: Ledger, clients: int) -> Counter[NewcomerReleases]:
     """Return how often each release of newcomers is in a ledger.
 
     Args:
         clients: of the run; newcomers are numbered after them.
     """
-    found: Counter[Told] = Counter()
+    found: Counter[NewcomerReleases] = Counter()
     for event in ledger.events:
         for call, i, digest in event.releases():
             if i >= clients:
-                found[Told(call, ledger.names.get(i), ledger.samples.get(i), digest)] += 1
+                found[
+                    NewcomerReleases(call, ledger.names.get(i), ledger.samples.get(i), digest)
+                ] += 1
     return found
 
 
@@ -197,13 +201,13 @@ def number_of(ledger: Ledger, clients: int, name: str, samples: int | None) -> i
     return found
 
 
-def training_sizes(protocol: Protocol, newcomers: Federation) -> list[int]:
+def training_sizes(protocol: ClusteringProtocol, newcomers: Federation) -> list[int]:
     """Return how many samples each newcomer trains on, without those kept aside."""
     sizes = [len(shard.y) for shard in newcomers.shards]
     return [n - math.floor(protocol.aside * n) for n in sizes]
 
 
-def samples_batches(protocol: Protocol, method: str) -> bool:
+def samples_batches(protocol: ClusteringProtocol, method: str) -> bool:
     """Return whether clients train with DP-SGD on sampled batches to answer a call."""
     config = protocol.kept_.learned.config
     if not (protocol.per_example and config["noise"]):
@@ -214,7 +218,7 @@ def samples_batches(protocol: Protocol, method: str) -> bool:
     return plan is not None and plan.batch_size is not None
 
 
-def check_sizes(protocol: Protocol, names: Sequence[str], sizes: Sequence[int]) -> None:
+def check_sizes(protocol: ClusteringProtocol, names: Sequence[str], sizes: Sequence[int]) -> None:
     """Refuse newcomers whose local training would cost more than that of the run's clients.
 
     Args:
@@ -244,14 +248,14 @@ def check_sizes(protocol: Protocol, names: Sequence[str], sizes: Sequence[int]) 
             )
 
 
-def _bound(protocol: Protocol, samples: int) -> float:
+def _bound(protocol: ClusteringProtocol, samples: int) -> float:
     """Return ε of all that a client with so many samples releases in a whole run, at the run's noise."""
     config = protocol.kept_.learned.config
     history = protocol.history(config["noise"], samples, protocol.training(config))
     return accounting.epsilon(history, config["delta"]).epsilon
 
 
-def warn_if_dear(protocol: Protocol, ledger: Ledger, names: Sequence[str]) -> None:
+def warn_if_dear(protocol: ClusteringProtocol, ledger: Ledger, names: Sequence[str]) -> None:
     """Warn where newcomers have released more than `target_epsilon` allows.
 
     Args:
@@ -279,10 +283,14 @@ def check_newcomers(to: Sequence[int], ids: Sequence[int]) -> None:
     """Raise UpdateError for newcomers `to` that did not reply: nothing is known of them, so they are placed nowhere."""
     silent = [i for i in to if i not in ids]
     if silent:
-        raise UpdateError(f"newcomer(s) {', '.join(map(str, silent[:5]))} do not reply: ask them again later")
+        raise UpdateError(
+            f"newcomer(s) {', '.join(map(str, silent[:5]))} do not reply: ask them again later"
+        )
 
 
-def check_offered(ids: Sequence[int], choices: Sequence[int], offered: Sequence[int]) -> dict[int, int]:
+def check_offered(
+    ids: Sequence[int], choices: Sequence[int], offered: Sequence[int]
+) -> dict[int, int]:
     """Return what each client chose, by its number.
 
     Raises:
@@ -291,5 +299,7 @@ def check_offered(ids: Sequence[int], choices: Sequence[int], offered: Sequence[
     found = dict(zip(ids, choices, strict=True))
     wrong = [i for i, choice in found.items() if choice not in offered]
     if wrong:
-        raise FrameError(f"client {wrong[0]} chose {found[wrong[0]]}, which it was not offered: its reply is refused")
+        raise FrameError(
+            f"client {wrong[0]} chose {found[wrong[0]]}, which it was not offered: its reply is refused"
+        )
     return found

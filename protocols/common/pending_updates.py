@@ -1,6 +1,6 @@
 """Both ends of federated averaging by displacements, so that the server never needs a model.
 
-Client: `Trainee` holds θ, applies the averaged updates it is sent, trains, replies with its own. Server: `Outbox` keeps every average
+Client: `TrainingClient` holds θ, applies the averaged updates it is sent, trains, replies with its own. Server: `PendingUpdates` keeps every average
 until each client it is meant for has it; a client that missed rounds is sent what it lacks, and that counts as bytes.
 
 Averages are numbered. A reply may be lost after its request was carried out, a frame may come twice or late, and a server that was killed
@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from securecluster.core.lazy_torch import torch
-from securecluster.messaging.messages import Hello, Picks, Rows
-from securecluster.protocols.common.client import Discloser, Trainee
-from securecluster.protocols.common.messages import NEVER, Means, Posted
+from securecluster.messaging.messages import Empty, Picks, Rows
+from securecluster.protocols.common.client import TrainingClient, UpdateClient
+from securecluster.protocols.common.messages import NO_END, AverageDeltas, ModelDelta
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass
-class Post:
+class RoundAverages:
     """One round's averages: `table[row_of[i]]` is client i's, -1 where it has none."""
 
     step: int
@@ -31,7 +31,7 @@ class Post:
 
 
 @dataclass
-class Outbox:
+class PendingUpdates:
     """Averages that some client still lacks.
 
     Under fresh masks every round's average is kept apart, since the server cannot add averages of different rounds; without a mask
@@ -40,15 +40,17 @@ class Outbox:
 
     fresh: bool
     lacks: list[int]  # (m,) the number of the first post each client lacks
-    ends: list[int]  # (m,) the number of the first post that is not meant for it; NEVER where all are
-    posts: list[Post] = field(default_factory=list)
+    ends: list[
+        int
+    ]  # (m,) the number of the first post that is not meant for it; NEVER where all are
+    posts: list[RoundAverages] = field(default_factory=list)
     first: int = 0  # the number of posts[0]
     restart: int | None = None  # of the models from θ_0, where a method restarts them
 
     @classmethod
-    def start(cls, clients: int, fresh: bool) -> Outbox:
+    def start(cls, clients: int, fresh: bool) -> PendingUpdates:
         """An empty outbox."""
-        return cls(fresh, [0] * clients, [NEVER] * clients)
+        return cls(fresh, [0] * clients, [NO_END] * clients)
 
     @property
     def number(self) -> int:
@@ -64,24 +66,36 @@ class Outbox:
             means = before.table[torch.as_tensor(source)] + means
             self.first += 1
             self.posts = []
-        self.posts.append(Post(step, means, list(labels)))
+        self.posts.append(RoundAverages(step, means, list(labels)))
 
     def displacement(self, client: int, width: int) -> torch.Tensor:
         """Without a mask: all averages so far for a client, as one row; zero of `width` numbers before the first."""
-        return self.posts[-1].table[self.posts[-1].row_of[client]] if self.posts else torch.zeros(width)
+        return (
+            self.posts[-1].table[self.posts[-1].row_of[client]]
+            if self.posts
+            else torch.zeros(width)
+        )
 
-    def letter(self, to: Sequence[int]) -> Means:
+    def message_for(self, to: Sequence[int]) -> AverageDeltas:
         """What each of `to` lacks."""
         counts = torch.as_tensor([self.count(i) for i in to], dtype=torch.int64)
         if not self.posts:
             none = ((),) * len(to)
             steps = torch.zeros(0, dtype=torch.int64)
-            return Means(Picks(torch.zeros(0, 0), none), Picks(steps, none), False, Rows(counts), self.restart)
+            return AverageDeltas(
+                Picks(torch.zeros(0, 0), none),
+                Picks(steps, none),
+                False,
+                Rows(counts),
+                self.restart,
+            )
         starts = [sum(len(p.table) for p in self.posts[:n]) for n in range(len(self.posts))]
         picks = tuple(self._rows_for(i, starts) for i in to)
         steps = torch.as_tensor([p.step for p in self.posts for _ in p.table])
         means = torch.cat([p.table for p in self.posts])
-        return Means(Picks(means, picks), Picks(steps, picks), not self.fresh, Rows(counts), self.restart)
+        return AverageDeltas(
+            Picks(means, picks), Picks(steps, picks), not self.fresh, Rows(counts), self.restart
+        )
 
     def count(self, client: int) -> int:
         """Return how many averages have been posted that are meant for a client; for a newcomer, whom none is, 0."""
@@ -97,50 +111,56 @@ class Outbox:
                 rows.append(starts[n] + post.row_of[client])
         return tuple(rows)
 
-    def delivered(self, ids: Sequence[int]) -> None:
+    def acknowledge(self, ids: Sequence[int]) -> None:
         """These clients replied, so they have everything posted so far; what nobody lacks is dropped."""
         for i in ids:
             self.lacks[i] = max(self.lacks[i], self.count(i))
-        lacked = min((n for n, end in zip(self.lacks, self.ends, strict=True) if n < end), default=NEVER)
+        lacked = min(
+            (n for n, end in zip(self.lacks, self.ends, strict=True) if n < end), default=NO_END
+        )
         while self.fresh and self.posts and lacked > self.first:
             self.posts.pop(0)
             self.first += 1
 
-    def leave(self, ids: Sequence[int]) -> None:
+    def unsubscribe(self, ids: Sequence[int]) -> None:
         """These clients go on alone: nothing posted later is meant for them."""
         for i in ids:
             self.ends[i] = min(self.ends[i], self.number)
 
-    def late(self) -> list[int]:
+    def lagging_clients(self) -> list[int]:
         """The clients that lack some average."""
         return [i for i, lacked in enumerate(self.lacks) if lacked < self.count(i)]
 
 
-def deliver(net: Network, run: Run, state: Any, tries: int = 5) -> None:
+def flush(net: ServerChannel, run: Run, state: Any, tries: int = 5) -> None:
     """The last averages reach everyone; who does not reply is asked again, a few times, and then stays behind by name."""
 
-    def send() -> Outbox:
-        outbox: Outbox = state.outbox
+    def send() -> PendingUpdates:
+        outbox: PendingUpdates = state.outbox
         for _ in range(tries):
-            late = outbox.late()
+            late = outbox.lagging_clients()
             if late:
-                outbox.delivered(net.gather(Trainee.receive, outbox.letter(late), to=late).ids)
+                outbox.acknowledge(
+                    net.gather(TrainingClient.receive, outbox.message_for(late), to=late).ids
+                )
         return outbox
 
-    state.outbox = run.once("deliver", send, Outbox)
+    state.outbox = run.once("deliver", send, PendingUpdates)
 
 
-def ask_for_model(net: Network, outbox: Outbox, members: Sequence[int], width: int) -> Posted:
+def request_model(
+    net: ServerChannel, outbox: PendingUpdates, members: Sequence[int], width: int
+) -> ModelDelta:
     """A cluster's model; where no member that has it replies, none.
 
     Without a mask the server knows its displacement (zero of `width` numbers before the first average); under fresh masks, whose averages
     it cannot add, a member posts it: one that lacks no average.
     """
     if not outbox.fresh:
-        return Posted(outbox.displacement(members[0], width))
-    late = set(outbox.late())
+        return ModelDelta(outbox.displacement(members[0], width))
+    late = set(outbox.lagging_clients())
     for i in (i for i in members if i not in late):
-        got = net.post(Discloser.post, Hello(), to=[i])
+        got = net.post(UpdateClient.post, Empty(), to=[i])
         if got.ids:
-            return Posted(got.rows.delta.values[0].cpu(), got.step)
-    return Posted()
+            return ModelDelta(got.rows.delta.values[0].cpu(), got.step)
+    return ModelDelta()

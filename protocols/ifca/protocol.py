@@ -22,28 +22,28 @@ from securecluster.core.randomness import Randomness
 from securecluster.core.validation import check_whole
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.messaging.messages import Hello, Rows
+from securecluster.messaging.messages import Empty, Rows
 from securecluster.messaging.replies import Replies
-from securecluster.protocols.common.averaging import weights
-from securecluster.protocols.common.base import Protocol, Releases
-from securecluster.protocols.common.client import Trainee
-from securecluster.protocols.common.messages import Choice
+from securecluster.protocols.common.averaging import total_weights
+from securecluster.protocols.common.base import ClusteringProtocol, Releases
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.messages import ModelChoice
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
-from securecluster.protocols.common.sampling import invite
-from securecluster.protocols.ifca.client import Chooser, seen
-from securecluster.protocols.ifca.server import Offers, Start, offers
+from securecluster.protocols.common.sampling import sample_clients
+from securecluster.protocols.ifca.client import IFCAClient, server_view
+from securecluster.protocols.ifca.server import OfferedModels, Restart, collect_models
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.server_channel import ServerChannel
 
 
 @dataclass
-class State:
+class IFCAState:
     """What the server's loop changes."""
 
-    running: Start
-    best: Start | None = None  # of those that are over, while others are tried
-    offers: Offers | None = None  # the models that newcomers choose from
+    running: Restart
+    best: Restart | None = None  # of those that are over, while others are tried
+    collect_models: OfferedModels | None = None  # the models that newcomers choose from
 
     @property
     def used(self) -> list[int]:
@@ -57,7 +57,7 @@ class State:
 
 
 @dataclass
-class IFCA(Protocol):
+class IFCA(ClusteringProtocol):
     """k models; each client trains the one that fits its own samples best."""
 
     mask: str = "permutation"
@@ -70,12 +70,12 @@ class IFCA(Protocol):
     """rounds of a short start, at most all; those of the best count towards rounds"""
 
     name: ClassVar[str] = "ifca"
-    client: ClassVar[type[Trainee]] = Chooser
+    client: ClassVar[type[TrainingClient]] = IFCAClient
     one_model: ClassVar[bool] = False
 
-    def serve(self, net: Network, run: Run) -> State:
+    def run_server(self, net: ServerChannel, run: Run) -> IFCAState:
         """Algorithm 1."""
-        state = State(self._begin(net, 0))
+        state = IFCAState(self._begin(net, 0))
         for t in run.rounds("train", state, self.total):
             judged = t <= self._short and t % self._each == 0
             if judged:  # clients judge the models with this round's averages
@@ -84,15 +84,21 @@ class IFCA(Protocol):
                 self._average(net, state, t)
             run.note(start=state.running.number, loss=self._judge(net, state) if judged else None)
         self._turn(net, state, self.total + 1)
-        state.running = run.once("deliver", lambda: self._settle(net, state), Start)
-        state.offers = run.once("offer", lambda: offers(net, state.running, masked=self.mask != "none"), Offers)
+        state.running = run.once("deliver", lambda: self._settle(net, state), Restart)
+        state.offers = run.once(
+            "offer",
+            lambda: collect_models(net, state.running, masked=self.mask != "none"),
+            OfferedModels,
+        )
         return state
 
-    def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
+    def place(self, net: ServerChannel, state: IFCAState, to: Sequence[int]) -> list[int]:
         """Each newcomer gets the models in use and takes the best of them (ours)."""
         if state.offers is None or not state.offers.models:
-            raise UsageError("no client could show its model at the end of the run, so newcomers have none to choose: run it anew")
-        got = net.gather(Chooser.join, state.offers.letter(state.running, len(to)), to=to)
+            raise UsageError(
+                "no client could show its model at the end of the run, so newcomers have none to choose: run it anew"
+            )
+        got = net.gather(IFCAClient.join, state.offers.message_for(state.running, len(to)), to=to)
         check_newcomers(to, got.ids)
         found = check_offered(got.ids, got.rows.model.values.tolist(), state.offers.models)
         return [state.used.index(found[i]) for i in to]
@@ -103,7 +109,7 @@ class IFCA(Protocol):
         return self.rounds + max(0, self._short - self._each)
 
     @property
-    def rows_a_round(self) -> int:
+    def vectors_per_round(self) -> int:
         """Each client gets all k averages, and sends an update."""
         return 1 + self.k
 
@@ -122,10 +128,10 @@ class IFCA(Protocol):
         """The round with which the last of several short starts ends."""
         return self.starts * self._each if self.starts > 1 else 0
 
-    def _begin(self, net: Network, start: int) -> Start:
-        return Start.begin(start, self.k, len(net.clients), fresh=self.mask != "none")
+    def _begin(self, net: ServerChannel, start: int) -> Restart:
+        return Restart.begin(start, self.k, len(net.clients), fresh=self.mask != "none")
 
-    def _turn(self, net: Network, state: State, t: int) -> None:
+    def _turn(self, net: ServerChannel, state: IFCAState, t: int) -> None:
         """When a short start is over: the next one, or after the last the best of all goes on."""
         over, left = divmod(t - 1, self._each)
         if left or not 1 <= over <= self.starts or not self._short:
@@ -137,28 +143,36 @@ class IFCA(Protocol):
         else:
             state.running, state.best = state.best, None
 
-    def _average(self, net: Network, state: State, t: int) -> None:
+    def _average(self, net: ServerChannel, state: IFCAState, t: int) -> None:
         """Round t of averaging."""
         self._turn(net, state, t)
-        chosen = self._choose(net, state, invite(net, net.clients, self.participation, t))  # lines 4–7
+        chosen = self._choose(
+            net, state, sample_clients(net, net.clients, self.participation, t)
+        )  # lines 4–7
         if chosen.ids:
             by = [state.running.choice[i] for i in chosen.ids]
-            sums = net.sum(Chooser.contribute, Hello(), to=chosen.ids, by=by, groups=self.k)  # lines 8–9
+            sums = net.sum(
+                IFCAClient.contribute, Empty(), to=chosen.ids, by=by, groups=self.k
+            )  # lines 8–9
             if sums.ids:
-                state.running.post(sums.step, sums.rows.delta.table, weights(sums))  # line 11
+                state.running.post(sums.step, sums.rows.delta.table, total_weights(sums))  # line 11
 
-    def _choose(self, net: Network, state: State, to: Sequence[int]) -> Replies[Choice]:
+    def _choose(
+        self, net: ServerChannel, state: IFCAState, to: Sequence[int]
+    ) -> Replies[ModelChoice]:
         """Each client takes what it lacks of the models and names the one it takes."""
-        got = net.gather(Chooser.choose, state.running.letter(to, state.best), to=to)
+        got = net.gather(IFCAClient.choose, state.running.message_for(to, state.best), to=to)
         state.running.taken(got)
         return got
 
-    def _judge(self, net: Network, state: State) -> float | None:
+    def _judge(self, net: ServerChannel, state: IFCAState) -> float | None:
         """The training loss of a start, each client with its best model; the same clients judge every start."""
-        judges = invite(net, net.clients, self.participation, 0, least=MINIMUM)
-        return state.running.judged(net.sum(Chooser.least, state.running.letter(judges, state.best), to=judges))
+        judges = sample_clients(net, net.clients, self.participation, 0, least=MINIMUM)
+        return state.running.judged(
+            net.sum(IFCAClient.least, state.running.message_for(judges, state.best), to=judges)
+        )
 
-    def _settle(self, net: Network, state: State, tries: int = 5) -> Start:
+    def _settle(self, net: ServerChannel, state: IFCAState, tries: int = 5) -> Restart:
         """The last averages reach everyone, who chooses once more (ours); who does not reply stays with its last choice."""
         left = tuple(net.clients)
         for _ in range(tries):
@@ -185,7 +199,11 @@ class IFCA(Protocol):
 
     def releases(self) -> Releases:
         """In every round a choice, a row of k losses, and an update; a choice at the end, and the least loss of each short start."""
-        return Releases(updates=self.total, losses=self.total + 1 + (self.starts if self._short else 0), trainings=self.total)
+        return Releases(
+            updates=self.total,
+            losses=self.total + 1 + (self.starts if self._short else 0),
+            trainings=self.total,
+        )
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
         """Of losses, and of choices, which are made of noisy ones."""
@@ -196,9 +214,9 @@ class IFCA(Protocol):
         """A row of losses moves as far (`noisy_losses`)."""
         return {"loss": 1.0, "model": 1.0}
 
-    def sees(self) -> list[str]:
+    def server_view(self) -> list[str]:
         """What the choices show."""
-        return seen(self.noisy, self.per_client)
+        return server_view(self.noisy, self.per_client)
 
     def served(self, client: Any, state: Any) -> Rows:
         """The model each client took last, with the averages it has yet to get."""
@@ -208,7 +226,9 @@ class IFCA(Protocol):
         """The model each client took last."""
         return self._held(client, state, [])
 
-    def _held(self, client: Any, state: State, at: Sequence[int]) -> Rows:
+    def _held(self, client: Any, state: IFCAState, at: Sequence[int]) -> Rows:
         choice = [state.running.choice[i] for i in client.cohort.ids]
-        models: Rows = client.taken(state.running.letter([client.cohort.ids[k] for k in at], state.best), at, choice)
+        models: Rows = client.taken(
+            state.running.message_for([client.cohort.ids[k] for k in at], state.best), at, choice
+        )
         return models

@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError, unknown
 from securecluster.messaging.bounds import Real
-from securecluster.messaging.messages import Hello, Rows
+from securecluster.messaging.messages import Empty, Rows
 from securecluster.privacy.dp.loss_mechanism import noised_rows
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averaging import Loner
+from securecluster.protocols.common.averaging import LocalFirstClient
 from securecluster.protocols.common.messages import Update
-from securecluster.runtime.endpoint import GATHER, SUM, Turn, answers
-from securecluster.training.local_trainer import Cohort, LocalTraining
+from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
 
 
 LAYERS = ("hidden", "last")
-STARTS = ("common", "independent")
+INITIALIZATIONS = ("common", "independent")
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerSlice:
     """A dense layer's weights (outputs, inputs) and bias (outputs,) within the flat vector, in this order."""
 
     name: str
@@ -53,7 +53,7 @@ class Layer:
         return np.asarray(flat.reshape(-1, self.outputs, self.inputs).swapaxes(1, 2))
 
 
-def find_layer(flat: FlatModel, which: str) -> Layer:
+def find_layer(flat: FlatModel, which: str) -> LayerSlice:
     """The last dense layer of a model ("last"), or the one before it ("hidden"), in the order in which the module declares them.
 
     Raises:
@@ -61,17 +61,33 @@ def find_layer(flat: FlatModel, which: str) -> Layer:
     """
     if which not in LAYERS:
         raise unknown("layer", which, LAYERS)
-    starts = dict(zip(flat.shapes, np.cumsum([0, *(s.numel() for s in flat.shapes.values())]).tolist(), strict=False))
-    dense = [name for name, part in flat.module.named_modules() if isinstance(part, torch.nn.Linear) and f"{name}.weight" in starts]
+    initial_models = dict(
+        zip(
+            flat.shapes,
+            np.cumsum([0, *(s.numel() for s in flat.shapes.values())]).tolist(),
+            strict=False,
+        )
+    )
+    dense = [
+        name
+        for name, part in flat.module.named_modules()
+        if isinstance(part, torch.nn.Linear) and f"{name}.weight" in initial_models
+    ]
     place = 1 if which == "last" else 2
     if len(dense) < place:
-        raise UsageError(f"the model has {len(dense)} dense layer(s) that train, and layer={which!r} needs {place}: use another model")
+        raise UsageError(
+            f"the model has {len(dense)} dense layer(s) that train, and layer={which!r} needs {place}: use another model"
+        )
     name = dense[-place]
     outputs, inputs = flat.shapes[f"{name}.weight"]
-    return Layer(name, starts[f"{name}.weight"], outputs, inputs, f"{name}.bias" in starts)
+    return LayerSlice(
+        name, initial_models[f"{name}.weight"], outputs, inputs, f"{name}.bias" in initial_models
+    )
 
 
-def starts(cohort: Cohort, start: str, ids: Sequence[int] | None = None) -> torch.Tensor:
+def initial_models(
+    cohort: LocalTrainer, start: str, ids: Sequence[int] | None = None
+) -> torch.Tensor:
     """The weights that each client of a cohort, or of some numbers, begins with, (m, d)."""
     who = cohort.ids if ids is None else ids
     if start == "common":
@@ -88,7 +104,7 @@ def check_layer_mask(mask: str) -> None:
         )
 
 
-def seen(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
+def server_view(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
     """What a server that trains synthetic users sees of layers, and makes of them (`benchmarks.papers.nsim_masks` measures layers in the
     clear).
 
@@ -97,11 +113,13 @@ def seen(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
         sizes: whether clients tell how many samples they hold.
     """
     name = "last hidden" if layer == "hidden" else "last"
-    how = {"": "in the clear", "client": "clipped and with noise, unmasked", "example": "unmasked, as training with noise left it"}[noisy]
+    how = {
+        "": "in the clear",
+        "client": "clipped and with noise, unmasked",
+        "example": "unmasked, as training with noise left it",
+    }[noisy]
     much = "something" if noisy else "much"
-    common = (
-        f"{much} of the rest of that model, whatever the mask: training starts from what the server knows, and synthetic users' does too"
-    )
+    common = f"{much} of the rest of that model, whatever the mask: training starts from what the server knows, and synthetic users' does too"
     own = "each client's first weights, from the seed: they tell where a permutation of the first sum has put most coordinates"
     return [
         f"each client's {name} layer after training alone, {how}",
@@ -112,14 +130,14 @@ def seen(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class ClientLayer:
     """Client to server."""
 
     # (b, q) weights and bias of one layer, as they are, or moved from the first ones by what was clipped and noised
     layer: Annotated[Rows, Real(("layer",), squared=True)]
 
 
-class LayerDiscloser(Loner):
+class NSIMClient(LocalFirstClient):
     """Clients that train alone, hand in one layer in the clear, and then contribute to means that count from θ_0.
 
     Args:
@@ -129,14 +147,22 @@ class LayerDiscloser(Loner):
 
     clear: ClassVar[bool] = True
 
-    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, layer: Layer, start: str) -> None:
+    def __init__(
+        self,
+        cohort: LocalTrainer,
+        training: LocalTraining,
+        pipeline: Pipeline,
+        weighted: bool,
+        layer: LayerSlice,
+        start: str,
+    ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self._layer, self._began = layer, start
         if start != "common":
-            self.models = Rows(starts(cohort, start), tuple(range(len(cohort.ids))))
+            self.models = Rows(initial_models(cohort, start), tuple(range(len(cohort.ids))))
 
     @answers(GATHER, unmasked=("layer",))
-    def hand_in(self, turn: Turn, query: Hello) -> Shown:
+    def send_model(self, turn: CallContext, query: Empty) -> ClientLayer:
         """The layer of θ_i; no mask can hide it, since a trained network is to read it. Asked again, the answer is the same.
 
         Where the unit of privacy is the client, what it has moved from its first weights, which follow from the public configuration, is
@@ -145,12 +171,14 @@ class LayerDiscloser(Loner):
         self.check_alone(turn, "hand_in")
         rows, guard = self._layer.rows(self.models.select(turn.at).values), self._pipeline.guard
         if guard is None or guard.unit == "example":
-            return Shown(Rows(rows.clone()))
-        began = self._layer.rows(starts(self.cohort, self._began, turn.ids))
-        return Shown(Rows(began + noised_rows(guard, "layer", turn.ids, turn.step, rows - began)))
+            return ClientLayer(Rows(rows.clone()))
+        began = self._layer.rows(initial_models(self.cohort, self._began, turn.ids))
+        return ClientLayer(
+            Rows(began + noised_rows(guard, "layer", turn.ids, turn.step, rows - began))
+        )
 
     @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
-    def pool(self, turn: Turn, query: Hello) -> Update:
+    def pool(self, turn: CallContext, query: Empty) -> Update:
         """n_i·P(θ_i − θ_0) and n_i: what a client learned alone, for its cluster's first average. Clipped, they count the same."""
         self.check_alone(turn, "pool")
         found = self.displaced(turn.at)

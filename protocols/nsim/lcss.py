@@ -49,13 +49,17 @@ def similarity(a: Any, b: Any, radius: float, window: int | None = None) -> floa
     return float(similarities([a, b], radius, window)[0, 1])
 
 
-def _against(walked: Array, others: Sequence[Array], radius: float, window: int | None) -> NDArray[np.int64]:
+def _against(
+    walked: Array, others: Sequence[Array], radius: float, window: int | None
+) -> NDArray[np.int64]:
     """The length of the longest common subsequence of one sequence (n, k) with each of some others, (len(others),)."""
     sizes = np.array([len(own) for own in others])
     last = np.cumsum(sizes + 1) - 1  # of each sequence, the bit after its points
     there = np.ones(last[-1] + 1, bool)
     there[last] = False
-    points = np.full((walked.shape[1], len(there)), np.inf)  # what lies between sequences is near nothing
+    points = np.full(
+        (walked.shape[1], len(there)), np.inf
+    )  # what lies between sequences is near nothing
     points[:, there] = np.concatenate(others).T
     steps = np.zeros(len(there), np.int64)
     steps[there] = np.concatenate([np.arange(n) for n in sizes])
@@ -64,12 +68,16 @@ def _against(walked: Array, others: Sequence[Array], radius: float, window: int 
     for matching in _matches(walked, points, steps, radius, window):
         hit = column & matching
         column = ((column + hit) | (column ^ hit)) & bits
-    left = np.unpackbits(np.frombuffer(column.to_bytes(len(there) // 8 + 1, "little"), np.uint8), bitorder="little")[: len(there)]
+    left = np.unpackbits(
+        np.frombuffer(column.to_bytes(len(there) // 8 + 1, "little"), np.uint8), bitorder="little"
+    )[: len(there)]
     first = np.concatenate([[0], last[:-1] + 1])
     return np.asarray(sizes - np.add.reduceat(left, first, dtype=np.int64), dtype=np.int64)
 
 
-def _matches(walked: Array, points: Array, steps: NDArray[np.int64], radius: float, window: int | None) -> Iterator[int]:
+def _matches(
+    walked: Array, points: Array, steps: NDArray[np.int64], radius: float, window: int | None
+) -> Iterator[int]:
     """For each point that is walked through, which of the points (k, N) match it, as the bits of a number."""
     height = max(1, BLOCK // points.shape[1])
     for start in range(0, len(walked), height):
@@ -93,14 +101,23 @@ def _number(bits: NDArray[np.uint8]) -> int:
     return int.from_bytes(bits.tobytes(), "little")
 
 
-def _checked(sequences: Sequence[Any], radius: float, window: int | None) -> tuple[list[Array], NDArray[np.int64]]:
+def _checked(
+    sequences: Sequence[Any], radius: float, window: int | None
+) -> tuple[list[Array], NDArray[np.int64]]:
     if isinstance(radius, bool) or not (isinstance(radius, Real) and 0 <= float(radius) < math.inf):
         raise UsageError(f"radius = {radius!r} is no distance: give a finite number from 0")
     if window is not None and not (isinstance(window, Integral) and window >= 0):
-        raise UsageError(f"window = {window!r} is no number of places: give a whole number from 0, or None for no window")
+        raise UsageError(
+            f"window = {window!r} is no number of places: give a whole number from 0, or None for no window"
+        )
     points = [np.asarray(own, dtype=np.float64) for own in sequences]
     for number, own in enumerate(points):
-        if own.ndim != 2 or not own.size or own.shape[1] != points[0].shape[1] or not np.isfinite(own).all():
+        if (
+            own.ndim != 2
+            or not own.size
+            or own.shape[1] != points[0].shape[1]
+            or not np.isfinite(own).all()
+        ):
             raise UsageError(
                 f"sequence {number} of shape {own.shape} cannot be compared: give points (n, k), at least one, finite, and of as many"
                 " coordinates in all sequences"

@@ -16,7 +16,7 @@ SLOPE = 0.1  # of the leaky ReLUs
 
 
 @dataclass(frozen=True)
-class Plan:
+class PairNetworkConfig:
     """One architecture and its training: an encoder q-`width`-`embedding`, and a head on the features of a pair.
 
     Args:
@@ -43,10 +43,15 @@ class PairNetwork:
     layers: list[torch.Tensor]  # w (o, i) and b (o,) in turn: two of the encoder, two of the head
 
 
-def start(inputs: int, plan: Plan, draw: np.random.Generator) -> PairNetwork:
+def start(inputs: int, plan: PairNetworkConfig, draw: np.random.Generator) -> PairNetwork:
     """Initial weights, uniform within ±1/√(inputs of the layer)."""
     layers = []
-    for i, o in ((inputs, plan.width), (plan.width, plan.embedding), (2 * plan.embedding, plan.head), (plan.head, 1)):
+    for i, o in (
+        (inputs, plan.width),
+        (plan.width, plan.embedding),
+        (2 * plan.embedding, plan.head),
+        (plan.head, 1),
+    ):
         bound = 1 / math.sqrt(i)
         layers += [draw.uniform(-bound, bound, (o, i)), draw.uniform(-bound, bound, o)]
     return PairNetwork([torch.as_tensor(layer, dtype=torch.float32) for layer in layers])
@@ -67,7 +72,7 @@ def trained(
     rows: torch.Tensor,
     similarity: torch.Tensor,
     weight: torch.Tensor,
-    plan: Plan,
+    plan: PairNetworkConfig,
     seed: int,
     score: Callable[[PairNetwork], float],
     every: int = 100,
@@ -101,11 +106,20 @@ def trained(
 
 def _rate(progress: float) -> float:
     """A tenth of the steps up, the rest down along a cosine."""
-    return (progress + 0.01) / 0.11 if progress < 0.1 else (1 + math.cos(math.pi * (progress - 0.1) / 0.9)) / 2
+    return (
+        (progress + 0.01) / 0.11
+        if progress < 0.1
+        else (1 + math.cos(math.pi * (progress - 0.1) / 0.9)) / 2
+    )
 
 
 def _loss(
-    network: PairNetwork, rows: torch.Tensor, similarity: torch.Tensor, weight: torch.Tensor, plan: Plan, draw: torch.Generator
+    network: PairNetwork,
+    rows: torch.Tensor,
+    similarity: torch.Tensor,
+    weight: torch.Tensor,
+    plan: PairNetworkConfig,
+    draw: torch.Generator,
 ) -> torch.Tensor:
     """Mean squared error of all pairs of a few users."""
     users = torch.randperm(len(rows), generator=draw)[:USERS]
@@ -119,20 +133,28 @@ def _loss(
     return (away.square() * counted).sum() / counted.sum().clamp_min(1)
 
 
-def _encode(network: PairNetwork, x: torch.Tensor, dropout: float = 0.0, draw: torch.Generator | None = None) -> torch.Tensor:
+def _encode(
+    network: PairNetwork, x: torch.Tensor, dropout: float = 0.0, draw: torch.Generator | None = None
+) -> torch.Tensor:
     w1, b1, w2, b2 = network.layers[:4]
     return _hidden(x, w1, b1, dropout, draw) @ w2.T + b2
 
 
 def _pair(
-    network: PairNetwork, a: torch.Tensor, b: torch.Tensor, dropout: float = 0.0, draw: torch.Generator | None = None
+    network: PairNetwork,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dropout: float = 0.0,
+    draw: torch.Generator | None = None,
 ) -> torch.Tensor:
     w1, b1, w2, b2 = network.layers[4:]
     hidden = _hidden(torch.cat([(a - b).abs(), a * b], -1), w1, b1, dropout, draw)
     return torch.sigmoid(hidden @ w2[0] + b2)
 
 
-def _hidden(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, dropout: float, draw: torch.Generator | None) -> torch.Tensor:
+def _hidden(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, dropout: float, draw: torch.Generator | None
+) -> torch.Tensor:
     hidden = torch.nn.functional.leaky_relu(x @ w.T + b, SLOPE)
     if dropout and draw is not None:
         hidden = hidden * (torch.rand(hidden.shape, generator=draw) >= dropout) / (1 - dropout)

@@ -20,46 +20,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.density import check_dbscan, dbscan, most_similar, neighbourhood
-from securecluster.clustering.labels import members, numbered
+from securecluster.clustering.labels import members, relabel
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.messaging.messages import Hello
+from securecluster.messaging.messages import Empty
 from securecluster.models.objectives import objective
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averaging import Averaged, Contributor, average
-from securecluster.protocols.common.base import Protocol, Releases
-from securecluster.protocols.common.client import Trainee
-from securecluster.protocols.common.messages import nothing
+from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
+from securecluster.protocols.common.base import ClusteringProtocol, Releases
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.protocols.common.pending_updates import Outbox, deliver
+from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES
-from securecluster.protocols.nsim.client import LayerDiscloser, check_layer_mask, find_layer, seen
+from securecluster.protocols.nsim.client import (
+    NSIMClient,
+    check_layer_mask,
+    find_layer,
+    server_view,
+)
 from securecluster.protocols.nsim.random_walks import Format, RandomWalk
-from securecluster.protocols.nsim.server import pool
+from securecluster.protocols.nsim.server import average_layers
 from securecluster.protocols.nsim.similarity_model import GRID, predict
-from securecluster.protocols.nsim.synthetic_users import Known, Synthesis, check_walks, correlations, some_pairs, true_similarity
+from securecluster.protocols.nsim.synthetic_users import (
+    SyntheticUsersConfig,
+    TrainedSimilarityModel,
+    check_walks,
+    correlations,
+    some_pairs,
+    true_similarity,
+)
 from securecluster.runtime.run import Line, Run
-from securecluster.runtime.server_channel import Network
-from securecluster.training.local_trainer import Cohort
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.local_trainer import LocalTrainer
 
 
 @dataclass
-class State(Averaged):
+class NSIMState(AveragingState):
     """What the server's loop changes."""
 
     round: int = 0
     clustered: int = 0  # the round of the clustering; 0 before
-    ids: list[int] = field(default_factory=list)  # the r clients that handed in a layer, and their places in what follows
-    layers: torch.Tensor = field(default_factory=nothing)  # (r, q)
-    similarity: torch.Tensor = field(default_factory=nothing)  # (r, r), predicted
+    ids: list[int] = field(
+        default_factory=list
+    )  # the r clients that handed in a layer, and their places in what follows
+    layers: torch.Tensor = field(default_factory=empty_tensor)  # (r, q)
+    similarity: torch.Tensor = field(default_factory=empty_tensor)  # (r, r), predicted
     eps: float = 0.0
-    known: Known | None = None
+    known: TrainedSimilarityModel | None = None
 
 
 @dataclass
-class NSIM(Protocol):
+class NSIM(ClusteringProtocol):
     """Clusters of users by similarities that a network, trained on synthetic users, predicts from a layer of their models."""
 
     mask: str = "rotation"
@@ -92,67 +106,104 @@ class NSIM(Protocol):
     """DBSCAN: neighbours, itself among them, that make a user a core of a cluster; None is a fortieth of the users, 2 or more"""
 
     name: ClassVar[str] = "nsim"
-    client: ClassVar[type[Trainee]] = LayerDiscloser
+    client: ClassVar[type[TrainingClient]] = NSIMClient
 
-    def serve(self, net: Network, run: Run) -> State:
+    def run_server(self, net: ServerChannel, run: Run) -> NSIMState:
         """Sections 3.1 and 3.2: the estimator first, without any client; then everyone alone, the clusters, and FedAvg in each."""
-        known = run.once("estimator", lambda: self._estimator(net), Known)
-        state = State(list(net.clients), Outbox.start(len(net.clients), fresh=self.mask != "none"), known=known)
+        known = run.once("estimator", lambda: self._estimator(net), TrainedSimilarityModel)
+        state = NSIMState(
+            list(net.clients),
+            PendingUpdates.start(len(net.clients), fresh=self.mask != "none"),
+            known=known,
+        )
         for t in run.rounds("train", state, self.rounds):
             state.round = t
             if t > self._local:
-                average(net, state, self.participation, t)
+                average_clusters(net, state, self.participation, t)
                 continue
-            net.gather(Contributor.alone, state.outbox.letter(net.clients), to=net.clients, tries=TRIES)
+            net.gather(
+                SumClient.alone, state.outbox.message_for(net.clients), to=net.clients, tries=TRIES
+            )
             if t == self._local:
                 self._cluster(net, state, known)
                 run.note(clustered=members(state.labels), eps=state.eps, **known.scores)
-        deliver(net, run, state)
+        flush(net, run, state)
         return state
 
     @property
     def _local(self) -> int:
         return min(self.local_rounds, self.rounds)
 
-    def _estimator(self, net: Network) -> Known:
+    def _estimator(self, net: ServerChannel) -> TrainedSimilarityModel:
         """Section 3.1, from what everyone knows."""
         agreed, draws = net.agreed, Randomness(net.randomness.integer("server", "synthetic"))
-        flat = self._network(agreed["shape"], agreed["classes"], agreed["seed"], objective(agreed["objective"]))
-        return self._synthesis(agreed["shape"], agreed["noise"]).learned(flat, self.training(agreed), agreed, draws)
+        flat = self._network(
+            agreed["shape"], agreed["classes"], agreed["seed"], objective(agreed["objective"])
+        )
+        return self._synthesis(agreed["shape"], agreed["noise"]).learned(
+            flat, self.training(agreed), agreed, draws
+        )
 
-    def _synthesis(self, shape: Sequence[int], noise: float = 0.0) -> Synthesis:
+    def _synthesis(self, shape: Sequence[int], noise: float = 0.0) -> SyntheticUsersConfig:
         """The declared format is (past positions, coordinates) of a sample; of other data a generator gives samples themselves. Synthetic
         users' training and layers have the noise of real users' (ours), so that the network learns from what it will read.
         """
         window, coordinates = shape if len(shape) == 2 else (1, 1)
         form = Format(coordinates, window, self.positions, step=self.step)
         walks = RandomWalk() if self.walks == "random" else self.walks
-        rest = (self.stride, self.grid, tuple(shape), float(self.clip or 0), float(noise) if self.per_client else 0.0)
-        return Synthesis(self.synthetic, walks, form, self.radius, self.layer, self.init, self._local, *rest)
+        rest = (
+            self.stride,
+            self.grid,
+            tuple(shape),
+            float(self.clip or 0),
+            float(noise) if self.per_client else 0.0,
+        )
+        return SyntheticUsersConfig(
+            self.synthetic, walks, form, self.radius, self.layer, self.init, self._local, *rest
+        )
 
-    def _cluster(self, net: Network, state: State, known: Known) -> None:
+    def _cluster(self, net: ServerChannel, state: NSIMState, known: TrainedSimilarityModel) -> None:
         """Section 3.2: the layers, all pairs' similarities, DBSCAN, and the users' models averaged in each cluster."""
-        got = net.gather(LayerDiscloser.hand_in, Hello(), to=net.clients, tries=TRIES)
+        got = net.gather(NSIMClient.send_model, Empty(), to=net.clients, tries=TRIES)
         if len(got) < 2:  # everyone goes on alone
             return
-        state.ids, state.layers, state.clustered = list(got.ids), got.rows.layer.values.cpu(), state.round
-        state.similarity = predict(known.fitted.estimator, state.layers, state.layers).fill_diagonal_(1)
+        state.ids, state.layers, state.clustered = (
+            list(got.ids),
+            got.rows.layer.values.cpu(),
+            state.round,
+        )
+        state.similarity = predict(
+            known.fitted.estimator, state.layers, state.layers
+        ).fill_diagonal_(1)
         alike, least = state.similarity.double().numpy(), self.min_samples or max(2, len(got) // 40)
         state.eps = neighbourhood(alike, least) if self.eps is None else float(self.eps)
         place = dict(zip(state.ids, dbscan(1 - alike, state.eps, least), strict=True))
-        state.labels = numbered([place.get(i, -1) for i in net.clients])
-        pool(net, state)
+        state.labels = relabel([place.get(i, -1) for i in net.clients])
+        average_layers(net, state)
 
-    def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
+    def place(self, net: ServerChannel, state: NSIMState, to: Sequence[int]) -> list[int]:
         """Ours: newcomers train alone as long as the others did and join the cluster to whose members they are most similar, on average."""
         if not state.ids or state.known is None:
-            raise UsageError("no two clients handed in a layer, so there is nothing to compare newcomers with: run it anew")
+            raise UsageError(
+                "no two clients handed in a layer, so there is nothing to compare newcomers with: run it anew"
+            )
         for _ in range(self._local):
-            net.gather(Contributor.alone, Outbox.start(0, fresh=False).letter(to), to=to, tries=TRIES)
-        got = net.gather(LayerDiscloser.hand_in, Hello(), to=to, tries=TRIES)
+            net.gather(
+                SumClient.alone,
+                PendingUpdates.start(0, fresh=False).message_for(to),
+                to=to,
+                tries=TRIES,
+            )
+        got = net.gather(NSIMClient.send_model, Empty(), to=to, tries=TRIES)
         check_newcomers(to, got.ids)
         near = predict(state.known.fitted.estimator, got.rows.layer.values.cpu(), state.layers)
-        found = dict(zip(got.ids, most_similar(near.numpy(), [state.labels[i] for i in state.ids]), strict=True))
+        found = dict(
+            zip(
+                got.ids,
+                most_similar(near.numpy(), [state.labels[i] for i in state.ids]),
+                strict=True,
+            )
+        )
         return [found[i] for i in to]
 
     @property
@@ -160,12 +211,14 @@ class NSIM(Protocol):
         """Always: means are over samples."""
         return True
 
-    def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> LayerDiscloser:
+    def make_client(
+        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
+    ) -> NSIMClient:
         """Adds the layer, and where training starts."""
         layer = find_layer(cohort.model, self.layer)
-        return LayerDiscloser(cohort, self.training(config), pipeline, self.weighted, layer, self.init)
+        return NSIMClient(cohort, self.training(config), pipeline, self.weighted, layer, self.init)
 
-    def facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, federation: Federation) -> dict[str, Any]:
         """The declared format, and the numbers of the layer that is handed in."""
         check_walks(self.walks, federation.objective)
         size = find_layer(self.flat_model(federation), self.layer).size
@@ -173,7 +226,9 @@ class NSIM(Protocol):
 
     def shown_params(self) -> dict[str, Any]:
         """Of a generator of your own, that it is."""
-        return super().shown_params() | ({} if isinstance(self.walks, str) else {"walks": {"own": "walks"}})
+        return super().shown_params() | (
+            {} if isinstance(self.walks, str) else {"walks": {"own": "walks"}}
+        )
 
     def check(self, clients: int) -> None:
         """Adds what belongs to synthetic users, their similarity and the clustering."""
@@ -195,15 +250,26 @@ class NSIM(Protocol):
         z = math.inf if self.per_example else float(config["noise"])
         return super().multipliers(config) | ({"layer": z} if config["noise"] else {})
 
-    def sees(self) -> list[str]:
+    def server_view(self) -> list[str]:
         """What the server sees of the layers, and makes of them."""
-        return seen(self.layer, self.init, self.dp_unit if self.noisy else "", not self.per_client)
+        return server_view(
+            self.layer, self.init, self.dp_unit if self.noisy else "", not self.per_client
+        )
 
-    def observe(self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]) -> Line:
+    def observe(
+        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
+    ) -> Line:
         """After the clustering, adds how well NSIM, and kernels of the same layers, told the true LCSS of clients' training data."""
         line = super().observe(federation, client, state, scores)
         if not state.clustered or state.clustered != state.round:
             return line
-        true, told = true_similarity([federation.shards[i].y for i in state.ids], self.radius), state.similarity.numpy()
+        true, told = (
+            true_similarity([federation.shards[i].y for i in state.ids], self.radius),
+            state.similarity.numpy(),
+        )
         layers = find_layer(client.cohort.model, self.layer).weights(state.layers)
-        return {**line, **correlations(told, layers, true, "_real"), "pairs_real": some_pairs(told, true)}
+        return {
+            **line,
+            **correlations(told, layers, true, "_real"),
+            "pairs_real": some_pairs(told, true),
+        }

@@ -44,9 +44,13 @@ class Format:
                 f"positions = {self.samples!r} of a user: the fewest are more than the {self.window} of a window, the most no less"
             )
         if not (isinstance(self.seconds, Real) and 0 < self.seconds < np.inf):
-            raise UsageError(f"seconds = {self.seconds!r} between two positions: it is a positive number")
+            raise UsageError(
+                f"seconds = {self.seconds!r} between two positions: it is a positive number"
+            )
         if not (isinstance(self.step, Real) and SHORTEST <= self.step <= 1):
-            raise UsageError(f"step = {self.step!r} is no way between two positions: give {SHORTEST:g} to 1, in units of the area")
+            raise UsageError(
+                f"step = {self.step!r} is no way between two positions: give {SHORTEST:g} to 1, in units of the area"
+            )
 
     def as_json(self) -> dict[str, Any]:
         """For a configuration."""
@@ -90,23 +94,41 @@ class RandomWalk:
     def __call__(self, form: Format, users: int, draw: np.random.Generator) -> list[Array]:
         """Positions (n_i, k) of each user, n_i log-uniform in the format's range."""
         least, most = form.samples
-        sizes = np.exp(draw.uniform(np.log(least), np.log(most), users)).round().astype(int).clip(least, most)
+        sizes = (
+            np.exp(draw.uniform(np.log(least), np.log(most), users))
+            .round()
+            .astype(int)
+            .clip(least, most)
+        )
         going = draw.random(users) < self.between
         strolls = iter(self._strolls(int((~going).sum()), int(sizes.max(initial=0)), form, draw))
-        return [self._ways(n, form, draw) if goes else next(strolls)[:n] for n, goes in zip(sizes.tolist(), going, strict=True)]
+        return [
+            self._ways(n, form, draw) if goes else next(strolls)[:n]
+            for n, goes in zip(sizes.tolist(), going, strict=True)
+        ]
 
     def _pace(self, form: Format, users: int, draw: np.random.Generator) -> Array:
-        return np.asarray(form.step * np.exp(draw.uniform(math.log(self.pace[0]), math.log(self.pace[1]), users)))
+        return np.asarray(
+            form.step * np.exp(draw.uniform(math.log(self.pace[0]), math.log(self.pace[1]), users))
+        )
 
     def _strolls(self, users: int, steps: int, form: Format, draw: np.random.Generator) -> Array:
         """Gauss-Markov walks that the border reflects, (users, steps, k)."""
-        pace, memory = self._pace(form, users, draw)[:, None], draw.uniform(*self.memory, users)[:, None]
-        here, move = draw.random((users, form.coordinates)), pace * draw.normal(size=(users, form.coordinates))
+        pace, memory = (
+            self._pace(form, users, draw)[:, None],
+            draw.uniform(*self.memory, users)[:, None],
+        )
+        here, move = (
+            draw.random((users, form.coordinates)),
+            pace * draw.normal(size=(users, form.coordinates)),
+        )
         path = np.empty((users, steps, form.coordinates))
         for t in range(steps):
             path[:, t] = here
             move = memory * move + np.sqrt(1 - memory**2) * pace * draw.normal(size=here.shape)
-            move *= np.minimum(1, form.step / np.maximum(np.linalg.norm(move, axis=1, keepdims=True), NEARLY))
+            move *= np.minimum(
+                1, form.step / np.maximum(np.linalg.norm(move, axis=1, keepdims=True), NEARLY)
+            )
             there = here + move
             move = np.where((there < 0) | (there > 1), -move, move)
             here = 1 - np.abs(1 - np.abs(there))
@@ -120,18 +142,27 @@ class RandomWalk:
         while sum(map(len, parts)) < size:
             others = [k for k in range(len(spots)) if k != place]
             after = 0 if place and draw.random() < 0.5 else int(draw.choice(others))
-            parts += [self._way(spots[place], spots[after], pace, form.step, draw), spots[after].repeat(draw.integers(0, self.stay + 1), 0)]
+            parts += [
+                self._way(spots[place], spots[after], pace, form.step, draw),
+                spots[after].repeat(draw.integers(0, self.stay + 1), 0),
+            ]
             place = after
         return np.concatenate(parts)[:size]
 
     def _spots(self, k: int, draw: np.random.Generator) -> Array:
         """A user's places, (places, 1, k), its home first."""
-        home = draw.normal(0.5, 0.2, k).clip(0, 1) if draw.random() < self.central else draw.random(k)
+        home = (
+            draw.normal(0.5, 0.2, k).clip(0, 1) if draw.random() < self.central else draw.random(k)
+        )
         apart = draw.uniform(0.06, 1) * self.apart
-        others = home + apart * draw.normal(size=(draw.integers(self.places[0], self.places[1] + 1) - 1, k))
+        others = home + apart * draw.normal(
+            size=(draw.integers(self.places[0], self.places[1] + 1) - 1, k)
+        )
         return np.concatenate([home[None], 1 - np.abs(1 - np.abs(others.clip(-1, 2)))])[:, None]
 
-    def _way(self, start: Array, end: Array, pace: float, longest: float, draw: np.random.Generator) -> Array:
+    def _way(
+        self, start: Array, end: Array, pace: float, longest: float, draw: np.random.Generator
+    ) -> Array:
         """A bent way between two places (1, k) at an uneven pace, (n, k), in steps no longer than `longest`."""
         far = float(np.linalg.norm(end - start))
         steps = max(12, math.ceil(far / (pace * math.exp(draw.normal(0, 0.3)))))
@@ -141,15 +172,24 @@ class RandomWalk:
         aside *= far * draw.normal(0, self.bend) / max(float(np.linalg.norm(aside)), NEARLY)
         drift = np.cumsum(draw.normal(size=(steps, start.shape[1])), axis=0) / math.sqrt(steps)
         drift -= drift[0] + np.linspace(0, 1, steps)[:, None] * (drift[-1] - drift[0])  # a bridge
-        path = (start + part * (end - start) + aside * np.sin(np.pi * part) + drift * far * self.bend / 2).clip(0, 1)
+        path = (
+            start
+            + part * (end - start)
+            + aside * np.sin(np.pi * part)
+            + drift * far * self.bend / 2
+        ).clip(0, 1)
         faster = float(np.linalg.norm(np.diff(path, axis=0), axis=1).max()) / longest
         if faster <= 1:
             return np.asarray(path)
         finer = np.linspace(0, steps - 1, math.ceil((steps - 1) * faster) + 1)
-        return np.stack([np.asarray(np.interp(finer, np.arange(steps), column)) for column in path.T], axis=1)
+        return np.stack(
+            [np.asarray(np.interp(finer, np.arange(steps), column)) for column in path.T], axis=1
+        )
 
 
-def generated(generator: Generator, form: Format, users: int, draw: np.random.Generator) -> list[Samples]:
+def generated(
+    generator: Generator, form: Format, users: int, draw: np.random.Generator
+) -> list[Samples]:
     """The training samples (x, y) of the users that a generator makes, in the order of time.
 
     Raises:
@@ -157,8 +197,15 @@ def generated(generator: Generator, form: Format, users: int, draw: np.random.Ge
     """
     made = generator(form, users, draw)
     if not isinstance(made, list | tuple) or len(made) != users:
-        raise UsageError(f"the generator of synthetic users must give a list of {users}: a sequence of positions for each")
-    return [(np.asarray(own[0]), np.asarray(own[1])) if isinstance(own, tuple) and len(own) == 2 else _samples(own, form) for own in made]
+        raise UsageError(
+            f"the generator of synthetic users must give a list of {users}: a sequence of positions for each"
+        )
+    return [
+        (np.asarray(own[0]), np.asarray(own[1]))
+        if isinstance(own, tuple) and len(own) == 2
+        else _samples(own, form)
+        for own in made
+    ]
 
 
 def _samples(path: Any, form: Format) -> Samples:
@@ -168,7 +215,12 @@ def _samples(path: Any, form: Format) -> Samples:
         raise UsageError(
             f"the generator gives a {type(path).__name__} that is no array of positions (n, {form.coordinates}); samples are a tuple (x, y)"
         ) from None
-    if positions.ndim != 2 or positions.shape[1] != form.coordinates or len(positions) <= form.window or not np.isfinite(positions).all():
+    if (
+        positions.ndim != 2
+        or positions.shape[1] != form.coordinates
+        or len(positions) <= form.window
+        or not np.isfinite(positions).all()
+    ):
         raise UsageError(
             f"the generator gives a sequence of shape {positions.shape}: it must be finite positions (n, {form.coordinates}), more than the"
             f" {form.window} of a window"

@@ -62,8 +62,12 @@ def _mean_correlation(x: Array, kept: float) -> Array:
     bases, values, _ = np.linalg.svd(x, full_matrices=False)  # (m, r, q), (m, q)
     there = values > NOTHING * values[:, :1]
     if kept < 1:
-        share = np.cumsum(values**2, axis=1) / np.maximum((values**2).sum(1, keepdims=True), np.finfo(float).tiny)
-        there &= np.concatenate([np.zeros((len(x), 1)), share[:, :-1]], axis=1) < kept  # until the share is reached
+        share = np.cumsum(values**2, axis=1) / np.maximum(
+            (values**2).sum(1, keepdims=True), np.finfo(float).tiny
+        )
+        there &= (
+            np.concatenate([np.zeros((len(x), 1)), share[:, :-1]], axis=1) < kept
+        )  # until the share is reached
     bases, ranks = bases * there[:, None], there.sum(1)
     found = np.zeros((len(x), len(x)))
     for i, own in enumerate(bases):  # one layer with those after it: memory stays at (m, q, q)
@@ -75,7 +79,9 @@ def _mean_correlation(x: Array, kept: float) -> Array:
 def _centred(layers: Any) -> Array:
     x = np.asarray(layers, dtype=np.float64)
     if x.ndim != 3 or not x.size or not np.isfinite(x).all():
-        raise UsageError(f"layers of shape {x.shape} cannot be compared: give finite matrices of one shape, (m, r, c)")
+        raise UsageError(
+            f"layers of shape {x.shape} cannot be compared: give finite matrices of one shape, (m, r, c)"
+        )
     apart = x - x.mean(1, keepdims=True)
     size, left = (np.linalg.norm(own, axis=(1, 2), keepdims=True) for own in (x, apart))
     return np.where(left > NOTHING * size, apart, 0.0)

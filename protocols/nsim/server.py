@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from securecluster.clustering.labels import members, numbered
+from securecluster.clustering.labels import members, relabel
 from securecluster.core.lazy_torch import torch
-from securecluster.messaging.messages import Hello
-from securecluster.protocols.common.averaging import Averaged, weighted_means
-from securecluster.protocols.nsim.client import LayerDiscloser
-from securecluster.runtime.server_channel import Network
+from securecluster.messaging.messages import Empty
+from securecluster.protocols.common.averaging import AveragingState, weighted_means
+from securecluster.protocols.nsim.client import NSIMClient
+from securecluster.runtime.server_channel import ServerChannel
 
 
-def pool(net: Network, state: Averaged) -> None:
+def average_layers(net: ServerChannel, state: AveragingState) -> None:
     """The paper's one average in each cluster, of what its members learned alone; a cluster that does not reply goes apart (ours)."""
     clusters, heard, step = members(state.labels), dict[int, torch.Tensor](), 0
     asked = [i for i in net.clients if len(clusters[state.labels[i]]) > 1]
     if asked:
-        total = net.sum(LayerDiscloser.pool, Hello(), to=asked, by=[state.labels[i] for i in asked], groups=len(clusters))
+        total = net.sum(
+            NSIMClient.pool,
+            Empty(),
+            to=asked,
+            by=[state.labels[i] for i in asked],
+            groups=len(clusters),
+        )
         if total.ids:
             step, means = total.step, weighted_means(total)
             heard = {c: means[c] for c, count in enumerate(total.counts) if count}
     old = [c if c in heard else -1 for c in state.labels]
-    state.labels = numbered(old)
-    state.outbox.leave([i for i in net.clients if old[i] < 0])
+    state.labels = relabel(old)
+    state.outbox.unsubscribe([i for i in net.clients if old[i] < 0])
     if heard:
         row = dict(zip(state.labels, old, strict=True))
         nobody = torch.zeros_like(next(iter(heard.values())))
-        state.outbox.post(step, torch.stack([heard.get(row[c], nobody) for c in sorted(row)]), state.labels)
+        state.outbox.post(
+            step, torch.stack([heard.get(row[c], nobody) for c in sorted(row)]), state.labels
+        )

@@ -16,24 +16,33 @@ from securecluster.clustering.metrics import pearson
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UpdateError, UsageError
-from securecluster.protocols.nsim.pair_network import PairNetwork, Plan, pairwise, start, trained
+from securecluster.protocols.nsim.pair_network import (
+    PairNetwork,
+    PairNetworkConfig,
+    pairwise,
+    start,
+    trained,
+)
 
 LEAST_USERS = 8
-UNSEEN, VALIDATION = 0.2, 0.15  # shares of the users: in no part of the fit; to stop by and to choose the architecture by
+UNSEEN, VALIDATION = (
+    0.2,
+    0.15,
+)  # shares of the users: in no part of the fit; to stop by and to choose the architecture by
 HELD_PAIRS = 0.1  # share of the training users' pairs that are not trained on
 CLIP = 5.0  # standard deviations beyond which a weight counts as that far
 
 GRID = (
-    Plan(width=256, embedding=64),
-    Plan(width=128, embedding=32),
-    Plan(width=512, embedding=128),
-    Plan(width=256, embedding=64, dropout=0.2),
+    PairNetworkConfig(width=256, embedding=64),
+    PairNetworkConfig(width=128, embedding=32),
+    PairNetworkConfig(width=512, embedding=128),
+    PairNetworkConfig(width=256, embedding=64, dropout=0.2),
 )
 """The architectures the search compares; the first is used without a search."""
 
 
 @dataclass(frozen=True, eq=False)
-class Estimator:
+class SimilarityModel:
     """What `predict` needs: rows are standardised by mean and scale (q,), then the networks' predictions are averaged."""
 
     mean: torch.Tensor
@@ -45,7 +54,7 @@ class Estimator:
 class Trial:
     """One architecture of the grid search, and Pearson's correlation on the validation users' pairs."""
 
-    plan: Plan
+    plan: PairNetworkConfig
     pearson: float
 
 
@@ -57,7 +66,7 @@ class Fitted:
     users that were not trained on. A correlation is NaN where there is nothing to correlate.
     """
 
-    estimator: Estimator
+    estimator: SimilarityModel
     pearson: float
     pearson_pairs: float
     grid: list[Trial]
@@ -82,7 +91,7 @@ def fit(
     similarity: torch.Tensor,
     randomness: Randomness,
     search: bool = True,
-    grid: Sequence[Plan] = GRID,
+    grid: Sequence[PairNetworkConfig] = GRID,
     networks: int = 3,
 ) -> Fitted:
     """Train the pair network on synthetic users, whose similarity is known.
@@ -113,12 +122,14 @@ def fit(
     best = max(range(len(tried)), key=lambda k: tried[k][0].pearson)
     members = [tried[best][1]]
     for fold in range(1, networks):
-        members.append(_member(data, similarity, pairs, split, fold, tried[best][0].plan, randomness, best)[0])
-    estimator = Estimator(mean, scale, members)
+        members.append(
+            _member(data, similarity, pairs, split, fold, tried[best][0].plan, randomness, best)[0]
+        )
+    estimator = SimilarityModel(mean, scale, members)
     return _judged(estimator, [trial for trial, _ in tried], rows, similarity, pairs, split)
 
 
-def predict(estimator: Estimator, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def predict(estimator: SimilarityModel, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Predicted similarities of all pairs of rows of a (m, q) and b (r, q): (m, r) float32 in [0, 1].
 
     predict(a, b) equals predict(b, a).T to the last bit.
@@ -129,9 +140,13 @@ def predict(estimator: Estimator, a: torch.Tensor, b: torch.Tensor) -> torch.Ten
     """
     for rows in (a, b):
         if rows.ndim != 2 or rows.shape[1] != len(estimator.mean):
-            raise UsageError(f"the estimator was fitted to layers of {len(estimator.mean)} numbers, not {tuple(rows.shape)}: hand in those")
+            raise UsageError(
+                f"the estimator was fitted to layers of {len(estimator.mean)} numbers, not {tuple(rows.shape)}: hand in those"
+            )
         _check_finite(rows)
-    left, right = (_standard(rows.detach().float().cpu(), estimator.mean, estimator.scale) for rows in (a, b))
+    left, right = (
+        _standard(rows.detach().float().cpu(), estimator.mean, estimator.scale) for rows in (a, b)
+    )
     each = [pairwise(network, left, right) for network in estimator.networks]
     return torch.stack(each).mean(0)
 
@@ -142,12 +157,14 @@ def _member(
     pairs: torch.Tensor,
     split: _Split,
     fold: int,
-    plan: Plan,
+    plan: PairNetworkConfig,
     randomness: Randomness,
     number: int,
 ) -> tuple[PairNetwork, float]:
     """One network, and its correlation on the validation users of its fold."""
-    train, validation = (torch.as_tensor(users) for users in (split.train(len(data), fold), split.folds[fold]))
+    train, validation = (
+        torch.as_tensor(users) for users in (split.train(len(data), fold), split.folds[fold])
+    )
     judge = (data[validation], similarity[validation][:, validation])
 
     def score(network: PairNetwork) -> float:
@@ -160,15 +177,30 @@ def _member(
 
 
 def _judged(
-    estimator: Estimator, grid: list[Trial], rows: torch.Tensor, similarity: torch.Tensor, pairs: torch.Tensor, split: _Split
+    estimator: SimilarityModel,
+    grid: list[Trial],
+    rows: torch.Tensor,
+    similarity: torch.Tensor,
+    pairs: torch.Tensor,
+    split: _Split,
 ) -> Fitted:
     unseen = torch.as_tensor(split.unseen)
     true, predicted = similarity[unseen][:, unseen], predict(estimator, rows[unseen], rows[unseen])
-    seen = torch.as_tensor(np.setdiff1d(np.arange(len(rows)), np.concatenate([split.unseen, *split.folds])))
+    seen = torch.as_tensor(
+        np.setdiff1d(np.arange(len(rows)), np.concatenate([split.unseen, *split.folds]))
+    )
     held = pairs[seen][:, seen].triu(1)
     known = predict(estimator, rows[seen], rows[seen])[held]
     by_pairs = pearson(known.numpy(), similarity[seen][:, seen][held].numpy())
-    return Fitted(estimator, pearson(_upper(predicted), _upper(true)), by_pairs, grid, split.unseen.tolist(), true, predicted)
+    return Fitted(
+        estimator,
+        pearson(_upper(predicted), _upper(true)),
+        by_pairs,
+        grid,
+        split.unseen.tolist(),
+        true,
+        predicted,
+    )
 
 
 def _split(users: int, networks: int, randomness: Randomness) -> _Split:
@@ -180,7 +212,9 @@ def _split(users: int, networks: int, randomness: Randomness) -> _Split:
 
 
 def _held_pairs(users: int, randomness: Randomness) -> torch.Tensor:
-    drawn = np.triu(randomness.generator("pair network", "pairs").random((users, users)) < HELD_PAIRS, 1)
+    drawn = np.triu(
+        randomness.generator("pair network", "pairs").random((users, users)) < HELD_PAIRS, 1
+    )
     return torch.as_tensor(drawn | drawn.T)
 
 
@@ -193,24 +227,45 @@ def _upper(square: torch.Tensor) -> NDArray[np.float32]:
     return found
 
 
-def _check(rows: torch.Tensor, similarity: torch.Tensor, grid: Sequence[Plan], networks: int) -> None:
+def _check(
+    rows: torch.Tensor, similarity: torch.Tensor, grid: Sequence[PairNetworkConfig], networks: int
+) -> None:
     if rows.ndim != 2 or len(rows) < LEAST_USERS:
         raise UsageError(
             f"the pair network learns from the layers (u, q) of at least {LEAST_USERS} synthetic users, not {tuple(rows.shape)}"
         )
     if similarity.shape != (len(rows), len(rows)):
-        raise UsageError(f"similarities of {len(rows)} users are a square of that size, not {tuple(similarity.shape)}")
-    if not ((similarity >= 0) & (similarity <= 1)).all() or not torch.equal(similarity, similarity.T):
-        raise UsageError("similarities are symmetric numbers in [0, 1]: divide the LCSS by the shorter length")
+        raise UsageError(
+            f"similarities of {len(rows)} users are a square of that size, not {tuple(similarity.shape)}"
+        )
+    if not ((similarity >= 0) & (similarity <= 1)).all() or not torch.equal(
+        similarity, similarity.T
+    ):
+        raise UsageError(
+            "similarities are symmetric numbers in [0, 1]: divide the LCSS by the shorter length"
+        )
     if not grid or networks < 1:
-        raise UsageError("a fit needs at least one architecture in its grid and at least one network")
+        raise UsageError(
+            "a fit needs at least one architecture in its grid and at least one network"
+        )
     _check_finite(rows)
 
 
 def _check_finite(rows: torch.Tensor) -> None:
     bad = (~torch.isfinite(rows).all(1)).nonzero().flatten().tolist()
     if bad:
-        raise UpdateError(f"the layers of user(s) {', '.join(map(str, bad[:5]))} are not finite: lower the learning rate (lr)")
+        raise UpdateError(
+            f"the layers of user(s) {', '.join(map(str, bad[:5]))} are not finite: lower the learning rate (lr)"
+        )
 
 
-__all__ = ["GRID", "Estimator", "Fitted", "PairNetwork", "Plan", "Trial", "fit", "predict"]
+__all__ = [
+    "GRID",
+    "Fitted",
+    "PairNetwork",
+    "PairNetworkConfig",
+    "SimilarityModel",
+    "Trial",
+    "fit",
+    "predict",
+]

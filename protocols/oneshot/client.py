@@ -11,18 +11,18 @@ from securecluster.clustering.eigenvectors import projected, relevance, span_rel
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Between, Real, Upto, Whole
-from securecluster.messaging.messages import Hello, Picks, Rows
+from securecluster.messaging.messages import Empty, Picks, Rows
 from securecluster.privacy.dp.noise_streams import digest
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averaging import Contributor
+from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.oneshot.feature_maps import Features
 from securecluster.protocols.oneshot.gram_mechanism import GramNoise, told_by_all
-from securecluster.runtime.endpoint import GATHER, PAIRS, Turn, answers
-from securecluster.training.local_trainer import Cohort, LocalTraining
+from securecluster.runtime.endpoint import GATHER, PAIRS, CallContext, answers
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 DIGEST = 32  # bytes of the digest of a noisy matrix
 
-SEEN = {
+VIEWS = {
     "gps": (
         "each client's relevance to every other's data (the plain pairs read the rows), and so R",
         "the clusters, and each client's cluster",
@@ -40,7 +40,7 @@ SEEN = {
 
 
 @dataclass(frozen=True, eq=False)
-class Vectors:
+class Eigenvectors:
     """Client to server."""
 
     # (b, p, D) unit eigenvectors v_k of G_i, or (b, n) uint8, sealed; zero beyond the rank
@@ -51,18 +51,22 @@ OTHERS = Upto("others", "clients", least=1)
 
 
 @dataclass(frozen=True, eq=False)
-class Others:
+class OtherEigenvectors:
     """Server to client: other clients' eigenvectors, as they came; never the client's own."""
 
     # (r, p, D), or (r, n) uint8
     vectors: Annotated[Picks, Real((OTHERS, "vectors", "features"), sent="vectors", sealed=True)]
-    ids: Annotated[Picks, Whole((OTHERS,), below="clients")]  # (r,) int64, whose they are, ascending
-    labels: Annotated[Picks | None, Whole((OTHERS,), below="clients")]  # (r,) int64, their clusters: for newcomers
+    ids: Annotated[
+        Picks, Whole((OTHERS,), below="clients")
+    ]  # (r,) int64, whose they are, ascending
+    labels: Annotated[
+        Picks | None, Whole((OTHERS,), below="clients")
+    ]  # (r,) int64, their clusters: for newcomers
     step: Annotated[int, Between(most="steps")]  # the call in which they came
 
 
 @dataclass(frozen=True, eq=False)
-class Relevance:
+class RelevanceRow:
     """Client to server."""
 
     # (b, m) r(i, j) for all clients j in ascending order, 1 for itself
@@ -70,13 +74,13 @@ class Relevance:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class TaskChoice:
     """Client to server."""
 
     cluster: Annotated[Rows, Whole(below="clients")]  # (b,) int64
 
 
-class Relative(Contributor):
+class OneShotClient(SumClient):
     """Clients that share eigenvectors, tell how relevant others' data are to theirs, and then contribute to means.
 
     Args:
@@ -88,7 +92,7 @@ class Relative(Contributor):
 
     def __init__(
         self,
-        cohort: Cohort,
+        cohort: LocalTrainer,
         training: LocalTraining,
         pipeline: Pipeline,
         weighted: bool,
@@ -99,42 +103,58 @@ class Relative(Contributor):
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self._phi, self._count, self._floor, self._noise = features, count, floor, noise
-        self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by position: eigenvalues and eigenvectors
+        self._own: dict[
+            int, tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # by position: eigenvalues and eigenvectors
         self._made: dict[int, bytes] = {}  # by position: the digest of its noisy matrix, once used
 
     @answers(GATHER, through=("vectors",), sealed=("vectors",), fresh=True)
-    def eigen(self, turn: Turn, query: Hello) -> Vectors:
+    def eigen(self, turn: CallContext, query: Empty) -> Eigenvectors:
         """The first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2–5), or of what noise makes of it; the eigenvalues stay here."""
-        return Vectors(Rows(torch.stack([self._told(k) for k in turn.at]).to(self.cohort.start)))
+        return Eigenvectors(
+            Rows(torch.stack([self._told(k) for k in turn.at]).to(self.cohort.start))
+        )
 
     @answers(PAIRS, unmasked=("row",))
-    def relevance(self, turn: Turn, query: Others) -> Relevance:
+    def relevance(self, turn: CallContext, query: OtherEigenvectors) -> RelevanceRow:
         """r(i, ·) (lines 6–13)."""
         rows = []
         for i, (ids, found) in zip(turn.ids, self._compared(turn, query), strict=True):
             own = bisect(ids, i)
             rows.append(torch.cat([found[:own], found.new_ones(1), found[own:]]))
-        return Relevance(Rows(torch.stack(rows).to(self.cohort.start)))
+        return RelevanceRow(Rows(torch.stack(rows).to(self.cohort.start)))
 
     @answers(GATHER)
-    def choose(self, turn: Turn, query: Others) -> Task:
+    def choose(self, turn: CallContext, query: OtherEigenvectors) -> TaskChoice:
         """The cluster whose members' data are, on average, most relevant to a newcomer's own; it tells no more than that (ours)."""
         if query.labels is None:
-            raise PolicyError("choose brings the clusters of the others: without them there is nothing to choose from")
+            raise PolicyError(
+                "choose brings the clusters of the others: without them there is nothing to choose from"
+            )
         chosen = []
         for picks, (_, found) in zip(query.labels.picks, self._compared(turn, query), strict=True):
             labels = query.labels.table[list(picks)].to(found.device)
-            chosen.append(int(torch.stack([found[labels == c].mean() for c in sorted(set(labels.tolist()))]).argmax()))
-        return Task(Rows(torch.as_tensor(chosen)))
+            chosen.append(
+                int(
+                    torch.stack(
+                        [found[labels == c].mean() for c in sorted(set(labels.tolist()))]
+                    ).argmax()
+                )
+            )
+        return TaskChoice(Rows(torch.as_tensor(chosen)))
 
-    def _check_others(self, turn: Turn, query: Others) -> None:
+    def _check_others(self, turn: CallContext, query: OtherEigenvectors) -> None:
         """Raise FrameError unless each client is sent vectors of others, each once, by ascending number."""
         for i, picks in zip(turn.ids, query.ids.picks, strict=True):
             ids = query.ids.table[list(picks)].tolist()
             if ids != sorted(set(ids)) or i in ids:
-                raise FrameError(f"Others.ids for client {i} are not others' numbers in ascending order: the frame is refused")
+                raise FrameError(
+                    f"Others.ids for client {i} are not others' numbers in ascending order: the frame is refused"
+                )
 
-    def _compared(self, turn: Turn, query: Others) -> list[tuple[list[int], torch.Tensor]]:
+    def _compared(
+        self, turn: CallContext, query: OtherEigenvectors
+    ) -> list[tuple[list[int], torch.Tensor]]:
         """For each client that is asked: whose vectors it was sent, and r(i, j) of each, (r,)."""
         self._check_others(turn, query)
         vectors = self._opened(query)
@@ -148,18 +168,22 @@ class Relative(Contributor):
         features, flat = self._features(k), vectors.flatten(0, 1)
         if self._noise is None or self._noise.naive:
             image = projected(features, flat)
-            return relevance(self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, vectors.any(-1))
+            return relevance(
+                self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, vectors.any(-1)
+            )
         noisy = self._noisy(k, features, self._noise)
         image = (flat.to(noisy) @ noisy).norm(dim=1)
         own = self._spectrum(k)[0]
         return span_relevance(own, image.view(vectors.shape[:2]), self._floor, told_by_all(vectors))
 
-    def _opened(self, query: Others) -> torch.Tensor:
+    def _opened(self, query: OtherEigenvectors) -> torch.Tensor:
         """(r, p, D) of the query's table."""
         start, table = self.cohort.start, query.vectors.table
         if self._pipeline.seal:
             like = start.new_empty(self._count, self._phi.dimension)
-            return self._pipeline.seal.open(table, query.ids.table.tolist(), query.step, "eigen", "vectors", like)
+            return self._pipeline.seal.open(
+                table, query.ids.table.tolist(), query.step, "eigen", "vectors", like
+            )
         return self._pipeline.of("vectors").inverse(table.to(start), query.step)
 
     def _features(self, k: int) -> torch.Tensor:
@@ -208,7 +232,11 @@ class Relative(Contributor):
     def _told(self, k: int) -> torch.Tensor:
         """The eigenvectors (p, D) that leave the client at position k."""
         vectors = self._spectrum(k)[1]
-        return self._noise.blurred(vectors, self.cohort.ids[k]) if self._noise and self._noise.naive else vectors
+        return (
+            self._noise.blurred(vectors, self.cohort.ids[k])
+            if self._noise and self._noise.naive
+            else vectors
+        )
 
     def _spectrum(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Eigenvalues (p,) and eigenvectors (p, D) of the client at position k."""

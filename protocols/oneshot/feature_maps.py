@@ -62,12 +62,16 @@ class Features:
             UsageError: samples of another shape, or a map of a user's own that fails or does not give a row of D for each.
         """
         if tuple(x.shape[1:]) != self.shape:
-            raise UsageError(f"the features {self.name} are made for samples of shape {_text(self.shape)}, not {_text(x.shape[1:])}")
+            raise UsageError(
+                f"the features {self.name} are made for samples of shape {_text(self.shape)}, not {_text(x.shape[1:])}"
+            )
         if not len(x):
             return torch.zeros(0, self.dimension, device=x.device)
         parts = torch.split(x, self.batch)
         # maps have float32 weights, also in runs in float64
-        rows = torch.cat([_checked(self.name, self.function, part.float(), self.dimension) for part in parts])
+        rows = torch.cat(
+            [_checked(self.name, self.function, part.float(), self.dimension) for part in parts]
+        )
         if finite:
             _check_finite(self.name, rows)
         return rows
@@ -83,7 +87,9 @@ class Features:
             UsageError: the run's configuration describes another one.
         """
         if self.description != description:
-            raise UsageError("these features are not those by which the run compared its clients: give the same map, data or weights")
+            raise UsageError(
+                "these features are not those by which the run compared its clients: give the same map, data or weights"
+            )
         return self
 
 
@@ -94,17 +100,25 @@ def check(features: Any, public: str | None = None, dimension: int | None = None
         UsageError: an unknown name, a public data set that is missing, unknown or of no use, or a dimension that is none.
     """
     if not isinstance(features, str) and not callable(features):
-        raise UsageError(f"features are one of {', '.join(NAMES)}, a callable or an nn.Module, not {type(features).__name__}")
+        raise UsageError(
+            f"features are one of {', '.join(NAMES)}, a callable or an nn.Module, not {type(features).__name__}"
+        )
     if isinstance(features, str) and features not in NAMES:
         raise unknown("features", features, NAMES)
     if features == "pca" and public is None:
-        raise UsageError("the features pca need public data of the same shape: name a data set as public, cifar100 for cifar10, say")
+        raise UsageError(
+            "the features pca need public data of the same shape: name a data set as public, cifar100 for cifar10, say"
+        )
     if public is not None and features != "pca":
         raise UsageError("public data serve the features pca alone: leave public out, or use pca")
-    if public is not None and public not in tuple(SOURCES):  # what cannot be hashed may be asked for, too
+    if public is not None and public not in tuple(
+        SOURCES
+    ):  # what cannot be hashed may be asked for, too
         raise unknown("public data", public, SOURCES)
     if dimension is not None and (not isinstance(features, str) or features not in DIMENSION):
-        raise UsageError(f"components are chosen for the features {', '.join(DIMENSION)} alone: leave them out")
+        raise UsageError(
+            f"components are chosen for the features {', '.join(DIMENSION)} alone: leave them out"
+        )
     if dimension is not None and not (isinstance(dimension, Integral) and dimension >= 1):
         raise UsageError(f"components = {dimension!r} is not possible: it is a whole number from 1")
 
@@ -112,7 +126,9 @@ def check(features: Any, public: str | None = None, dimension: int | None = None
 def check_objective(objective: Objective) -> None:
     """Raise UsageError for text: a Gram matrix of token numbers means nothing."""
     if isinstance(objective, Language):
-        raise UsageError("one-shot similarity compares samples that are numbers, and text is not: choose another protocol, cfl say")
+        raise UsageError(
+            "one-shot similarity compares samples that are numbers, and text is not: choose another protocol, cfl say"
+        )
 
 
 def build(
@@ -141,22 +157,32 @@ def build(
     elif features == "identity":
         function, description = (lambda x: x.flatten(1)), "identity"
     elif features == "pca":
-        function, description = _pca(tuple(shape), randomness.seed, str(public), int(dimension or DIMENSION["pca"]), PUBLIC)
+        function, description = _pca(
+            tuple(shape), randomness.seed, str(public), int(dimension or DIMENSION["pca"]), PUBLIC
+        )
     elif features == "dct":
         function, description = _dct(tuple(shape), int(dimension or DIMENSION["dct"]))
     elif features == "conv":
         function, description = _conv(shape, randomness, int(dimension or DIMENSION["conv"]))
     else:
         function, description, batch = resnet18(shape)
-    name = features if isinstance(features, str) else getattr(features, "__name__", type(features).__name__)
+    name = (
+        features
+        if isinstance(features, str)
+        else getattr(features, "__name__", type(features).__name__)
+    )
     found = _tried(name, function, shape)
     if description is None:
         description = {"callable": _place(features), "probe": _print(found)}
     return Features(name, tuple(shape), found.shape[1], function, description, batch)
 
 
-@lru_cache(maxsize=4)  # a run builds its map several times: for the server's facts, its clients, newcomers
-def _pca(shape: tuple[int, ...], seed: int, public: str, dimension: int, count: int) -> tuple[Map, Any]:
+@lru_cache(
+    maxsize=4
+)  # a run builds its map several times: for the server's facts, its clients, newcomers
+def _pca(
+    shape: tuple[int, ...], seed: int, public: str, dimension: int, count: int
+) -> tuple[Map, Any]:
     """Projection on the leading principal components of a seeded draw of public samples.
 
     The samples' own mean stays in (ours): G is about the origin, and much of what tells tasks apart is where their means lie.
@@ -169,14 +195,20 @@ def _pca(shape: tuple[int, ...], seed: int, public: str, dimension: int, count: 
     draw = Randomness(seed).generator("features", "public").permutation(len(given.train.y))[:count]
     samples = torch.from_numpy(given.train.read(np.sort(draw))).flatten(1)
     if dimension > min(samples.shape):
-        raise UsageError(f"{len(samples)} samples of {public} have at most {min(samples.shape)} principal components, not {dimension}")
+        raise UsageError(
+            f"{len(samples)} samples of {public} have at most {min(samples.shape)} principal components, not {dimension}"
+        )
     wide = samples.double()
     vectors = top(wide - wide.mean(0), dimension)[1].float()
 
     def function(x: Tensor) -> Tensor:
         return x.flatten(1) @ vectors.to(x.device).T
 
-    return function, {"pca": public, "dimension": dimension, "samples": hashlib.sha256(samples.numpy().tobytes()).hexdigest()}
+    return function, {
+        "pca": public,
+        "dimension": dimension,
+        "samples": hashlib.sha256(samples.numpy().tobytes()).hexdigest(),
+    }
 
 
 def _dct(shape: tuple[int, ...], dimension: int) -> tuple[Map, Any]:
@@ -187,11 +219,18 @@ def _dct(shape: tuple[int, ...], dimension: int) -> tuple[Map, Any]:
     from scipy.fft import idctn
 
     if len(shape) != 3:
-        raise UsageError(f"the features dct take images, not samples of shape {_text(shape)}: use identity or pca")
+        raise UsageError(
+            f"the features dct take images, not samples of shape {_text(shape)}: use identity or pca"
+        )
     channels, height, width = shape
     if dimension > channels * height * width:
-        raise UsageError(f"samples of shape {_text(shape)} have {channels * height * width} frequencies, not {dimension}: ask for fewer")
-    order = sorted(np.ndindex(height, width, channels), key=lambda f: ((f[0] / height) ** 2 + (f[1] / width) ** 2, f))[:dimension]
+        raise UsageError(
+            f"samples of shape {_text(shape)} have {channels * height * width} frequencies, not {dimension}: ask for fewer"
+        )
+    order = sorted(
+        np.ndindex(height, width, channels),
+        key=lambda f: ((f[0] / height) ** 2 + (f[1] / width) ** 2, f),
+    )[:dimension]
     waves = np.zeros((dimension, *shape))
     for k, (u, v, c) in enumerate(order):
         waves[k, c, u, v] = 1
@@ -209,15 +248,21 @@ def _conv(shape: tuple[int, ...], randomness: Randomness, dimension: int) -> tup
     `benchmarks.papers.oneshot_table1` and `benchmarks.tasks` tell how well it tells tasks apart, beside the pixels themselves.
     """
     if len(shape) != 3 or min(shape[1:]) < 4:
-        raise UsageError(f"the features conv take images of at least 4×4 pixels, not samples of shape {_text(shape)}: use identity")
+        raise UsageError(
+            f"the features conv take images of at least 4×4 pixels, not samples of shape {_text(shape)}: use identity"
+        )
     widths = (shape[0], 32, -(-dimension // 4))
-    layers = [_layer(randomness, k, before, after) for k, (before, after) in enumerate(pairwise(widths))]
+    layers = [
+        _layer(randomness, k, before, after) for k, (before, after) in enumerate(pairwise(widths))
+    ]
 
     def function(x: Tensor) -> Tensor:
         (w1, b1), (w2, b2) = (tuple(part.to(x.device) for part in layer) for layer in layers)
         do = torch.nn.functional
         first = do.max_pool2d(do.conv2d(x - 0.5, w1, b1, padding=1).relu(), 2)
-        out: Tensor = do.adaptive_avg_pool2d(do.conv2d(first, w2, b2, padding=1).relu(), 2).flatten(1)
+        out: Tensor = do.adaptive_avg_pool2d(do.conv2d(first, w2, b2, padding=1).relu(), 2).flatten(
+            1
+        )
         return out[:, :dimension]
 
     return function, {"conv": list(widths), "dimension": dimension}
@@ -226,7 +271,10 @@ def _conv(shape: tuple[int, ...], randomness: Randomness, dimension: int) -> tup
 def _layer(randomness: Randomness, k: int, before: int, after: int) -> tuple[Tensor, Tensor]:
     """Weights (after, before, 3, 3) and biases (after,), uniform in ± 1/√fan-in."""
     draw, bound = randomness.generator("features", "conv", k), (9 * before) ** -0.5
-    weight, bias = draw.uniform(-bound, bound, (after, before, 3, 3)), draw.uniform(-bound, bound, after)
+    weight, bias = (
+        draw.uniform(-bound, bound, (after, before, 3, 3)),
+        draw.uniform(-bound, bound, after),
+    )
     return torch.from_numpy(weight).float(), torch.from_numpy(bias).float()
 
 
@@ -242,7 +290,9 @@ def _own(features: Map | nn.Module) -> tuple[Map, Any]:
     try:
         module = copy.deepcopy(features).cpu().eval()
     except Exception as error:  # copying a user's object may raise anything
-        raise UsageError(f"the features {type(features).__name__} cannot be copied: {_reason(error)}") from error
+        raise UsageError(
+            f"the features {type(features).__name__} cannot be copied: {_reason(error)}"
+        ) from error
     return (lambda x: module.to(x.device)(x.clone())), describe(module)
 
 
@@ -254,9 +304,13 @@ def _tried(name: str, function: Map, shape: tuple[int, ...]) -> Tensor:
     again, alone = (_checked(name, function, part, found.shape[1]) for part in (x, x[:1]))
     near = 1e-3 * float(found.abs().max())
     if not torch.allclose(found, again, rtol=0, atol=near):
-        raise UsageError(f"the features {name} differ from call to call: let them draw no random numbers and keep no state")
+        raise UsageError(
+            f"the features {name} differ from call to call: let them draw no random numbers and keep no state"
+        )
     if not torch.allclose(found[:1], alone, rtol=0, atol=near):
-        raise UsageError(f"the features {name} of a sample depend on the others of its batch: map each sample on its own")
+        raise UsageError(
+            f"the features {name} of a sample depend on the others of its batch: map each sample on its own"
+        )
     return found
 
 
@@ -267,12 +321,23 @@ def _checked(name: str, function: Map, x: Tensor, dimension: int | None = None) 
     except UsageError:
         raise
     except Exception as error:  # a user's own map may raise anything
-        raise UsageError(f"the features {name} do not take samples of shape {_text(x.shape[1:])}: {_reason(error)}") from error
-    if not isinstance(found, torch.Tensor) or found.ndim != 2 or len(found) != len(x) or not found.shape[1]:
+        raise UsageError(
+            f"the features {name} do not take samples of shape {_text(x.shape[1:])}: {_reason(error)}"
+        ) from error
+    if (
+        not isinstance(found, torch.Tensor)
+        or found.ndim != 2
+        or len(found) != len(x)
+        or not found.shape[1]
+    ):
         what = _text(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-        raise UsageError(f"the features {name} give {what} for {len(x)} samples: they must give one row of numbers for each")
+        raise UsageError(
+            f"the features {name} give {what} for {len(x)} samples: they must give one row of numbers for each"
+        )
     if found.shape[1] != (dimension or found.shape[1]):
-        raise UsageError(f"the features {name} give {dimension} numbers for a sample, then {found.shape[1]}: give equally many")
+        raise UsageError(
+            f"the features {name} give {dimension} numbers for a sample, then {found.shape[1]}: give equally many"
+        )
     if found.is_complex():
         raise UsageError(f"the features {name} are complex: give real numbers")
     return found.detach().float()
@@ -280,7 +345,9 @@ def _checked(name: str, function: Map, x: Tensor, dimension: int | None = None) 
 
 def _check_finite(name: str, rows: Tensor) -> None:
     if not bool(rows.isfinite().all()):
-        raise UsageError(f"the features {name} of some sample are not finite: mend the map, or the sample")
+        raise UsageError(
+            f"the features {name} of some sample are not finite: mend the map, or the sample"
+        )
 
 
 def _place(features: Any) -> str:
@@ -291,7 +358,10 @@ def _place(features: Any) -> str:
 def _print(found: Tensor) -> list[str]:
     """A few digits of random projections of the probe's features, which tell maps apart but not machines that round differently."""
     draw = Randomness(0).generator("features", "probe").standard_normal((found.shape[1], 4))
-    return [f"{value:.2e}" for value in (found.double().cpu() @ torch.from_numpy(draw)).flatten().tolist()]
+    return [
+        f"{value:.2e}"
+        for value in (found.double().cpu() @ torch.from_numpy(draw)).flatten().tolist()
+    ]
 
 
 def _text(shape: tuple[int, ...]) -> str:
@@ -299,4 +369,7 @@ def _text(shape: tuple[int, ...]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    return textwrap.shorten((str(error).splitlines() or [""])[0], 200, placeholder=" …") or type(error).__name__
+    return (
+        textwrap.shorten((str(error).splitlines() or [""])[0], 200, placeholder=" …")
+        or type(error).__name__
+    )

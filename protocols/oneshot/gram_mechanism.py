@@ -21,9 +21,11 @@ from securecluster.clustering.similarity import BLOCK
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice, check_noise
 from securecluster.errors import UsageError
-from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 
-REPLACE = math.sqrt(2)  # ‖xxᵀ − yyᵀ‖ ≤ √2 where ‖x‖, ‖y‖ ≤ 1; so do two positive semidefinite matrices of norm 1 differ
+REPLACE = math.sqrt(
+    2
+)  # ‖xxᵀ − yyᵀ‖ ≤ √2 where ‖x‖, ‖y‖ ≤ 1; so do two positive semidefinite matrices of norm 1 differ
 APART = 2.0  # `benchmarks.papers.oneshot_noise` tells what it is good for; chosen by trial on other seeds (ours)
 
 
@@ -82,7 +84,7 @@ class GramNoise:
     multiplier: float
     mechanism: str
     per_client: bool
-    draws: Draws
+    draws: NoiseStreams
     apart: float = APART
 
     @property
@@ -96,7 +98,9 @@ class GramNoise:
         It is made again when it is needed and not kept; making it holds about six matrices (D, D) in float64.
         """
         row = packed(gram(features, self.per_client))
-        return unpacked(self.draws.noised(client, "gram", 0, row, self.multiplier, 1.0), features.shape[1])
+        return unpacked(
+            self.draws.noised(client, "gram", 0, row, self.multiplier, 1.0), features.shape[1]
+        )
 
     def spectrum(self, matrix: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The p largest eigenvalues (p,) of a noisy A and its eigenvectors (p, D), as far as they stand out of the noise.
@@ -107,13 +111,17 @@ class GramNoise:
         values, vectors = leading(matrix, p)
         stands = values >= self.apart * edge(self.multiplier, len(matrix))
         stands[0] = True
-        return torch.where(stands, values.clamp_min(0), 0.0), torch.where(stands[:, None], vectors, 0.0)
+        return torch.where(stands, values.clamp_min(0), 0.0), torch.where(
+            stands[:, None], vectors, 0.0
+        )
 
     def blurred(self, vectors: torch.Tensor, client: int) -> torch.Tensor:
         """The naive mechanism: unit eigenvectors (p, D), or zeros, with noise of std z·2√p, scaled to unit norm again."""
         reach = 2 * math.sqrt(len(vectors))
         noisy = self.draws.noised(client, "eigenvectors", 0, vectors, self.multiplier, reach)
-        found: torch.Tensor = noisy / noisy.norm(dim=1, keepdim=True).clamp_min(torch.finfo(noisy.dtype).tiny)
+        found: torch.Tensor = noisy / noisy.norm(dim=1, keepdim=True).clamp_min(
+            torch.finfo(noisy.dtype).tiny
+        )
         return found
 
 
@@ -132,8 +140,10 @@ def hidden(config: Mapping[str, Any], secret: object) -> GramNoise | None:
     """The noise of a run's configuration, drawn from its clients' secret; None where there is none."""
     if not config["gram_noise"]:
         return None
-    assert isinstance(secret, Draws)
-    return GramNoise(config["gram_noise"], config["gram_mechanism"], config["dp_unit"] == "client", secret)
+    assert isinstance(secret, NoiseStreams)
+    return GramNoise(
+        config["gram_noise"], config["gram_mechanism"], config["dp_unit"] == "client", secret
+    )
 
 
 def multipliers(z: float, mechanism: str) -> dict[str, float]:
@@ -152,11 +162,17 @@ def check(given: Any) -> None:
     check_noise(given, "gram_noise")
     naive = given.gram_mechanism == "naive"
     if naive and given.target_epsilon is not None:
-        raise UsageError("naive noise leaves relevance exact, so no noise reaches a target_epsilon: use the gram mechanism")
+        raise UsageError(
+            "naive noise leaves relevance exact, so no noise reaches a target_epsilon: use the gram mechanism"
+        )
     if naive and not given.gram_noise:
-        raise UsageError("the naive mechanism is noise on eigenvectors: say how much (gram_noise), or leave it out")
+        raise UsageError(
+            "the naive mechanism is noise on eigenvectors: say how much (gram_noise), or leave it out"
+        )
     if given.gram_noise and given.target_epsilon is not None:
-        raise UsageError("gram_noise and target_epsilon both say how much noise there is: give one of them")
+        raise UsageError(
+            "gram_noise and target_epsilon both say how much noise there is: give one of them"
+        )
 
 
 def said(z: float, mechanism: str, p: int, delta: float) -> list[str]:
@@ -178,4 +194,10 @@ def trusted(features: object, public: str | None) -> list[str]:
         return [
             f"the features are principal components of {public}, taken as public: clients' samples that are among these are not covered"
         ]
-    return [] if isinstance(features, str) else ["features of your own are taken as made without any client's data, one sample at a time"]
+    return (
+        []
+        if isinstance(features, str)
+        else [
+            "features of your own are taken as made without any client's data, one sample at a time"
+        ]
+    )

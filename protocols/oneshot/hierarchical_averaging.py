@@ -14,16 +14,21 @@ from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import RELAY, Rows
-from securecluster.protocols.common.averaging import Averaged, contributions, weighted_means, weights
+from securecluster.protocols.common.averaging import (
+    AveragingState,
+    cluster_sums,
+    total_weights,
+    weighted_means,
+)
 from securecluster.runtime.endpoint import MINIMUM, answers
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.server_channel import ServerChannel
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
 
 
 @dataclass(frozen=True, eq=False)
-class Common:
+class CommonDeltas:
     """LPS to GPS: how its common layers moved in each FedAvg round since the last time. And back: how they are to have moved."""
 
     moves: Rows  # (K, L, n) of L rounds, masked where updates are; rounds have masks of their own, so they are not added up
@@ -34,18 +39,18 @@ class GPS:
     """The global parameter server, as far as it trains."""
 
     @answers(RELAY, private=False)
-    def mix(self, query: Common) -> Common:
+    def mix(self, query: CommonDeltas) -> CommonDeltas:
         """Σ_c n_c·w_c / Σ_c n_c (the paper says "weighted average"; the weights, sample counts, are ours)."""
         assert query.size is not None
         size, moves = query.size.table, query.moves.table
         total = size.sum(0)
         share = size / torch.where(total > 0, total, torch.ones_like(total))
         mean = (share[..., None].to(moves) * moves).sum(0)
-        return Common(Rows(mean[None], (0,) * len(moves)), None)
+        return CommonDeltas(Rows(mean[None], (0,) * len(moves)), None)
 
 
 @dataclass
-class Move:
+class ClusterDelta:
     """One FedAvg round of all LPSs; row c is the c-th one's own."""
 
     step: int  # the call whose mask the moves carry
@@ -55,29 +60,41 @@ class Move:
 
 
 @dataclass
-class Layered(Averaged):
+class HierarchicalState(AveragingState):
     """What the servers' loop changes."""
 
-    pending: list[Move] = field(default_factory=list)  # since the LPSs last sent their common layers
+    pending: list[ClusterDelta] = field(
+        default_factory=list
+    )  # since the LPSs last sent their common layers
 
 
-def average_in_layers(net: Network, state: Layered, gps: GPS, share: float, t: int, mix: bool) -> None:
+def average_in_layers(
+    net: ServerChannel, state: HierarchicalState, gps: GPS, share: float, t: int, mix: bool
+) -> None:
     """Round t of FedAvg at each LPS; where `mix` says so their common layers then become the GPS's average.
 
     A cluster of one has no LPS to speak of: its client trains alone, and no layer of it leaves (ours).
     """
-    total = contributions(net, state, share, t)
+    total = cluster_sums(net, state, share, t)
     means = None if total is None else weighted_means(total)
     if total is not None and means is not None:
-        size = weights(total).cpu() * (torch.as_tensor(total.counts) >= MINIMUM)
-        state.pending.append(Move(total.step, means[:, : net.common].cpu(), size, means.shape[1]))
+        size = total_weights(total).cpu() * (torch.as_tensor(total.counts) >= MINIMUM)
+        state.pending.append(
+            ClusterDelta(total.step, means[:, : net.common].cpu(), size, means.shape[1])
+        )
     if mix:
         _mix(net, state, gps, None if total is None else total.step, means)
     if total is not None and means is not None:
         state.outbox.post(total.step, means, state.labels)
 
 
-def _mix(net: Network, state: Layered, gps: GPS, now: int | None, means: torch.Tensor | None) -> None:
+def _mix(
+    net: ServerChannel,
+    state: HierarchicalState,
+    gps: GPS,
+    now: int | None,
+    means: torch.Tensor | None,
+) -> None:
     """Send the pending moves, and put right what the members have been told of them, or, for this round's, are about to be told."""
     clusters = [c for c, own in enumerate(clusters_of(state.labels)) if len(own) > 1]
     pending, state.pending = state.pending, []
@@ -85,7 +102,7 @@ def _mix(net: Network, state: Layered, gps: GPS, now: int | None, means: torch.T
         return
     size = torch.stack([move.size for move in pending], 1)[clusters]
     rows = torch.stack([move.moves for move in pending], 1)[clusters] * (size > 0)[..., None]
-    mixed = net.relay(gps.mix, Common(Rows(rows), Rows(size)), to=clusters).moves.values
+    mixed = net.relay(gps.mix, CommonDeltas(Rows(rows), Rows(size)), to=clusters).moves.values
     for n, move in enumerate(pending):
         if move.step == now and means is not None:
             means[clusters, : net.common] = mixed[:, n].to(means)
@@ -106,23 +123,43 @@ def common_layers(model: FlatModel, names: str) -> int:
         UsageError: an unknown layer, or layers that are not the first ones.
     """
     if not isinstance(names, str):
-        raise UsageError(f"common = {names!r} is no text: give auto, none, or names of layers joined by commas")
+        raise UsageError(
+            f"common = {names!r} is no text: give auto, none, or names of layers joined by commas"
+        )
     own = list(model.shapes)
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in own))
     if names == "none":
         return 0
-    shared = _automatic(model, layers) if names == "auto" else [name.strip() for name in names.split(",")]
+    shared = (
+        _automatic(model, layers)
+        if names == "auto"
+        else [name.strip() for name in names.split(",")]
+    )
     place = [any(name == s or name.startswith(f"{s}.") for s in shared) for name in layers]
-    unknown = [s for s in shared if not any(name == s or name.startswith(f"{s}.") for name in layers)]
+    unknown = [
+        s for s in shared if not any(name == s or name.startswith(f"{s}.") for name in layers)
+    ]
     count = sum(place)
     if unknown or not all(place[:count]):
-        known = f"they are {', '.join(layers)}" if all(layers) else "some have none, so give auto or none"
-        raise UsageError(f"common = {names!r} must name the first layers of the model, in its own words: {known}")
-    numbers = sum(model.shapes[name].numel() for name in own if name.rpartition(".")[0] in layers[:count])
+        known = (
+            f"they are {', '.join(layers)}"
+            if all(layers)
+            else "some have none, so give auto or none"
+        )
+        raise UsageError(
+            f"common = {names!r} must name the first layers of the model, in its own words: {known}"
+        )
+    numbers = sum(
+        model.shapes[name].numel() for name in own if name.rpartition(".")[0] in layers[:count]
+    )
     return 0 if names == "auto" and numbers == model.dimension else numbers
 
 
 def _automatic(model: FlatModel, layers: Sequence[str]) -> list[str]:
-    convolutions = [name for name, part in model.module.named_modules() if isinstance(part, torch.nn.modules.conv._ConvNd)]
+    convolutions = [
+        name
+        for name, part in model.module.named_modules()
+        if isinstance(part, torch.nn.modules.conv._ConvNd)
+    ]
     last = max((n for n, name in enumerate(layers) if name in convolutions), default=0)
     return list(layers[: last + 1])

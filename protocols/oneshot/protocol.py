@@ -23,29 +23,40 @@ from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.messaging.messages import Hello
+from securecluster.messaging.messages import Empty
 from securecluster.privacy.masking.block_mask import Blocks
 from securecluster.privacy.masking.masks import build, width
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.base import Kept, Protocol, Releases
-from securecluster.protocols.common.client import Trainee
+from securecluster.protocols.common.base import ClusteringProtocol, Kept, Releases
+from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
-from securecluster.protocols.common.pending_updates import Outbox, deliver
+from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.oneshot import feature_maps
 from securecluster.protocols.oneshot import gram_mechanism as noisy_gram
-from securecluster.protocols.oneshot.client import SEEN, Relative
-from securecluster.protocols.oneshot.hierarchical_averaging import GPS, average_in_layers, common_layers
-from securecluster.protocols.oneshot.server import Found, Look, State, agglomerate, check_options, others
+from securecluster.protocols.oneshot.client import VIEWS, OneShotClient
+from securecluster.protocols.oneshot.hierarchical_averaging import (
+    GPS,
+    average_in_layers,
+    common_layers,
+)
+from securecluster.protocols.oneshot.server import (
+    ClusteringResult,
+    LinkageRecord,
+    OneShotState,
+    agglomerate,
+    check_options,
+    eigenvectors_of_others,
+)
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import Network
-from securecluster.training.local_trainer import Cohort
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.local_trainer import LocalTrainer
 
 
 @dataclass
-class OneShot(Protocol):
+class OneShot(ClusteringProtocol):
     """Clusters from eigenvectors of clients' data, then hierarchical training with common layers."""
 
     mask: str = "permutation"
@@ -80,44 +91,74 @@ class OneShot(Protocol):
     """gram, or naive: noise on unit eigenvectors by their trivial sensitivity 2√p, for research; relevance is exact, and ε infinite"""
 
     name: ClassVar[str] = "oneshot"
-    client: ClassVar[type[Trainee]] = Relative
+    client: ClassVar[type[TrainingClient]] = OneShotClient
     gps: ClassVar[type] = GPS
     scenario: ClassVar[str | None] = "tasks"
 
-    def serve(self, net: Network, run: Run) -> State:
+    def run_server(self, net: ServerChannel, run: Run) -> OneShotState:
         """Algorithm 1."""
-        found = run.once("cluster", lambda: self._cluster(net), Found)  # line 2
+        found = run.once("cluster", lambda: self._cluster(net), ClusteringResult)  # line 2
         net.divide(found.labels)
-        state = State(found.labels, Outbox.start(len(net.clients), fresh=self.mask != "none"), found=found)
+        state = OneShotState(
+            found.labels,
+            PendingUpdates.start(len(net.clients), fresh=self.mask != "none"),
+            found=found,
+        )
         for t in run.rounds("train", state, self.rounds):  # lines 3–9
-            average_in_layers(net, state, GPS(), self.participation, t, mix=t % self.gps_every == 0 or t == self.rounds)
+            average_in_layers(
+                net,
+                state,
+                GPS(),
+                self.participation,
+                t,
+                mix=t % self.gps_every == 0 or t == self.rounds,
+            )
             if t == 1:
-                run.note(clustered=clusters_of(found.labels), height=found.look.threshold, merges=found.look.merges.tolist())
-        deliver(net, run, state)
+                run.note(
+                    clustered=clusters_of(found.labels),
+                    height=found.look.threshold,
+                    merges=found.look.merges.tolist(),
+                )
+        flush(net, run, state)
         return state
 
-    def _cluster(self, net: Network) -> Found:
+    def _cluster(self, net: ServerChannel) -> ClusteringResult:
         """Algorithm 2; who never replies goes to the largest cluster (ours)."""
-        shared = net.gather(Relative.eigen, Hello(), to=net.clients, tries=TRIES)  # lines 2–5
+        shared = net.gather(OneShotClient.eigen, Empty(), to=net.clients, tries=TRIES)  # lines 2–5
         if len(shared) < 2:
-            raise UsageError(f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run it anew, with another seed")
+            raise UsageError(
+                f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run it anew, with another seed"
+            )
         vectors = shared.rows.vectors.values.cpu()
-        letters = others(shared.ids, vectors, shared.step, to=shared.ids)
+        letters = eigenvectors_of_others(shared.ids, vectors, shared.step, to=shared.ids)
         seed, noisy = net.randomness.integer("server", "clusterer"), net.agreed["gram_noise"] > 0
         part = agglomerate(self.tasks, self.height, self.clusterer, seed, noisy)
-        pairs = net.pairs(Relative.relevance, letters, to=shared.ids, then=part, tries=TRIES)  # lines 6–19
+        pairs = net.pairs(
+            OneShotClient.relevance, letters, to=shared.ids, then=part, tries=TRIES
+        )  # lines 6–19
         group = pairs.value
-        of, kept = dict(zip(pairs.ids, group.labels, strict=True)), [k for k, i in enumerate(shared.ids) if i in pairs.ids]
+        of, kept = (
+            dict(zip(pairs.ids, group.labels, strict=True)),
+            [k for k, i in enumerate(shared.ids) if i in pairs.ids],
+        )
         everyone = [of.get(i, largest(group.labels)) for i in net.clients]
-        return Found(everyone, vectors[kept], shared.step, group.relevance, Look(list(pairs.ids), group.merges, group.height))
+        return ClusteringResult(
+            everyone,
+            vectors[kept],
+            shared.step,
+            group.relevance,
+            LinkageRecord(list(pairs.ids), group.merges, group.height),
+        )
 
-    def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
+    def place(self, net: ServerChannel, state: OneShotState, to: Sequence[int]) -> list[int]:
         """Ours: a newcomer is sent all eigenvectors and names the cluster whose members' are most relevant to it, nothing else."""
         found = state.found
         assert found is not None
         ids = found.look.ids
-        letters = others(ids, found.vectors, found.step, to, [found.labels[i] for i in ids])
-        got = net.gather(Relative.choose, letters, to=to, tries=TRIES)
+        letters = eigenvectors_of_others(
+            ids, found.vectors, found.step, to, [found.labels[i] for i in ids]
+        )
+        got = net.gather(OneShotClient.choose, letters, to=to, tries=TRIES)
         check_newcomers(to, got.ids)
         chosen = check_offered(got.ids, got.rows.cluster.values.tolist(), found.labels)
         return [chosen[i] for i in to]
@@ -127,11 +168,15 @@ class OneShot(Protocol):
         """Always: means are over samples."""
         return True
 
-    def facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, federation: Federation) -> dict[str, Any]:
         """The common layers' size, and Φ."""
         feature_maps.check_objective(federation.objective)
         phi = self._phi(federation.shape, federation.seed)
-        return {"shared": common_layers(self.flat_model(federation), self.common), "phi": phi.describe(), "width": phi.dimension}
+        return {
+            "shared": common_layers(self.flat_model(federation), self.common),
+            "phi": phi.describe(),
+            "width": phi.dimension,
+        }
 
     def adopt(self, kept: Kept) -> Self:
         """Refuses features of your own that are not the run's."""
@@ -142,7 +187,9 @@ class OneShot(Protocol):
 
     def shown_params(self) -> dict[str, Any]:
         """Of features of your own, that they are."""
-        return super().shown_params() | ({} if isinstance(self.features, str) else {"features": {"own": "features"}})
+        return super().shown_params() | (
+            {} if isinstance(self.features, str) else {"features": {"own": "features"}}
+        )
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """A map of the common layers, and another of the others; eigenvectors are sealed, or mapped as features would be."""
@@ -151,12 +198,18 @@ class OneShot(Protocol):
         masks = (Blocks(self.mask, shared, d - shared),) if apart else build(self.mask, d)
         fields = {"vectors": Pipeline(() if self.sealed else build(self.mask, config["width"]))}
         seal = Seal(config_hash(config)) if self.sealed else None
-        return Pipeline([*self.stages(config), *masks], seal, fields, width(self.mask, shared) if shared else 0)
+        return Pipeline(
+            [*self.stages(config), *masks], seal, fields, width(self.mask, shared) if shared else 0
+        )
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Add the eigenvectors that a client shares, and their numbers."""
         width = int(config["width"])
-        return {**super().frame_sizes(config), "vectors": min(int(self.vectors), width), "features": width}
+        return {
+            **super().frame_sizes(config),
+            "vectors": min(int(self.vectors), width),
+            "features": width,
+        }
 
     def releases(self) -> Releases:
         """Adds the Gram matrix; what the GPS averages has been released to the LPSs."""
@@ -169,24 +222,40 @@ class OneShot(Protocol):
     def resolved(self, federation: Federation) -> dict[str, Any]:
         """Adds the Gram matrices' noise: with a `target_epsilon` that of everything else."""
         found = super().resolved(federation)
-        return found | {"gram_noise": float(self.gram_noise if self.target_epsilon is None else found["noise"])}
+        return found | {
+            "gram_noise": float(self.gram_noise if self.target_epsilon is None else found["noise"])
+        }
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
         """Adds eigenvectors, and what is made of the same matrix."""
-        return super().multipliers(config) | noisy_gram.multipliers(config["gram_noise"], self.gram_mechanism)
+        return super().multipliers(config) | noisy_gram.multipliers(
+            config["gram_noise"], self.gram_mechanism
+        )
 
     def replacements(self) -> dict[str, float]:
         """Of the Gram matrix; of eigenvectors any change is bounded alike."""
-        return {"cluster": noisy_gram.REPLACE, "vectors": 1.0 if self.gram_mechanism == "naive" else noisy_gram.REPLACE}
+        return {
+            "cluster": noisy_gram.REPLACE,
+            "vectors": 1.0 if self.gram_mechanism == "naive" else noisy_gram.REPLACE,
+        }
 
-    def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Relative:
+    def make_client(
+        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
+    ) -> OneShotClient:
         """Adds Φ, and the noise of Gram matrices."""
-        phi, noise = self._phi(config["shape"], config["seed"]).agreed(config["phi"]), noisy_gram.hidden(config, cohort.secret)
+        phi, noise = (
+            self._phi(config["shape"], config["seed"]).agreed(config["phi"]),
+            noisy_gram.hidden(config, cohort.secret),
+        )
         count = min(int(self.vectors), phi.dimension)
-        return Relative(cohort, self.training(config), pipeline, self.weighted, phi, count, self.floor, noise)
+        return OneShotClient(
+            cohort, self.training(config), pipeline, self.weighted, phi, count, self.floor, noise
+        )
 
     def _phi(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
-        return feature_maps.build(self.features, tuple(shape), Randomness(seed), self.public, self.components)
+        return feature_maps.build(
+            self.features, tuple(shape), Randomness(seed), self.public, self.components
+        )
 
     def check(self, clients: int) -> None:
         """Adds what belongs to the clustering and the servers."""
@@ -194,19 +263,29 @@ class OneShot(Protocol):
         feature_maps.check(self.features, self.public, self.components)
         check_options(self, clients)
 
-    def sees(self) -> list[str]:
+    def server_view(self) -> list[str]:
         """What the GPS sees."""
-        return list(SEEN["gps"])
+        return list(VIEWS["gps"])
 
     def not_covered(self) -> list[str]:
         """Adds naive noise, whose own price is not the run's, and what features are made of."""
-        own = noisy_gram.trusted(self.features, self.public) if self.gram_noise or self.target_epsilon else []
-        return super().not_covered() + own + noisy_gram.said(self.gram_noise, self.gram_mechanism, int(self.vectors), self.delta)
+        own = (
+            noisy_gram.trusted(self.features, self.public)
+            if self.gram_noise or self.target_epsilon
+            else []
+        )
+        return (
+            super().not_covered()
+            + own
+            + noisy_gram.said(self.gram_noise, self.gram_mechanism, int(self.vectors), self.delta)
+        )
 
-    def client_sees(self) -> list[str]:
+    def client_view(self) -> list[str]:
         """Eigenvectors."""
-        return list(SEEN["client"])
+        return list(VIEWS["client"])
 
-    def lps_sees(self) -> list[str]:
+    def lps_view(self) -> list[str]:
         """What an LPS sees of its own cluster."""
-        return list(SEEN["lps"][int(self.per_client) :])  # clipped updates count the same, and how many samples is not told
+        return list(
+            VIEWS["lps"][int(self.per_client) :]
+        )  # clipped updates count the same, and how many samples is not told

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 WEIGHTS = "SECURECLUSTER_WEIGHTS"
 SIDE = 224  # pixels of the images that the weights were trained on
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of their channels, as torchvision's own transforms for these weights
+MEAN, DEVIATION = (
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+)  # of their channels, as torchvision's own transforms for these weights
 BATCH = 64  # images mapped at once
 
 
@@ -31,7 +34,9 @@ def resnet18(shape: tuple[int, ...]) -> tuple[Callable[[Tensor], Tensor], Any, i
         UsageError: samples that are no images; torchvision or the weights are missing, or do not fit.
     """
     if len(shape) != 3 or shape[0] not in (1, 3):
-        raise UsageError(f"the features resnet18 take images of one or three channels, not samples of shape {'×'.join(map(str, shape))}")
+        raise UsageError(
+            f"the features resnet18 take images of one or three channels, not samples of shape {'×'.join(map(str, shape))}"
+        )
     models = _torchvision()
     state = weights(models)
     module = models.resnet18(weights=None)
@@ -39,7 +44,9 @@ def resnet18(shape: tuple[int, ...]) -> tuple[Callable[[Tensor], Tensor], Any, i
         module.load_state_dict(state, strict=True)
     except (RuntimeError, TypeError, AttributeError) as error:
         where = os.environ.get(WEIGHTS) or "torchvision's cache"
-        raise UsageError(f"the weights in {where} are not those of torchvision's resnet18: name the file of these in {WEIGHTS}") from error
+        raise UsageError(
+            f"the weights in {where} are not those of torchvision's resnet18: name the file of these in {WEIGHTS}"
+        ) from error
     module.fc = torch.nn.Identity()
     return _map(module.eval()), {"resnet18": digest(state), "side": SIDE}, BATCH
 
@@ -58,7 +65,9 @@ def weights(models: Any) -> Mapping[str, Tensor]:
         found: Mapping[str, Tensor] = torch.hub.load_state_dict_from_url(
             url, map_location="cpu", progress=False, check_hash=True, weights_only=True
         )
-    except Exception as error:  # a server's, a file system's and an unpickler's errors have no common base
+    except (
+        Exception
+    ) as error:  # a server's, a file system's and an unpickler's errors have no common base
         raise UsageError(
             f"ResNet-18's ImageNet weights are not in torchvision's cache and could not be loaded from {url} ({type(error).__name__}): "
             f"check the connection, or download the file and name it in {WEIGHTS}"
@@ -70,7 +79,10 @@ def digest(state: Mapping[str, Tensor]) -> str:
     """SHA-256 of the names and values of a state dict."""
     sum256 = hashlib.sha256()
     for name, value in state.items():
-        sum256.update(name.encode() + value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        sum256.update(
+            name.encode()
+            + value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     return sum256.hexdigest()
 
 
@@ -78,7 +90,9 @@ def _torchvision() -> Any:
     try:
         return importlib.import_module("torchvision.models")
     except ImportError:
-        raise UsageError("the features resnet18 need torchvision: pip install 'securecluster[vision]'") from None
+        raise UsageError(
+            "the features resnet18 need torchvision: pip install 'securecluster[vision]'"
+        ) from None
     except Exception as error:  # a build for another torch fails with a RuntimeError of torch's
         raise UsageError(
             f"torchvision cannot be imported ({type(error).__name__}), so the features resnet18 cannot be used: "
@@ -93,18 +107,30 @@ def _read(path: Path) -> Mapping[str, Tensor]:
             state = load(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # safetensors', an unpickler's and a file system's errors have no common base
-        raise UsageError(f"{WEIGHTS} is {path}, which cannot be read as weights ({type(error).__name__}): name a whole file") from error
-    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise UsageError(f"{WEIGHTS} is {path}, which holds no state dict: name a file of weights by name")
+    except (
+        Exception
+    ) as error:  # safetensors', an unpickler's and a file system's errors have no common base
+        raise UsageError(
+            f"{WEIGHTS} is {path}, which cannot be read as weights ({type(error).__name__}): name a whole file"
+        ) from error
+    if not isinstance(state, Mapping) or not all(
+        isinstance(value, torch.Tensor) for value in state.values()
+    ):
+        raise UsageError(
+            f"{WEIGHTS} is {path}, which holds no state dict: name a file of weights by name"
+        )
     return state
 
 
 def _map(module: nn.Module) -> Callable[[Tensor], Tensor]:
     def function(x: Tensor) -> Tensor:
         net = module.to(x.device)
-        wide = torch.nn.functional.interpolate(x.expand(-1, 3, -1, -1), size=(SIDE, SIDE), mode="bilinear", antialias=True)
-        mean, deviation = (torch.tensor(part, device=x.device).view(1, 3, 1, 1) for part in (MEAN, DEVIATION))
+        wide = torch.nn.functional.interpolate(
+            x.expand(-1, 3, -1, -1), size=(SIDE, SIDE), mode="bilinear", antialias=True
+        )
+        mean, deviation = (
+            torch.tensor(part, device=x.device).view(1, 3, 1, 1) for part in (MEAN, DEVIATION)
+        )
         out: Tensor = net((wide - mean) / deviation)
         return out
 

@@ -14,19 +14,27 @@ from securecluster.core.validation import check_choice, check_number, check_whol
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Picks
 from securecluster.protocols.oneshot import gram_mechanism
-from securecluster.protocols.oneshot.client import Others
-from securecluster.protocols.oneshot.hierarchical_averaging import Layered
+from securecluster.protocols.oneshot.client import OtherEigenvectors
+from securecluster.protocols.oneshot.hierarchical_averaging import HierarchicalState
 
 
-def others(ids: Sequence[int], vectors: torch.Tensor, step: int, to: Sequence[int], labels: Sequence[int] = ()) -> Others:
+def eigenvectors_of_others(
+    ids: Sequence[int],
+    vectors: torch.Tensor,
+    step: int,
+    to: Sequence[int],
+    labels: Sequence[int] = (),
+) -> OtherEigenvectors:
     """The frames that bring to each of `to` what came from the clients `ids`, ascending, except its own; `labels` are their clusters."""
     picks = tuple(tuple(k for k, j in enumerate(ids) if j != i) for i in to)
     clusters = Picks(torch.as_tensor(labels), picks) if labels else None
-    return Others(Picks(vectors, picks), Picks(torch.as_tensor(ids), picks), clusters, step)
+    return OtherEigenvectors(
+        Picks(vectors, picks), Picks(torch.as_tensor(ids), picks), clusters, step
+    )
 
 
 @dataclass
-class Look:
+class LinkageRecord:
     """The clustering, as the GPS saw it."""
 
     ids: list[int]  # the r clients that took part, and their places in what follows
@@ -35,21 +43,23 @@ class Look:
 
 
 @dataclass
-class Found:
+class ClusteringResult:
     """What comes of Algorithm 2."""
 
     labels: list[int]  # (m,)
-    vectors: torch.Tensor  # (r, p, D), or (r, n) uint8, sealed: newcomers compare themselves with them
+    vectors: (
+        torch.Tensor
+    )  # (r, p, D), or (r, n) uint8, sealed: newcomers compare themselves with them
     step: int  # the call in which they came
     relevance: torch.Tensor  # (r, r) R
-    look: Look
+    look: LinkageRecord
 
 
 @dataclass
-class State(Layered):
+class OneShotState(HierarchicalState):
     """What the servers' loop changes."""
 
-    found: Found | None = None
+    found: ClusteringResult | None = None
 
     @property
     def relevance(self) -> torch.Tensor | None:
@@ -57,13 +67,13 @@ class State(Layered):
         return None if self.found is None else self.found.relevance
 
     @property
-    def look(self) -> Look | None:
+    def look(self) -> LinkageRecord | None:
         """The merges, for theirs."""
         return None if self.found is None else self.found.look
 
 
 @dataclass(frozen=True)
-class Grouping:
+class TaskClusters:
     """What is computed from R: under a key authority, where R is in the clear, this alone leaves it, `relevance` empty."""
 
     labels: list[int]  # (r,)
@@ -73,8 +83,12 @@ class Grouping:
 
 
 def agglomerate(
-    tasks: int | None, height: float | None, clusterer: str = "paper", seed: int = 0, noisy: bool = False
-) -> Callable[[torch.Tensor], Grouping]:
+    tasks: int | None,
+    height: float | None,
+    clusterer: str = "paper",
+    seed: int = 0,
+    noisy: bool = False,
+) -> Callable[[torch.Tensor], TaskClusters]:
     """Average linkage on 1 − R (linkage and dissimilarity are ours) until `tasks` clusters are left, or up to `height`, or to a gap.
 
     Args:
@@ -83,16 +97,22 @@ def agglomerate(
         noisy: whether R is made of noisy Gram matrices.
     """
 
-    def of(r: torch.Tensor) -> Grouping:
+    def of(r: torch.Tensor) -> TaskClusters:
         apart = (1 - r.double().cpu()).clamp_min(0).fill_diagonal_(0)
         tree = merges(apart.numpy(), "average")
-        at = height if height is not None else tasks_of(tree, noisy) if tasks is None else between(tree, min(tasks, len(r)))
+        at = (
+            height
+            if height is not None
+            else tasks_of(tree, noisy)
+            if tasks is None
+            else between(tree, min(tasks, len(r)))
+        )
         labels = cut(tree, at) if tasks is None else into(tree, min(tasks, len(r)))
         if clusterer != "paper":
             nearly_one = noisy and clusterer == "spectral"  # R of spans
             similarity = contrasted(apart.numpy()) if nearly_one else 1 - apart.numpy()
             labels = partition(similarity, clusterer, 1 + max(labels), seed)
-        return Grouping(labels, torch.from_numpy(tree), float(at), r.cpu())
+        return TaskClusters(labels, torch.from_numpy(tree), float(at), r.cpu())
 
     return of
 
@@ -107,7 +127,9 @@ def check_options(given: Any, clients: int) -> None:
         check_number(given, "height", 0, 1, high_in=True)
     check_choice(given, clusterer=CLUSTERERS)
     if given.height is not None and given.clusterer != "paper":
-        raise UsageError(f"a height cuts merges, and the clusterer {given.clusterer} makes none of its own: give tasks, or neither")
+        raise UsageError(
+            f"a height cuts merges, and the clusterer {given.clusterer} makes none of its own: give tasks, or neither"
+        )
     check_whole(given, vectors=1, gps_every=1)
     check_number(given, "floor", 0, 1)
     gram_mechanism.check(given)

@@ -16,13 +16,13 @@ from securecluster.clustering.distances import to_others
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
-from securecluster.messaging.messages import Done, Hello, Picks, Rows, Shared
+from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
 from securecluster.privacy.dp.loss_mechanism import WORST, loss_clip, noised, noised_rows
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averaging import Contributor
-from securecluster.protocols.common.messages import NEVER, Choice, Means, Update
-from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, Turn, answers
-from securecluster.training.local_trainer import Cohort, LocalTraining
+from securecluster.protocols.common.averaging import SumClient
+from securecluster.protocols.common.messages import NO_END, AverageDeltas, ModelChoice, Update
+from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, CallContext, answers
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 Array = NDArray[np.float64]
 LARGEST = 10 * WORST  # magnitude of a loss that a client tells, noise included
@@ -33,7 +33,7 @@ JUDGED = Upto("judged", "clients")
 
 
 @dataclass(frozen=True, eq=False)
-class Relay:
+class RelayedModels:
     """Server to client: the others' one-shot models, for it to judge."""
 
     # (n − 1, d) displacements since θ_0, masked where updates are; or (n − 1, ·) uint8, sealed; n with its own
@@ -46,7 +46,7 @@ class Relay:
 
 
 @dataclass(frozen=True, eq=False)
-class Losses:
+class LossSums:
     """Client to server."""
 
     # (b, n) float64, nats: mean training losses f_i of n models, with noise where the run adds some
@@ -54,7 +54,7 @@ class Losses:
 
 
 @dataclass(frozen=True, eq=False)
-class Choose:
+class OfferedClusters:
     """Server to client: the clusters' models, of which it is to name the nearest to its own one-shot model."""
 
     # (K, d) displacements since θ_0; none for a client that has judged them already
@@ -65,14 +65,16 @@ class Choose:
 
 
 @dataclass(frozen=True, eq=False)
-class Near:
+class NearestCluster:
     """Newcomer to server."""
 
-    near: Annotated[Rows, Whole(below="models")]  # (b,) int64, the cluster whose model is nearest to its own
+    near: Annotated[
+        Rows, Whole(below="models")
+    ]  # (b,) int64, the cluster whose model is nearest to its own
 
 
 @dataclass(frozen=True)
-class Refining:
+class OneShotTraining:
     """What a client does after ONE_SHOT."""
 
     plan: LocalTraining
@@ -80,35 +82,48 @@ class Refining:
     radius: float  # of the ball W around θ_0; 0: no bound
 
 
-class Refiner(Contributor):
+class SRFCAClient(SumClient):
     """Clients of Algorithms 1 to 4."""
 
-    def __init__(self, cohort: Cohort, training: LocalTraining, pipeline: Pipeline, weighted: bool, refining: Refining) -> None:
+    def __init__(
+        self,
+        cohort: LocalTrainer,
+        training: LocalTraining,
+        pipeline: Pipeline,
+        weighted: bool,
+        refining: OneShotTraining,
+    ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self.refining = refining
-        self._restart = [0] * len(cohort.ids)  # the last one each client heard of; before the first it holds its one-shot model
+        self._restart = [0] * len(
+            cohort.ids
+        )  # the last one each client heard of; before the first it holds its one-shot model
         self._known = torch.zeros(len(cohort.ids), 0, dtype=torch.float64)  # (·, m) f_i(w_j)
-        self._fits: dict[int, Array] = {}  # by position: f_i(ω_c) of the models that were last judged, (K,)
+        self._fits: dict[
+            int, Array
+        ] = {}  # by position: f_i(ω_c) of the models that were last judged, (K,)
         self._judged_in = [0] * len(cohort.ids)  # the call in which they were
 
     @answers(GATHER, through=("delta",), sealed=("delta",), fresh=True)
-    def hand_in(self, turn: Turn, query: Hello) -> Update:
+    def send_model(self, turn: CallContext, query: Empty) -> Update:
         """w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked or sealed on the way out. Asked again, the answer is the same."""
         self._check_one_shot(turn, "hand_in")
         return self.displaced(turn.at)
 
     @answers(GATHER, private=False, trains="usual")
-    def alone(self, turn: Turn, query: Means) -> Done:
+    def alone(self, turn: CallContext, query: AverageDeltas) -> Ack:
         """As of every contributor, but before the first restart only: what is trained alone is not to be posted as a cluster's model."""
         self._check_one_shot(turn, "alone")
         return super().alone(turn, query)
 
-    def _check_one_shot(self, turn: Turn, name: str) -> None:
+    def _check_one_shot(self, turn: CallContext, name: str) -> None:
         if any(self._restart[k] for k in turn.at):
-            raise PolicyError(f"{name} comes before the first average: after it a client trains with its cluster")
+            raise PolicyError(
+                f"{name} comes before the first average: after it a client trains with its cluster"
+            )
 
     @answers(PAIRS, unmasked=("loss",))
-    def losses(self, turn: Turn, query: Relay) -> Losses:
+    def losses(self, turn: CallContext, query: RelayedModels) -> LossSums:
         """f_i of everyone's one-shot model, its own too, with noise where the run adds some: a row of m values, of which each costs.
 
         The client keeps them as they left, so that no model is relayed twice and whatever else it makes of them tells nothing new.
@@ -127,116 +142,139 @@ class Refiner(Contributor):
                 readers.setdefault(row, []).append(k)
         for row, near in readers.items():  # one model unmasked at a time
             theta = self._relayed(query, row)
-            found[near, place[int(query.owner.table[row])]] = self.cohort.losses(theta[None], [turn.at[k] for k in near], clip)[:, 0]
+            found[near, place[int(query.owner.table[row])]] = self.cohort.losses(
+                theta[None], [turn.at[k] for k in near], clip
+            )[:, 0]
         rows = torch.as_tensor(self._told("losses", turn, found))
         if self._known.shape[1] != query.clients:
             self._known = self._known.new_zeros(len(self._known), query.clients)
         self._known[torch.as_tensor(turn.at)[:, None], torch.as_tensor(order)] = rows
-        return Losses(Rows(rows))
+        return LossSums(Rows(rows))
 
-    def _check_relay(self, turn: Turn, query: Relay) -> None:
+    def _check_relay(self, turn: CallContext, query: RelayedModels) -> None:
         """Raise FrameError unless the order has every client once, those that are asked and those whose models come among them."""
         order = query.order.value.tolist()
         known = set(order)
         if len(known) < len(order) or not known.issuperset(turn.ids):
-            raise FrameError("Relay.order has a client twice, or lacks the one that is asked: the frame is refused")
+            raise FrameError(
+                "Relay.order has a client twice, or lacks the one that is asked: the frame is refused"
+            )
         for picks in query.owner.picks:
             owners = query.owner.table[list(picks)].tolist()
             if len(set(owners)) < len(owners) or not known.issuperset(owners):
-                raise FrameError("Relay.owner has a client twice, or one that is not in the order: the frame is refused")
+                raise FrameError(
+                    "Relay.owner has a client twice, or one that is not in the order: the frame is refused"
+                )
 
-    def _relayed(self, query: Relay, row: int) -> torch.Tensor:
+    def _relayed(self, query: RelayedModels, row: int) -> torch.Tensor:
         """Another client's one-shot model, (d,)."""
         if self._pipeline.seal is None:
             return self.model_at(query.models.table[row], query.step)
         d = self.cohort.model.dimension
         like, owner = self._start.new_empty(self._pipeline.room(d)), int(query.owner.table[row])
-        return self._start + self._pipeline.seal.open(query.models.table[row][None], [owner], query.step, "hand_in", "delta", like)[0, :d]
+        return (
+            self._start
+            + self._pipeline.seal.open(
+                query.models.table[row][None], [owner], query.step, "hand_in", "delta", like
+            )[0, :d]
+        )
 
     @answers(SUM, derived=True, unmasked=("loss",))
-    def heard(self, turn: Turn, query: Hello) -> Losses:
+    def heard(self, turn: CallContext, query: Empty) -> LossSums:
         """f_i(w_j) of every client j, as `losses` told them; 0 where it has not judged w_j."""
-        return Losses(Rows(self._known[torch.as_tensor(turn.at)]))
+        return LossSums(Rows(self._known[torch.as_tensor(turn.at)]))
 
     @answers(GATHER)
-    def choose(self, turn: Turn, query: Choose) -> Choice:
+    def choose(self, turn: CallContext, query: OfferedClusters) -> ModelChoice:
         """argmin_c ½(mean_{j∈c} f_j(w_i) + f_i(ω_c)) (Algorithm 2); where the first is not known, argmin_c f_i(ω_c) (ours).
 
         It judges the models that the query brings: its f_i have noise where the run adds some, drawn here once for all that follows.
         """
         if not all(query.models.picks):
-            raise PolicyError("choose brings models to judge: by those it has judged a client answers in choose_again")
+            raise PolicyError(
+                "choose brings models to judge: by those it has judged a client answers in choose_again"
+            )
         self._check_all_brought(query)
         return self._nearest(self._judge(turn, query), query)
 
     @answers(GATHER, derived=True)
-    def choose_again(self, turn: Turn, query: Choose) -> Choice:
+    def choose_again(self, turn: CallContext, query: OfferedClusters) -> ModelChoice:
         """The same among fewer clusters, by what it found when it judged their models."""
         if any(query.models.picks):
             raise PolicyError("choose_again brings no models: a client judges new ones in choose")
         return self._nearest(self._judged(turn), query)
 
-    def _check_all_brought(self, query: Choose) -> None:
+    def _check_all_brought(self, query: OfferedClusters) -> None:
         """Raise FrameError unless a client is brought as many models as there are clusters to choose from."""
         clusters = query.others.table.shape[1]
         if any(len(picks) != clusters for picks in query.models.picks):
-            raise FrameError(f"Choose.models does not bring {clusters} models, as many as Choose.others has: the frame is refused")
+            raise FrameError(
+                f"Choose.models does not bring {clusters} models, as many as Choose.others has: the frame is refused"
+            )
 
-    def _nearest(self, own: Array, query: Choose) -> Choice:
+    def _nearest(self, own: Array, query: OfferedClusters) -> ModelChoice:
         others = query.others.values.numpy()
         if others.shape != own.shape:
-            raise FrameError(f"Choose.others is about {others.shape[1]} clusters, and {own.shape[1]} were judged: the frame is refused")
-        return Choice(Rows(torch.as_tensor(np.where(np.isnan(others), own, (own + others) / 2).argmin(1))))
+            raise FrameError(
+                f"Choose.others is about {others.shape[1]} clusters, and {own.shape[1]} were judged: the frame is refused"
+            )
+        return ModelChoice(
+            Rows(torch.as_tensor(np.where(np.isnan(others), own, (own + others) / 2).argmin(1)))
+        )
 
     @answers(GATHER)
-    def join(self, turn: Turn, query: Choose) -> Near:
+    def join(self, turn: CallContext, query: OfferedClusters) -> NearestCluster:
         """argmin_c ‖w_i − ω_c‖, of a newcomer's own one-shot model (ours): where models leave with noise, of that with such noise."""
         self._check_all_brought(query)
         models = torch.stack([self.model_at(row, query.step) for row in query.models.table])
         own, guard = self._rows(turn.at).values, self._pipeline.guard
         if guard is not None and guard.unit == "client":
             own = self._start + noised_rows(guard, "join", turn.ids, turn.step, own - self._start)
-        return Near(Rows(to_others(own, models).argmin(1)))
+        return NearestCluster(Rows(to_others(own, models).argmin(1)))
 
     @answers(SUM, derived=True, unmasked=("loss",))
-    def fits(self, turn: Turn, query: Hello) -> Losses:
+    def fits(self, turn: CallContext, query: Empty) -> LossSums:
         """f_i of the clusters' models, as judged last: what MERGE needs."""
-        return Losses(Rows(torch.as_tensor(self._judged(turn))))
+        return LossSums(Rows(torch.as_tensor(self._judged(turn))))
 
     @answers(SUM, through=("delta",), fresh=True, trains="refine")
-    def contribute(self, turn: Turn, query: Means) -> Update:
+    def contribute(self, turn: CallContext, query: AverageDeltas) -> Update:
         """θ_i ← θ_i + P⁻¹Δ_c(i); reply its update, which counts as much as everyone's (Algorithm 3 with β = 0)."""
         return self.trained(turn, query, plan=self.refining.plan)
 
     @answers(GATHER, through=("delta",), fresh=True, trains="refine")
-    def train(self, turn: Turn, query: Means) -> Update:
+    def train(self, turn: CallContext, query: AverageDeltas) -> Update:
         """The same, to be read one by one: only where a trimmed mean needs it."""
         if not self.refining.trims:
-            raise PolicyError("train may leave its client only where β > 0: without trimming a sum is all the server needs")
+            raise PolicyError(
+                "train may leave its client only where β > 0: without trimming a sum is all the server needs"
+            )
         return self.trained(turn, query, plan=self.refining.plan)
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def post(self, turn: Turn, query: Means) -> Update:
+    def post(self, turn: CallContext, query: AverageDeltas) -> Update:
         """ω_c − w_0 of its cluster, after what it lacks of it."""
         if query.restart is None or query.restart < 1:
-            raise PolicyError("post shows a cluster's model: before the first average a client holds one of its own")
+            raise PolicyError(
+                "post shows a cluster's model: before the first average a client holds one of its own"
+            )
         self.catch_up(turn, query)
         return self.displaced(turn.at)
 
-    def take(self, at: Sequence[int], query: Means) -> None:
+    def take(self, at: Sequence[int], query: AverageDeltas) -> None:
         """As of every trainee; and remember the restart."""
         super().take(at, query)
         for k in at:
             self._restart[k] = max(self._restart[k], query.restart or 0)
 
-    def had(self, k: int, query: Means) -> int:
+    def had(self, k: int, query: AverageDeltas) -> int:
         """Return how many averages a client has applied: none of a restart that is new to it, all of one that is over."""
         restart = query.restart or 0
         if restart != self._restart[k]:
-            return 0 if restart > self._restart[k] else NEVER
+            return 0 if restart > self._restart[k] else NO_END
         return super().had(k, query)
 
-    def starting_over(self, at: Sequence[int], query: Means) -> set[int]:
+    def starting_over(self, at: Sequence[int], query: AverageDeltas) -> set[int]:
         """Return the positions of the clients that hear of this restart for the first time ("ω_c,0 ← w_0")."""
         return {k for k in at if self._restart[k] < (query.restart or 0)}
 
@@ -244,9 +282,13 @@ class Refiner(Contributor):
         """proj_W (Algorithm 3): into the ball of this radius around w_0 (W a ball: ours)."""
         away = theta - self._start
         norm = float(torch.linalg.vector_norm(away))
-        return theta if not 0 < self.refining.radius < norm else self._start + away * (self.refining.radius / norm)
+        return (
+            theta
+            if not 0 < self.refining.radius < norm
+            else self._start + away * (self.refining.radius / norm)
+        )
 
-    def _judge(self, turn: Turn, query: Choose) -> Array:
+    def _judge(self, turn: CallContext, query: OfferedClusters) -> Array:
         """f_i of the models that the query brings, (b, K), the same ones to each client, with noise where the run adds some.
 
         The client keeps them, unless it has judged others since: what a late request brings must not replace those.
@@ -255,7 +297,9 @@ class Refiner(Contributor):
         found = np.full((len(turn.at), len(query.models.table)), math.inf)
         for row in rows:
             theta = self.model_at(query.models.table[row], query.step)
-            found[:, row] = self.cohort.losses(theta[None], turn.at, loss_clip(self._pipeline.guard))[:, 0]
+            found[:, row] = self.cohort.losses(
+                theta[None], turn.at, loss_clip(self._pipeline.guard)
+            )[:, 0]
         own = np.stack([found[n, list(picks)] for n, picks in enumerate(query.models.picks)])
         told = self._told("choose", turn, own)
         for k, losses in zip(turn.at, told, strict=True):
@@ -263,18 +307,26 @@ class Refiner(Contributor):
                 self._fits[k], self._judged_in[k] = losses, turn.step
         return told
 
-    def _judged(self, turn: Turn) -> Array:
+    def _judged(self, turn: CallContext) -> Array:
         """What it found of the models that were judged last, (b, K)."""
         if not all(k in self._fits for k in turn.at):
-            raise PolicyError("choose comes first: a client tells of the clusters' models only what it has judged")
+            raise PolicyError(
+                "choose comes first: a client tells of the clusters' models only what it has judged"
+            )
         if len({len(self._fits[k]) for k in turn.at}) > 1:
-            raise PolicyError("these clients have judged different models: ask those apart that have judged the same")
+            raise PolicyError(
+                "these clients have judged different models: ask those apart that have judged the same"
+            )
         return np.stack([self._fits[k] for k in turn.at])
 
-    def _told(self, purpose: str, turn: Turn, losses: Array) -> Array:
+    def _told(self, purpose: str, turn: CallContext, losses: Array) -> Array:
         """Losses (b, k) as they may leave."""
         sizes = [self.cohort.sizes[k] for k in turn.at]
-        return np.nan_to_num(noised(self._pipeline.guard, purpose, turn.ids, turn.step, losses, sizes), nan=WORST, posinf=WORST)
+        return np.nan_to_num(
+            noised(self._pipeline.guard, purpose, turn.ids, turn.step, losses, sizes),
+            nan=WORST,
+            posinf=WORST,
+        )
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Add restarts, and what clients found of others' models and of the clusters'."""
@@ -297,18 +349,27 @@ class Refiner(Contributor):
         self._fits = dict(zip(memory["judges"].tolist(), fits, strict=False))
 
 
-def seen(distance: str, sealed: bool, trims: bool, noisy: bool) -> list[str]:
+def server_view(distance: str, sealed: bool, trims: bool, noisy: bool) -> list[str]:
     """What the server sees of clients under every mask."""
     own = "with noise, " if noisy else ""
     one_shot = f"{own}norms and inner products of the models that clients trained alone"
     losses = f"{own}each client's losses under everyone's model and the clusters' (the plain sum reads all replies), and its choices"
     compared = f"{one_shot}, their distances, and those to and between the clusters' models, all under one mask"
     relayed = [*[f"{one_shot}, each of which goes to every client"] * (not sealed), losses]
-    updates = f"{own}each client's update" + (", one by one" if trims else " (the plain sum reads all replies)")
-    return [*([compared] if distance == "l2" else relayed), updates, "λ, the clusters, and how far their models have moved"]
+    updates = f"{own}each client's update" + (
+        ", one by one" if trims else " (the plain sum reads all replies)"
+    )
+    return [
+        *([compared] if distance == "l2" else relayed),
+        updates,
+        "λ, the clusters, and how far their models have moved",
+    ]
 
 
-def seen_by_clients(distance: str) -> list[str]:
+def client_view(distance: str) -> list[str]:
     """What clients see of each other's models."""
-    models = ["all other clients' models that were trained alone", "all clusters' models, and how well its own does in each on average"]
+    models = [
+        "all other clients' models that were trained alone",
+        "all clusters' models, and how well its own does in each on average",
+    ]
     return models if distance == "loss" else ["newcomers only: all clusters' models"]

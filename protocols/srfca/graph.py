@@ -14,10 +14,12 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 
 Array = NDArray[np.float64]
-OUTSIDE = -1  # the label of those in no cluster yet
+UNASSIGNED = -1  # the label of those in no cluster yet
 
 
-def components(distance: Array, reach: float, least: int, sizes: Sequence[int] | None = None) -> list[int]:
+def components(
+    distance: Array, reach: float, least: int, sizes: Sequence[int] | None = None
+) -> list[int]:
     """The connected components of the graph with an edge wherever `distance` ≤ `reach`, (m,), numbered by their first members.
 
     Args:
@@ -31,18 +33,21 @@ def components(distance: Array, reach: float, least: int, sizes: Sequence[int] |
     clients: list[int] = [0] * (1 + max(found, default=-1))
     for c, size in zip(found, [1] * len(found) if sizes is None else sizes, strict=True):
         clients[c] += size
-    return renumbered([c if clients[c] >= least else OUTSIDE for c in found])
+    return renumbered([c if clients[c] >= least else UNASSIGNED for c in found])
 
 
 def renumbered(labels: Sequence[int]) -> list[int]:
     """The same clusters, numbered from 0 in the order of their first members; OUTSIDE stays."""
-    order = {c: n for n, c in enumerate(dict.fromkeys(c for c in labels if c != OUTSIDE))}
-    return [order.get(c, OUTSIDE) for c in labels]
+    order = {c: n for n, c in enumerate(dict.fromkeys(c for c in labels if c != UNASSIGNED))}
+    return [order.get(c, UNASSIGNED) for c in labels]
 
 
 def groups(labels: Sequence[int]) -> list[list[int]]:
     """The members of clusters 0 … K − 1, in order; who is OUTSIDE is in none."""
-    return [[i for i, own in enumerate(labels) if own == c] for c in range(1 + max(labels, default=OUTSIDE))]
+    return [
+        [i for i, own in enumerate(labels) if own == c]
+        for c in range(1 + max(labels, default=UNASSIGNED))
+    ]
 
 
 def pairwise(distance: Array) -> Array:
@@ -51,32 +56,44 @@ def pairwise(distance: Array) -> Array:
     return found
 
 
-def tree_edges(distance: Array) -> Array:
+def spanning_tree_edges(distance: Array) -> Array:
     """The edges of the minimum spanning tree, (m − 1,), in ascending order: the heights at which single linkage merges."""
     from scipy.cluster.hierarchy import linkage
 
-    heights: Array = linkage(pairwise(distance), "single")[:, 2] if len(distance) > 1 else np.zeros(0)
+    heights: Array = (
+        linkage(pairwise(distance), "single")[:, 2] if len(distance) > 1 else np.zeros(0)
+    )
     return heights
 
 
-def choose_reach(distance: Array, threshold: float | None, quantile: float | None) -> float:
+def choose_threshold(distance: Array, threshold: float | None, quantile: float | None) -> float:
     """Return the λ that is given: as it is, or as a quantile of all pairwise distances (m, m); 0 of fewer than two models."""
     if threshold is not None:
         return float(threshold)
     distances = pairwise(distance)
-    return float(np.quantile(distances, quantile)) if quantile is not None and len(distances) else 0.0
+    return (
+        float(np.quantile(distances, quantile)) if quantile is not None and len(distances) else 0.0
+    )
 
 
 def check_clustering(size: object, clients: int, threshold: object, quantile: object) -> None:
     """Raise UsageError for a t or a λ that cannot cluster so many clients."""
     if not isinstance(size, Integral) or not 2 <= int(size) <= clients:
-        raise UsageError(f"size = {size!r} of {clients} clients: it is a whole number from 2 to that of clients")
+        raise UsageError(
+            f"size = {size!r} of {clients} clients: it is a whole number from 2 to that of clients"
+        )
     if threshold is not None and quantile is not None:
         raise UsageError("threshold and quantile both say what λ is: give one of them")
-    if threshold is not None and not (isinstance(threshold, Real) and 0 <= float(threshold) < math.inf):
-        raise UsageError(f"threshold = {threshold!r} is no distance: give a finite number from 0, or leave it out")
+    if threshold is not None and not (
+        isinstance(threshold, Real) and 0 <= float(threshold) < math.inf
+    ):
+        raise UsageError(
+            f"threshold = {threshold!r} is no distance: give a finite number from 0, or leave it out"
+        )
     if quantile is not None and not (isinstance(quantile, Real) and 0 <= float(quantile) <= 1):
-        raise UsageError(f"quantile = {quantile!r} is no share of the pairwise distances: give a number in [0, 1]")
+        raise UsageError(
+            f"quantile = {quantile!r} is no share of the pairwise distances: give a number in [0, 1]"
+        )
 
 
 def trimmed_mean(rows: torch.Tensor, trim: float, who: Sequence[int] | None = None) -> torch.Tensor:
@@ -87,5 +104,8 @@ def trimmed_mean(rows: torch.Tensor, trim: float, who: Sequence[int] | None = No
     pick = torch.arange(len(rows)) if who is None else torch.as_tensor(who, dtype=torch.long)
     s, cut = len(pick), math.floor(trim * len(pick))
     width = max(1, BLOCK // max(s, 1))
-    parts = [block[pick].sort(0).values[cut : s - cut].mean(0) for block in torch.split(rows, width, dim=1)]
+    parts = [
+        block[pick].sort(0).values[cut : s - cut].mean(0)
+        for block in torch.split(rows, width, dim=1)
+    ]
     return torch.cat(parts)

@@ -1,6 +1,6 @@
 """How far a client's one-shot model is from a cluster's model, and clusters from each other (Vardhan et al. 2024).
 
-`ByDistance` tells it from weights, under a mask that all of them carry, `ByLoss` by asking clients for losses, of which only sums and
+`WeightDistance` tells it from weights, under a mask that all of them carry, `CrossClusterLoss` by asking clients for losses, of which only sums and
 choices leave.
 """
 
@@ -17,36 +17,38 @@ from numpy.typing import NDArray
 from securecluster.clustering.distances import euclidean, to_others
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
-from securecluster.messaging.messages import Hello, Picks, Rows
-from securecluster.protocols.common.messages import nothing
+from securecluster.messaging.messages import Empty, Picks, Rows
+from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_offered
 from securecluster.protocols.common.sampling import TRIES
-from securecluster.protocols.srfca.client import Choose, Refiner
+from securecluster.protocols.srfca.client import OfferedClusters, SRFCAClient
 from securecluster.protocols.srfca.graph import pairwise
 from securecluster.runtime.endpoint import MINIMUM
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
 
 
 @dataclass
-class Clusters:
+class ClusterModels:
     """The clusters' models as the server holds them: displacements since w_0 under one mask."""
 
-    table: torch.Tensor = field(default_factory=nothing)  # (K, d)
+    table: torch.Tensor = field(default_factory=empty_tensor)  # (K, d)
     step: int = 0  # the call whose mask they carry
     kept: list[int] = field(default_factory=list)  # the label of each row, ascending
-    noise: list[float] = field(default_factory=list)  # expected squared norm of the noise in each row
+    noise: list[float] = field(
+        default_factory=list
+    )  # expected squared norm of the noise in each row
 
 
-def apart(rows: torch.Tensor, noise: float) -> Array:
+def pairwise_l2(rows: torch.Tensor, noise: float) -> Array:
     """L2 of all pairs of rows, (n, n), without the noise in them: each row's has the expected squared norm `noise`."""
     found: Array = euclidean(rows).cpu().numpy()
     return np.sqrt(np.maximum(found**2 - 2 * noise, 0)) if noise else found
 
 
-class Nearness(Protocol):
-    """dist between one-shot models and clusters, and between clusters; row c of the `Clusters` it was made for is cluster c here."""
+class ModelDistance(Protocol):
+    """dist between one-shot models and clusters, and between clusters; row c of the `ClusterModels` it was made for is cluster c here."""
 
     def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
         """The nearest of the clusters `among` to the one-shot model of each of `who`, as far as it can be told."""
@@ -57,7 +59,7 @@ class Nearness(Protocol):
         ...
 
 
-class ByDistance:
+class WeightDistance:
     """L2 between weights, which the server sees through any orthonormal mask.
 
     Args:
@@ -65,14 +67,27 @@ class ByDistance:
         noise: expected squared norm of the noise in each row. It and that of the clusters' models are taken off squared distances.
     """
 
-    def __init__(self, ids: Sequence[int], rows: torch.Tensor, models: Clusters, scattered: bool, noise: float = 0.0) -> None:
+    def __init__(
+        self,
+        ids: Sequence[int],
+        rows: torch.Tensor,
+        models: ClusterModels,
+        scattered: bool,
+        noise: float = 0.0,
+    ) -> None:
         self._models, self._scattered, self._noise = models, scattered, noise
         self._blur = np.array(models.noise or [0.0] * len(models.table))
-        self._away = dict(zip(ids, to_others(rows, models.table).numpy() ** 2 - self._blur, strict=True)) if ids else {}
+        self._away = (
+            dict(zip(ids, to_others(rows, models.table).numpy() ** 2 - self._blur, strict=True))
+            if ids
+            else {}
+        )
 
     def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
         """Of the clients whose model came."""
-        return {i: min(among, key=lambda c: float(self._away[i][c])) for i in who if i in self._away}
+        return {
+            i: min(among, key=lambda c: float(self._away[i][c])) for i in who if i in self._away
+        }
 
     def between(self, labels: Sequence[int]) -> Array:
         """‖ω_c − ω_c'‖; scattered: sqrt(‖ω_c − ω_c'‖² + v_c + v_c') with v_c the mean of ‖w_i − ω_c‖² over c's members.
@@ -83,12 +98,14 @@ class ByDistance:
         np.fill_diagonal(found, 0)
         spread = np.zeros(len(found))
         for c in set(labels) if self._scattered else ():
-            own = [self._away[i][c] for i, label in enumerate(labels) if label == c and i in self._away]
+            own = [
+                self._away[i][c] for i, label in enumerate(labels) if label == c and i in self._away
+            ]
             spread[c] = max(0.0, np.mean(own) - self._noise) if own else 0.0
         return np.asarray(np.sqrt(np.maximum(found, 0) + spread[:, None] + spread))
 
 
-class ByLoss:
+class CrossClusterLoss:
     """The cross-cluster loss ½(mean_{j∈c'} f_j(w_c) + mean_{i∈c} f_i(w_c')), of sums over clusters and of choices (from the authors' code).
 
     Args:
@@ -101,10 +118,10 @@ class ByLoss:
 
     def __init__(
         self,
-        net: Network,
+        net: ServerChannel,
         ids: Sequence[int],
         judges: Sequence[int],
-        models: Clusters,
+        models: ClusterModels,
         old: Sequence[int],
         alone: Array | None = None,
     ) -> None:
@@ -117,7 +134,7 @@ class ByLoss:
         """mean_{j∈c} f_j(w_i), (m, K); NaN where nobody can tell."""
         row = {label: n for n, label in enumerate(self._models.kept)}
         own = {i: row[old[i]] for i in judges if old[i] in row}
-        sums, counts = _sums(self._net, Refiner.heard, own, len(row), len(old))
+        sums, counts = _sums(self._net, SRFCAClient.heard, own, len(row), len(old))
         found = np.full((len(old), len(row)), math.nan)
         for n in (n for n, count in enumerate(counts) if count):
             found[list(ids), n] = sums[n, list(ids)] / counts[n]
@@ -125,23 +142,32 @@ class ByLoss:
 
     def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
         """As they say themselves; who does not reply is asked again. Who has judged the models answers by what it found."""
-        known, new = [i for i in who if i in self._judged], [i for i in who if i not in self._judged]
+        known, new = (
+            [i for i in who if i in self._judged],
+            [i for i in who if i not in self._judged],
+        )
         found: dict[int, int] = {}
         step = None
-        for method, to in ((Refiner.choose_again, known), (Refiner.choose, new)):
+        for method, to in ((SRFCAClient.choose_again, known), (SRFCAClient.choose, new)):
             if to:  # both under one number, so that later calls draw the same batches
-                got = self._net.gather(method, self._query(to, among), to=to, step=step, tries=TRIES)
+                got = self._net.gather(
+                    method, self._query(to, among), to=to, step=step, tries=TRIES
+                )
                 step = got.step
-                found |= check_offered(got.ids, got.rows.model.values.tolist(), among) if got.ids else {}
+                found |= (
+                    check_offered(got.ids, got.rows.model.values.tolist(), among) if got.ids else {}
+                )
         self._judged |= set(found)
         return found
 
-    def _query(self, to: Sequence[int], among: Sequence[int]) -> Choose:
+    def _query(self, to: Sequence[int], among: Sequence[int]) -> OfferedClusters:
         others = np.full((len(to), len(self._models.table)), math.inf)
         others[:, list(among)] = self._others[list(to)][:, list(among)]
         everything = tuple(range(len(self._models.table)))
         picks = tuple(() if i in self._judged else everything for i in to)
-        return Choose(Picks(self._models.table, picks), self._models.step, Rows(torch.as_tensor(others)))
+        return OfferedClusters(
+            Picks(self._models.table, picks), self._models.step, Rows(torch.as_tensor(others))
+        )
 
     def between(self, labels: Sequence[int]) -> Array:
         """Return ½(F[c, c']/|c| + F[c', c]/|c'|) of F[c, c'] = Σ_{i∈c} f_i(ω_c'), (K, K); one half alone where nobody tells the other.
@@ -150,7 +176,9 @@ class ByLoss:
         models lose on each other. Averaging takes that away, so a λ of one-shot models may lie above all losses of averages.
         """
         K = len(self._models.table)
-        sums, counts = _sums(self._net, Refiner.fits, {i: labels[i] for i in sorted(self._judged)}, K, K)
+        sums, counts = _sums(
+            self._net, SRFCAClient.fits, {i: labels[i] for i in sorted(self._judged)}, K, K
+        )
         mean = np.full((K, K), math.nan)
         told = [c for c, count in enumerate(counts) if count]
         mean[told] = sums[told] / np.array(counts)[told, None]
@@ -167,22 +195,26 @@ class ByLoss:
         for c in np.flatnonzero(~np.isnan(own)):
             members = np.flatnonzero(cluster == c)
             if len(members) >= MINIMUM:
-                apart = pairwise(self._alone[np.ix_(members, members)])
-                spread[c] = max(0.0, float(apart.mean()) - float(own[c]))
+                pairwise_l2 = pairwise(self._alone[np.ix_(members, members)])
+                spread[c] = max(0.0, float(pairwise_l2.mean()) - float(own[c]))
         return spread
 
 
-def _sums(net: Network, method: Any, own: dict[int, int], groups_: int, width: int) -> tuple[Array, tuple[int, ...]]:
+def _sums(
+    net: ServerChannel, method: Any, own: dict[int, int], groups_: int, width: int
+) -> tuple[Array, tuple[int, ...]]:
     """Sums of losses over groups, (groups, width), and how many clients each holds; of fewer than two there is none."""
     left = {i: g for i, g in own.items() if list(own.values()).count(g) >= MINIMUM}
     total, counts = np.zeros((groups_, width)), [0] * groups_
     for _ in range(TRIES):
         open_ = {i: g for i, g in left.items() if not counts[g]}
         if open_:
-            got = net.sum(method, Hello(), to=list(open_), by=list(open_.values()), groups=groups_)
+            got = net.sum(method, Empty(), to=list(open_), by=list(open_.values()), groups=groups_)
             for g in (g for g, count in enumerate(got.counts) if count >= MINIMUM):
                 row = got.rows.loss.table[g].numpy()
                 if row.shape != (width,):
-                    raise FrameError(f"Losses.loss has {len(row)} numbers where {width} were expected: the replies are refused")
+                    raise FrameError(
+                        f"Losses.loss has {len(row)} numbers where {width} were expected: the replies are refused"
+                    )
                 total[g], counts[g] = row, got.counts[g]
     return total, tuple(counts)

@@ -15,11 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.protocols.srfca.graph import renumbered, tree_edges
+from securecluster.protocols.srfca.graph import renumbered, spanning_tree_edges
 
 Array = NDArray[np.float64]
-EVIDENCE = 4.0  # by how much the criterion of clusters must be lower, per model, than that of no clusters
-CONTRAST = 1.05  # the least mean distance of two clusters, in units of the mean distance within them
+EVIDENCE = (
+    4.0  # by how much the criterion of clusters must be lower, per model, than that of no clusters
+)
+CONTRAST = (
+    1.05  # the least mean distance of two clusters, in units of the mean distance within them
+)
 SHARE = 0.25  # the least offset of two clusters, in units of the largest
 RESOLUTION = 0.02  # relative differences of this size count as none
 LEAST_LOSS = 0.02  # losses below this share of the median loss count as this much
@@ -27,7 +31,7 @@ FEWEST = 4  # models, of which two clusters can be told apart
 
 
 @dataclass(frozen=True)
-class Partition:
+class ProfileClustering:
     """Clusters found without a threshold.
 
     Args:
@@ -41,7 +45,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Fit:
+class OffsetFit:
     """A model of a matrix of dissimilarities: a level for every model, and an offset for every two clusters.
 
     Args:
@@ -53,7 +57,7 @@ class Fit:
     offsets: Array
 
 
-def cluster_without_threshold(distance: Array, least: int, squared: bool) -> Partition:
+def cluster_without_threshold(distance: Array, least: int, squared: bool) -> ProfileClustering:
     """Return the clusters of models that explain their distances best.
 
     Candidates are the cuts of average linkage over `profile_distances`. One is admitted whose clusters are all farther from each
@@ -66,7 +70,7 @@ def cluster_without_threshold(distance: Array, least: int, squared: bool) -> Par
         squared: whether squares of the distances add up (weights); otherwise their logarithms do (losses).
     """
     m = len(distance)
-    together = Partition([0] * m, float(tree_edges(distance).max(initial=0.0)))
+    together = ProfileClustering([0] * m, float(spanning_tree_edges(distance).max(initial=0.0)))
     if m < FEWEST:
         return together
     unit = _unit(distance, squared)
@@ -81,11 +85,15 @@ def cluster_without_threshold(distance: Array, least: int, squared: bool) -> Par
         means = block_means(distance, labels)
         fit = fit_offsets(level, labels)
         contrast = _ratios(means).min()
-        if contrast < CONTRAST or fit.offsets.min() < SHARE * fit.offsets.max() or fit.criterion >= bar:
+        if (
+            contrast < CONTRAST
+            or fit.offsets.min() < SHARE * fit.offsets.max()
+            or fit.criterion >= bar
+        ):
             continue
         bar = fit.criterion
         across = means[np.triu_indices(len(means), 1)].min()
-        found = Partition(labels, math.sqrt(float(np.diag(means).mean() * across)))
+        found = ProfileClustering(labels, math.sqrt(float(np.diag(means).mean() * across)))
     return found
 
 
@@ -110,7 +118,7 @@ def profile_distances(level: Array) -> Array:
     return found
 
 
-def fit_offsets(level: Array, labels: Sequence[int]) -> Fit:
+def fit_offsets(level: Array, labels: Sequence[int]) -> OffsetFit:
     """Return the least-squares fit of level_ij ≈ a_i + a_j + b_cc', where i is in c, j in c', and b_cc = 0.
 
     Once the means of all blocks are taken off, what is left of a_i is the row's sum over m − 2.
@@ -131,7 +139,9 @@ def fit_offsets(level: Array, labels: Sequence[int]) -> Fit:
     cost = (m + offsets) * math.log(pairs) + 2 * m * math.log(clusters)
     within = np.diag(means)
     excess = means - (within[:, None] + within) / 2
-    return Fit(pairs * math.log(variance + RESOLUTION**2) + cost, excess[np.triu_indices(clusters, 1)])
+    return OffsetFit(
+        pairs * math.log(variance + RESOLUTION**2) + cost, excess[np.triu_indices(clusters, 1)]
+    )
 
 
 def block_means(distance: Array, labels: Sequence[int]) -> Array:
@@ -174,7 +184,9 @@ def _cuts(distance: Array, least: int) -> Iterator[list[int]]:
             break
         member = np.eye(len(sizes))[raw]
         near = (distance @ member / sizes)[:, kept].argmin(1)
-        labels = renumbered([int(c) if sizes[c] >= least else int(kept[n]) for c, n in zip(raw, near, strict=True)])
+        labels = renumbered(
+            [int(c) if sizes[c] >= least else int(kept[n]) for c, n in zip(raw, near, strict=True)]
+        )
         if max(labels) and tuple(labels) not in seen:
             seen.add(tuple(labels))
             yield labels

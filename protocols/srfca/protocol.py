@@ -18,30 +18,40 @@ from typing import Any, ClassVar
 
 from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.errors import UsageError
-from securecluster.messaging.messages import Hello, Rows
+from securecluster.messaging.messages import Empty, Rows
 from securecluster.privacy.masking.masks import ENTRYWISE, build
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averaging import Contributor
-from securecluster.protocols.common.base import Protocol, Releases
-from securecluster.protocols.common.client import Trainee
-from securecluster.protocols.common.messages import nothing
+from securecluster.protocols.common.averaging import SumClient
+from securecluster.protocols.common.base import ClusteringProtocol, Releases
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.protocols.common.pending_updates import Outbox, deliver
+from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.srfca import server
-from securecluster.protocols.srfca.client import Refiner, Refining, seen, seen_by_clients
-from securecluster.protocols.srfca.graph import OUTSIDE, check_clustering, groups
-from securecluster.protocols.srfca.model_distance import Clusters
-from securecluster.protocols.srfca.server import Graphing, State, first_clusters, nearness
+from securecluster.protocols.srfca.client import (
+    OneShotTraining,
+    SRFCAClient,
+    client_view,
+    server_view,
+)
+from securecluster.protocols.srfca.graph import UNASSIGNED, check_clustering, groups
+from securecluster.protocols.srfca.model_distance import ClusterModels
+from securecluster.protocols.srfca.server import (
+    GraphOptions,
+    SRFCAState,
+    first_clusters,
+    model_distance,
+)
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import Network
-from securecluster.training.local_trainer import Cohort, LocalTraining
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
 @dataclass
-class SRFCA(Protocol):
+class SRFCA(ClusteringProtocol):
     """Clusters of models that were trained alone, refined by averaging, reassigning and merging."""
 
     mask: str = "permutation"
@@ -76,77 +86,96 @@ class SRFCA(Protocol):
     """loss only: the models that clients trained alone can be read by the run's clients only; otherwise the server sees them masked"""
 
     name: ClassVar[str] = "srfca"
-    client: ClassVar[type[Trainee]] = Refiner
+    client: ClassVar[type[TrainingClient]] = SRFCAClient
     one_model: ClassVar[bool] = False
 
-    def serve(self, net: Network, run: Run) -> State:
+    def run_server(self, net: ServerChannel, run: Run) -> SRFCAState:
         """Algorithm 1."""
-        state = State([OUTSIDE] * len(net.clients), Outbox.start(len(net.clients), fresh=False))
+        state = SRFCAState(
+            [UNASSIGNED] * len(net.clients), PendingUpdates.start(len(net.clients), fresh=False)
+        )
         for t in run.rounds("train", state, self.total):
             if t <= self.local_rounds:
-                net.gather(Contributor.alone, state.outbox.letter(net.clients), to=net.clients)
+                net.gather(SumClient.alone, state.outbox.message_for(net.clients), to=net.clients)
                 if t == self.local_rounds:
                     self._one_shot(net, run, state)
                 continue
             r, s = divmod(t - self.local_rounds - 1, self.rounds)
-            if s == self.rounds - 1 and r < self.refine:  # members post the models with this round's average
+            if (
+                s == self.rounds - 1 and r < self.refine
+            ):  # members post the models with this round's average
                 run.commit(state, partial(self._average, net, state, t))
                 self._refine(net, run, state, last=r == self.refine - 1)
             else:
                 self._average(net, state, t)
-        deliver(net, run, state)
+        flush(net, run, state)
         if self.retrain:
-            state.models = run.once("models", lambda: server.cluster_models(net, state, None), Clusters)
+            state.models = run.once(
+                "models", lambda: server.cluster_models(net, state, None), ClusterModels
+            )
         return state
 
-    def _average(self, net: Network, state: State, t: int) -> None:
+    def _average(self, net: ServerChannel, state: SRFCAState, t: int) -> None:
         """Round t, one of averaging; the first of each refinement starts from w_0."""
         r, s = divmod(t - self.local_rounds - 1, self.rounds)
         if s == 0 and r < self.refine:
             state.restart(self._fresh)
-        server.trimmed(net, state, self.participation, self.trim, t)
+        server.average_trimmed(net, state, self.participation, self.trim, t)
 
-    def _one_shot(self, net: Network, run: Run, state: State) -> None:
+    def _one_shot(self, net: ServerChannel, run: Run, state: SRFCAState) -> None:
         """ONE_SHOT(λ, t). Without a component of t clients everyone is one cluster (ours)."""
-        got = net.gather(Refiner.hand_in, Hello(), to=net.clients, tries=TRIES)
-        distance = server.compared(net, state, got, self.distance, self.local_rounds if self.per_example else 1)
+        got = net.gather(SRFCAClient.send_model, Empty(), to=net.clients, tries=TRIES)
+        distance = server.one_shot_distances(
+            net, state, got, self.distance, self.local_rounds if self.per_example else 1
+        )
         edges = first_clusters(state, distance, self._graphing)
         run.note(**{"lambda": state.reach}, edges=edges.tolist(), clustered=groups(state.clusters))
 
-    def _refine(self, net: Network, run: Run, state: State, last: bool) -> None:
+    def _refine(self, net: ServerChannel, run: Run, state: SRFCAState, last: bool) -> None:
         """RECLUSTER and MERGE. Where no member of any cluster replies, clusters and models stay as they are (ours)."""
         models = server.cluster_models(net, state, state.step if self.distance == "l2" else None)
         if models.kept:
-            near = nearness(net, state, models, self.distance, scattered=not self._graphing.given)
-            before = [models.kept.index(c) if c in models.kept else OUTSIDE for c in state.clusters]
+            near = model_distance(
+                net, state, models, self.distance, scattered=not self._graphing.given
+            )
+            before = [
+                models.kept.index(c) if c in models.kept else UNASSIGNED for c in state.clusters
+            ]
             taken = server.recluster(near, before, len(models.kept))
             state.clusters, table = server.merge(near, taken, models, state.reach, self.size)
-            state.models = Clusters(table, models.step, list(range(len(table))))
+            state.models = ClusterModels(table, models.step, list(range(len(table))))
             run.note(reclustered=groups(taken), clustered=groups(state.clusters))
         if models.kept or not state.outbox.number:
             state.hand_out(self._fresh)
         if last:
-            state.rows = nothing()
+            state.rows = empty_tensor()
 
-    def place(self, net: Network, state: State, to: Sequence[int]) -> list[int]:
+    def place(self, net: ServerChannel, state: SRFCAState, to: Sequence[int]) -> list[int]:
         """Newcomers get the models and say which is nearest: to the one they train alone (l2), or by their own loss (ours)."""
         if not len(state.models.table):
-            raise UsageError("no member of any cluster posted its model, so newcomers have none to choose from: run it anew")
+            raise UsageError(
+                "no member of any cluster posted its model, so newcomers have none to choose from: run it anew"
+            )
         for _ in range(self.local_rounds if self.distance == "l2" else 0):
-            net.gather(Contributor.alone, Outbox.start(0, fresh=False).letter(to), to=to)
-        method: Any = Refiner.join if self.distance == "l2" else Refiner.choose
-        got = net.gather(method, server.offered(state.models, len(to)), to=to, tries=TRIES)
+            net.gather(SumClient.alone, PendingUpdates.start(0, fresh=False).message_for(to), to=to)
+        method: Any = SRFCAClient.join if self.distance == "l2" else SRFCAClient.choose
+        got = net.gather(
+            method, server.offer_to_newcomers(state.models, len(to)), to=to, tries=TRIES
+        )
         check_newcomers(to, got.ids)
-        return [state.models.kept[c] for c in (got.rows.near if self.distance == "l2" else got.rows.model).values.tolist()]
+        return [
+            state.models.kept[c]
+            for c in (got.rows.near if self.distance == "l2" else got.rows.model).values.tolist()
+        ]
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Add how often models start from w_0 anew: before and after each refinement."""
         return {**super().frame_sizes(config), "restarts": 2 * int(self.refine) + 2}
 
     @property
-    def _graphing(self) -> Graphing:
+    def _graphing(self) -> GraphOptions:
         """How one-shot models are clustered."""
-        return Graphing(self.distance, self.size, self.threshold, self.quantile)
+        return GraphOptions(self.distance, self.size, self.threshold, self.quantile)
 
     @property
     def total(self) -> int:
@@ -154,7 +183,7 @@ class SRFCA(Protocol):
         return self.local_rounds + self.refine * self.rounds + self.retrain
 
     @property
-    def rows_a_round(self) -> int:
+    def vectors_per_round(self) -> int:
         """An update up and an average down; spread over all rounds, about one more of those that everyone judges."""
         return 3 if self.distance == "loss" else 2
 
@@ -165,25 +194,41 @@ class SRFCA(Protocol):
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """The mask, and what seals the models that are relayed."""
-        return Pipeline([*self.stages(config), *build(self.mask, config["dimension"])], Seal(config_hash(config)) if self.sealed else None)
+        return Pipeline(
+            [*self.stages(config), *build(self.mask, config["dimension"])],
+            Seal(config_hash(config)) if self.sealed else None,
+        )
 
-    def make_client(self, cohort: Cohort, pipeline: Pipeline, config: Mapping[str, Any]) -> Trainee:
-        """A `Refiner`, told what it averages."""
+    def make_client(
+        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
+    ) -> TrainingClient:
+        """A `SRFCAClient`, told what it averages."""
         kinds = self.trainings(self.training(config), config)
-        plan = Refining(kinds["refine"], self.trim > 0, self.radius)
-        return Refiner(cohort, kinds["usual"], pipeline, self.weighted, plan)
+        plan = OneShotTraining(kinds["refine"], self.trim > 0, self.radius)
+        return SRFCAClient(cohort, kinds["usual"], pipeline, self.weighted, plan)
 
-    def trainings(self, usual: LocalTraining, config: Mapping[str, Any]) -> dict[str, LocalTraining]:
+    def trainings(
+        self, usual: LocalTraining, config: Mapping[str, Any]
+    ) -> dict[str, LocalTraining]:
         """What is averaged."""
         found = super().trainings(usual, config)
-        return found | {"refine": replace(found["full"], lr=config["lr"]) if self.variant == "gradient" else usual}
+        return found | {
+            "refine": replace(found["full"], lr=config["lr"])
+            if self.variant == "gradient"
+            else usual
+        }
 
     def releases(self) -> Releases:
         """Its model, and an update a round; a row of losses for the models of ONE_SHOT and one in each refinement."""
         averaged = self.refine * self.rounds + self.retrain
         full = averaged if self.variant == "gradient" else 0
         losses = 1 + self.refine if self.distance == "loss" else 0
-        return Releases(updates=1 + averaged, losses=losses, trainings=self.local_rounds + averaged - full, full=full)
+        return Releases(
+            updates=1 + averaged,
+            losses=losses,
+            trainings=self.local_rounds + averaged - full,
+            full=full,
+        )
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
         """Of losses, and of the choices made of them; `near` is a newcomer's own model."""
@@ -197,8 +242,10 @@ class SRFCA(Protocol):
 
     def served(self, client: Any, state: Any) -> Rows:
         """As of every method; who has no cluster yet uses the model it trained alone."""
-        at = [k for k, i in enumerate(client.cohort.ids) if state.clusters[i] != OUTSIDE]
-        models: Rows = client.advanced(at, state.outbox.letter([client.cohort.ids[k] for k in at]))
+        at = [k for k, i in enumerate(client.cohort.ids) if state.clusters[i] != UNASSIGNED]
+        models: Rows = client.advanced(
+            at, state.outbox.message_for([client.cohort.ids[k] for k in at])
+        )
         return models
 
     def check(self, clients: int) -> None:
@@ -210,16 +257,22 @@ class SRFCA(Protocol):
         check_number(self, "trim", 0, 0.5)
         check_number(self, "radius", 0)
         if self.trim and self.mask not in ENTRYWISE:
-            raise UsageError(f"the mask {self.mask!r} mixes coordinates, and each is trimmed apart: use a permutation, or trim 0")
+            raise UsageError(
+                f"the mask {self.mask!r} mixes coordinates, and each is trimmed apart: use a permutation, or trim 0"
+            )
         if self.sealed and self.distance == "l2":
-            raise UsageError("the server compares weights for the distance l2, so it must read them: use distance loss, or sealed=False")
+            raise UsageError(
+                "the server compares weights for the distance l2, so it must read them: use distance loss, or sealed=False"
+            )
         if self.sealed and self.noisy and self.placement == "central":
-            raise UsageError("the server cannot add noise to models that are sealed: use placement local, or sealed=False")
+            raise UsageError(
+                "the server cannot add noise to models that are sealed: use placement local, or sealed=False"
+            )
 
-    def sees(self) -> list[str]:
+    def server_view(self) -> list[str]:
         """What stays visible under every mask."""
-        return seen(self.distance, self.sealed, self.trim > 0, self.noisy)
+        return server_view(self.distance, self.sealed, self.trim > 0, self.noisy)
 
-    def client_sees(self) -> list[str]:
+    def client_view(self) -> list[str]:
         """Models of others."""
-        return seen_by_clients(self.distance)
+        return client_view(self.distance)

@@ -1,4 +1,4 @@
-"""The server's side of refining a clustering of models (Vardhan et al. 2024, Algorithms 1 to 4); `nearness` says what is near."""
+"""The server's side of refining a clustering of models (Vardhan et al. 2024, Algorithms 1 to 4); `model_distance` says what is near."""
 
 from __future__ import annotations
 
@@ -16,15 +16,29 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import SecureClusterWarning
 from securecluster.messaging.messages import Picks, Rows, Shared
 from securecluster.messaging.replies import Pairs, Replies
-from securecluster.protocols.common.messages import Update, nothing
-from securecluster.protocols.common.pending_updates import Outbox
-from securecluster.protocols.common.sampling import TRIES, invite
-from securecluster.protocols.srfca.client import Choose, Refiner, Relay
-from securecluster.protocols.srfca.graph import OUTSIDE, choose_reach, components, groups, renumbered, tree_edges, trimmed_mean
-from securecluster.protocols.srfca.model_distance import ByDistance, ByLoss, Clusters, Nearness, apart
+from securecluster.protocols.common.messages import Update, empty_tensor
+from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.common.sampling import TRIES, sample_clients
+from securecluster.protocols.srfca.client import OfferedClusters, RelayedModels, SRFCAClient
+from securecluster.protocols.srfca.graph import (
+    UNASSIGNED,
+    choose_threshold,
+    components,
+    groups,
+    renumbered,
+    spanning_tree_edges,
+    trimmed_mean,
+)
+from securecluster.protocols.srfca.model_distance import (
+    ClusterModels,
+    CrossClusterLoss,
+    ModelDistance,
+    WeightDistance,
+    pairwise_l2,
+)
 from securecluster.protocols.srfca.profiles import cluster_without_threshold
 from securecluster.runtime.endpoint import MINIMUM
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
 
@@ -40,33 +54,37 @@ class Graph:
 
 
 @dataclass
-class State:
+class SRFCAState:
     """What the server's loop changes."""
 
     clusters: list[int]  # (m,) each client's, OUTSIDE where it has none yet
-    outbox: Outbox
+    outbox: PendingUpdates
     reach: float = 0.0  # λ
     step: int = 0  # the call in which clients handed in their models: it names the mask
     ids: tuple[int, ...] = ()  # who did
     judges: tuple[int, ...] = ()  # and, for the cross-cluster loss, judged them all
-    rows: torch.Tensor = field(default_factory=nothing)  # (m, d) what they handed in; for L2, until the last RECLUSTER
+    rows: torch.Tensor = field(
+        default_factory=empty_tensor
+    )  # (m, d) what they handed in; for L2, until the last RECLUSTER
     blur: float = 0.0  # expected squared norm of the noise in each of them
-    models: Clusters = field(default_factory=Clusters)  # ω_c
-    noise: list[float] = field(default_factory=list)  # expected squared norm of the noise in each, since w_0
+    models: ClusterModels = field(default_factory=ClusterModels)  # ω_c
+    noise: list[float] = field(
+        default_factory=list
+    )  # expected squared norm of the noise in each, since w_0
     graph: Graph | None = None
 
     @property
     def labels(self) -> list[int]:
         """The same, with clusters of their own for those that have none yet."""
         own = iter(range(1 + max(self.clusters), 1 + max(self.clusters) + len(self.clusters)))
-        return [next(own) if c == OUTSIDE else c for c in self.clusters]
+        return [next(own) if c == UNASSIGNED else c for c in self.clusters]
 
     def restart(self, fresh: bool) -> None:
         """ω_c ← w_0 in every cluster; nothing is meant for those outside."""
         number = 1 + (self.outbox.restart or 0)
-        self.outbox = Outbox.start(len(self.clusters), fresh)
+        self.outbox = PendingUpdates.start(len(self.clusters), fresh)
         self.outbox.restart = number
-        self.outbox.leave([i for i, c in enumerate(self.clusters) if c == OUTSIDE])
+        self.outbox.unsubscribe([i for i, c in enumerate(self.clusters) if c == UNASSIGNED])
         self.noise = [0.0] * len(groups(self.clusters))
 
     def hand_out(self, fresh: bool) -> None:
@@ -76,7 +94,9 @@ class State:
             self.outbox.post(self.models.step, self.models.table, self.clusters)
 
 
-def compared(net: Network, state: State, got: Replies[Update], distance: str, trained: int) -> Array:
+def one_shot_distances(
+    net: ServerChannel, state: SRFCAState, got: Replies[Update], distance: str, trained: int
+) -> Array:
     """Distances of the one-shot models that came, (r, r), of those of the `judges`.
 
     Args:
@@ -86,13 +106,13 @@ def compared(net: Network, state: State, got: Replies[Update], distance: str, tr
     state.ids, state.step = got.ids, got.step
     if distance == "l2":
         state.judges, state.rows, state.blur = got.ids, rows.cpu(), net.noise("delta") * trained
-        return apart(rows, state.blur)
+        return pairwise_l2(rows, state.blur)
     state.judges, found = cross_losses(net, got.ids, rows, got.step)
     return found
 
 
 @dataclass(frozen=True)
-class Graphing:
+class GraphOptions:
     """How one-shot models are clustered.
 
     Args:
@@ -119,7 +139,7 @@ class Graphing:
         return given if self.quantile is None else f"quantile = {self.quantile}"
 
 
-def first_clusters(state: State, distance: Array, graphing: Graphing) -> Array:
+def first_clusters(state: SRFCAState, distance: Array, graphing: GraphOptions) -> Array:
     """Cluster the `judges` by their distances (r, r); the rest has no cluster yet.
 
     Ours: without a component of `size` clients everyone is one cluster, and where λ is not given, `cluster_without_threshold` finds
@@ -131,27 +151,33 @@ def first_clusters(state: State, distance: Array, graphing: Graphing) -> Array:
     Warns:
         SecureClusterWarning: a λ that is given joins nobody, or everybody.
     """
-    edges: Array = tree_edges(distance)
+    edges: Array = spanning_tree_edges(distance)
     if graphing.given:
-        state.reach = choose_reach(distance, graphing.threshold, graphing.quantile)
+        state.reach = choose_threshold(distance, graphing.threshold, graphing.quantile)
         labels = components(distance, state.reach, graphing.size)
         _warn_of_one_cluster(labels, edges, state.reach, graphing)
     else:
-        partition = cluster_without_threshold(distance, graphing.size, squared=graphing.distance == "l2")
+        partition = cluster_without_threshold(
+            distance, graphing.size, squared=graphing.distance == "l2"
+        )
         state.reach, labels = partition.threshold, partition.labels
     found = dict(zip(state.judges, labels, strict=True))
-    none = max(found.values(), default=OUTSIDE) == OUTSIDE
-    state.clusters = [0 if none else found.get(i, OUTSIDE) for i in range(len(state.clusters))]
-    state.graph = Graph(list(state.judges), torch.from_numpy(edges), state.reach, torch.from_numpy(distance))
+    none = max(found.values(), default=UNASSIGNED) == UNASSIGNED
+    state.clusters = [0 if none else found.get(i, UNASSIGNED) for i in range(len(state.clusters))]
+    state.graph = Graph(
+        list(state.judges), torch.from_numpy(edges), state.reach, torch.from_numpy(distance)
+    )
     return edges
 
 
-def _warn_of_one_cluster(labels: Sequence[int], edges: Array, reach: float, graphing: Graphing) -> None:
+def _warn_of_one_cluster(
+    labels: Sequence[int], edges: Array, reach: float, graphing: GraphOptions
+) -> None:
     """Warn where a λ that is given tells nothing apart."""
     if not len(edges):
         return
     shortest, longest = float(edges[0]), float(edges[-1])
-    if max(labels) == OUTSIDE:
+    if max(labels) == UNASSIGNED:
         problem = f"joins no {graphing.size} of the {len(labels)} clients' models (the two nearest are {shortest:.4g} apart)"
     elif reach >= longest:
         problem = f"joins all {len(labels)} clients' models (their spanning tree's longest edge is {longest:.4g})"
@@ -165,45 +191,70 @@ def _warn_of_one_cluster(labels: Sequence[int], edges: Array, reach: float, grap
     )
 
 
-def trimmed(net: Network, state: State, share: float, trim: float, t: int) -> None:
+def average_trimmed(
+    net: ServerChannel, state: SRFCAState, share: float, trim: float, t: int
+) -> None:
     """One step of Algorithm 3 in every cluster: a share of its members, two or more, and the (trimmed) mean of their updates."""
     clusters = groups(state.clusters)
-    asked = sorted(i for c, own in enumerate(clusters) for i in invite(net, own, share, t, c, least=MINIMUM))
-    by, letter = [state.clusters[i] for i in asked], state.outbox.letter(asked)
+    asked = sorted(
+        i
+        for c, own in enumerate(clusters)
+        for i in sample_clients(net, own, share, t, c, least=MINIMUM)
+    )
+    by, letter = [state.clusters[i] for i in asked], state.outbox.message_for(asked)
     if trim:
-        got = net.gather(Refiner.train, letter, to=asked)
-        ids, step, rows = got.ids, got.step, got.rows.delta.values if got.ids else nothing()
-        own = [[k for k, i in enumerate(ids) if state.clusters[i] == c] for c in range(len(clusters))]
-        means = [trimmed_mean(rows, trim, who) if who else torch.zeros_like(rows[0]) for who in own] if ids else []
+        got = net.gather(SRFCAClient.train, letter, to=asked)
+        ids, step, rows = got.ids, got.step, got.rows.delta.values if got.ids else empty_tensor()
+        own = [
+            [k for k, i in enumerate(ids) if state.clusters[i] == c] for c in range(len(clusters))
+        ]
+        means = (
+            [trimmed_mean(rows, trim, who) if who else torch.zeros_like(rows[0]) for who in own]
+            if ids
+            else []
+        )
     else:
-        total = net.sum(Refiner.contribute, letter, to=asked, by=by, groups=len(clusters))
+        total = net.sum(SRFCAClient.contribute, letter, to=asked, by=by, groups=len(clusters))
         ids, step = total.ids, total.step
-        means = [row / max(n, 1) for row, n in zip(total.rows.delta.table, total.counts, strict=True)] if ids else []
-    state.outbox.delivered(ids)
+        means = (
+            [row / max(n, 1) for row, n in zip(total.rows.delta.table, total.counts, strict=True)]
+            if ids
+            else []
+        )
+    state.outbox.acknowledge(ids)
     if ids:
         state.outbox.post(step, torch.stack(means), state.clusters)
-        served = net.agreed.get("placement") == "central" and not trim  # a trusted server adds noise to a sum once
+        served = (
+            net.agreed.get("placement") == "central" and not trim
+        )  # a trusted server adds noise to a sum once
         parts = [sum(state.clusters[i] == c for i in ids) for c in range(len(clusters))]
         new = [net.noise("delta", "refine") * (1 if served else n) / max(n, 1) ** 2 for n in parts]
         state.noise = [old + own for old, own in zip(state.noise, new, strict=True)]
 
 
-def cross_losses(net: Network, ids: Sequence[int], rows: torch.Tensor, step: int) -> tuple[tuple[int, ...], Array]:
+def cross_losses(
+    net: ServerChannel, ids: Sequence[int], rows: torch.Tensor, step: int
+) -> tuple[tuple[int, ...], Array]:
     """½(f_j(w_i) + f_i(w_j)) of all pairs of clients that reply, (n, n), and who they are: every model is relayed to everyone else.
 
     Models that got noise on their way are relayed to their owners, too: everyone judges the same ones.
     """
     if len(ids) < 2:
         return tuple(ids), np.zeros((len(ids), len(ids)))
-    everyone, changed = range(len(ids)), net.noise("delta") > 0 and net.agreed.get("dp_unit") == "client"
+    everyone, changed = (
+        range(len(ids)),
+        net.noise("delta") > 0 and net.agreed.get("dp_unit") == "client",
+    )
     picks = tuple(tuple(n for n in everyone if n != k or changed) for k in everyone)
     order = torch.as_tensor(ids)
-    query = Relay(Picks(rows, picks), Picks(order, picks), Shared(order), len(net.clients), step)
-    found: Pairs[torch.Tensor] = net.pairs(Refiner.losses, query, to=ids, tries=TRIES)
+    query = RelayedModels(
+        Picks(rows, picks), Picks(order, picks), Shared(order), len(net.clients), step
+    )
+    found: Pairs[torch.Tensor] = net.pairs(SRFCAClient.losses, query, to=ids, tries=TRIES)
     return found.ids, found.value.numpy()
 
 
-def cluster_models(net: Network, state: State, step: int | None) -> Clusters:
+def cluster_models(net: ServerChannel, state: SRFCAState, step: int | None) -> ClusterModels:
     """ω_c of every cluster. Where the server cannot add up the averages, a member that gets what it lacks posts it.
 
     Args:
@@ -211,39 +262,56 @@ def cluster_models(net: Network, state: State, step: int | None) -> Clusters:
     """
     clusters, outbox = groups(state.clusters), state.outbox
     if not outbox.number:
-        return Clusters()  # nobody ever replied
+        return ClusterModels()  # nobody ever replied
     if not outbox.fresh:
-        return Clusters(torch.stack([outbox.displacement(own[0], 0) for own in clusters]), 0, list(range(len(clusters))), state.noise)
+        return ClusterModels(
+            torch.stack([outbox.displacement(own[0], 0) for own in clusters]),
+            0,
+            list(range(len(clusters))),
+            state.noise,
+        )
     found: dict[int, torch.Tensor] = {}
     for n in range(TRIES):
         asked = sorted(own[n % len(own)] for c, own in enumerate(clusters) if c not in found)
         if asked:
-            letter = outbox.letter(asked)
-            got = net.post(Refiner.post, letter, to=asked) if step is None else net.gather(Refiner.post, letter, to=asked, step=step)
+            letter = outbox.message_for(asked)
+            got = (
+                net.post(SRFCAClient.post, letter, to=asked)
+                if step is None
+                else net.gather(SRFCAClient.post, letter, to=asked, step=step)
+            )
             step = got.step
-            outbox.delivered(got.ids)
+            outbox.acknowledge(got.ids)
             found |= {state.clusters[i]: got.rows.delta.row(k).cpu() for k, i in enumerate(got.ids)}
     kept = sorted(found)
     noise = [state.noise[c] for c in kept]
-    return Clusters(torch.stack([found[c] for c in kept]), step or 0, kept, noise) if kept else Clusters()
+    return (
+        ClusterModels(torch.stack([found[c] for c in kept]), step or 0, kept, noise)
+        if kept
+        else ClusterModels()
+    )
 
 
-def offered(models: Clusters, clients: int) -> Choose:
+def offer_to_newcomers(models: ClusterModels, clients: int) -> OfferedClusters:
     """All of them to each newcomer, of whose own model nobody else knows anything."""
     k = len(models.table)
     unknown = torch.full((clients, k), math.nan, dtype=torch.float64)
-    return Choose(Picks(models.table, (tuple(range(k)),) * clients), models.step, Rows(unknown))
+    return OfferedClusters(
+        Picks(models.table, (tuple(range(k)),) * clients), models.step, Rows(unknown)
+    )
 
 
-def nearness(net: Network, state: State, models: Clusters, distance: str, scattered: bool) -> Nearness:
+def model_distance(
+    net: ServerChannel, state: SRFCAState, models: ClusterModels, distance: str, scattered: bool
+) -> ModelDistance:
     """The `distance` by its name, before clients go elsewhere."""
     if distance == "l2":
-        return ByDistance(state.ids, state.rows, models, scattered, state.blur)
+        return WeightDistance(state.ids, state.rows, models, scattered, state.blur)
     alone = state.graph.distance.numpy() if scattered and state.graph is not None else None
-    return ByLoss(net, state.ids, state.judges, models, state.clusters, alone)
+    return CrossClusterLoss(net, state.ids, state.judges, models, state.clusters, alone)
 
 
-def recluster(near: Nearness, before: Sequence[int], clusters: int) -> list[int]:
+def recluster(near: ModelDistance, before: Sequence[int], clusters: int) -> list[int]:
     """Algorithm 2: every client to the nearest cluster, (m,) numbers below `clusters`.
 
     Ours: a client that cannot be told stays where it was (`before`; OUTSIDE joins the largest cluster); a cluster that one client alone
@@ -257,14 +325,19 @@ def recluster(near: Nearness, before: Sequence[int], clusters: int) -> list[int]
         left = [c for c in among if takers[c] >= MINIMUM] or [max(among, key=lambda c: takers[c])]
         if left == among:
             break
-        among, homeless = left, [i for i, c in enumerate(labels) if c not in left and c != OUTSIDE]
+        among, homeless = (
+            left,
+            [i for i, c in enumerate(labels) if c not in left and c != UNASSIGNED],
+        )
         moved = near.nearest(homeless, among)
-        labels = [moved.get(i, OUTSIDE) if i in homeless else c for i, c in enumerate(labels)]
-    known = [c for c in labels if c != OUTSIDE] or [0]
-    return [largest(known) if c == OUTSIDE else c for c in labels]
+        labels = [moved.get(i, UNASSIGNED) if i in homeless else c for i, c in enumerate(labels)]
+    known = [c for c in labels if c != UNASSIGNED] or [0]
+    return [largest(known) if c == UNASSIGNED else c for c in labels]
 
 
-def merge(near: Nearness, labels: Sequence[int], models: Clusters, reach: float, least: int) -> tuple[list[int], torch.Tensor]:
+def merge(
+    near: ModelDistance, labels: Sequence[int], models: ClusterModels, reach: float, least: int
+) -> tuple[list[int], torch.Tensor]:
     """Algorithm 4: clusters within `reach` of each other become one, whose model is the unweighted mean of theirs, (K', d).
 
     Ours: clients of components with fewer than `least` clients take the nearest of the clusters that are left; where none is left,
@@ -273,13 +346,19 @@ def merge(near: Nearness, labels: Sequence[int], models: Clusters, reach: float,
     used = sorted(set(labels))
     distance = near.between(labels)[np.ix_(used, used)]
     joined = components(distance, reach, least, [list(labels).count(c) for c in used])
-    if max(joined) == OUTSIDE:
+    if max(joined) == UNASSIGNED:
         joined = [0] * len(used)
     into = dict(zip(used, joined, strict=True))
-    among, homeless = [c for c in used if into[c] != OUTSIDE], [i for i, c in enumerate(labels) if into[c] == OUTSIDE]
+    among, homeless = (
+        [c for c in used if into[c] != UNASSIGNED],
+        [i for i, c in enumerate(labels) if into[c] == UNASSIGNED],
+    )
     moved = near.nearest(homeless, among)
-    rest = largest([into[c] for c in labels if into[c] != OUTSIDE])
-    found = [into[moved[i]] if i in moved else rest if into[c] == OUTSIDE else into[c] for i, c in enumerate(labels)]
+    rest = largest([into[c] for c in labels if into[c] != UNASSIGNED])
+    found = [
+        into[moved[i]] if i in moved else rest if into[c] == UNASSIGNED else into[c]
+        for i, c in enumerate(labels)
+    ]
     final = renumbered(found)
     parts = [[c for c in among if into[c] == found[final.index(k)]] for k in range(1 + max(final))]
     return final, torch.stack([models.table[own].mean(0) for own in parts])

@@ -61,7 +61,9 @@ def main(argv: Sequence[str]) -> int:
 def _stopped(stop: KeyboardInterrupt) -> int:
     """Say that a signal stopped the command, and how to go on where that is possible."""
     code = stop.code if isinstance(stop, Stopped) else 130
-    if code != 141 or str(stop):  # a reader such as `head` has had enough, and nothing is left half-way
+    if code != 141 or str(
+        stop
+    ):  # a reader such as `head` has had enough, and nothing is left half-way
         print(f"securecluster: stopped{stop}", file=sys.stderr)
     return code
 
@@ -112,7 +114,11 @@ def _run(argv: list[str]) -> int:
     import tyro
 
     with output():  # of --help
-        options: Any = tyro.cli(options_class(protocol_class(argv[0])), prog=f"securecluster run {argv[0]}", args=argv[1:])
+        options: Any = tyro.cli(
+            options_class(protocol_class(argv[0])),
+            prog=f"securecluster run {argv[0]}",
+            args=argv[1:],
+        )
     plans, federation = execution.prepare([options.protocol], options)
     from securecluster.app import run_folder
 
@@ -189,11 +195,15 @@ def _replay(argv: list[str]) -> int:
 
     names = run_folder.compared(folder)
     if names:
-        raise UsageError(f"{folder} holds a comparison: replay one of its runs, such as {folder / names[0]}")
+        raise UsageError(
+            f"{folder} holds a comparison: replay one of its runs, such as {folder / names[0]}"
+        )
     plan, config = run_folder.load(folder)
     found = replay(plan, config, folder)
     with output():
-        print(f"{folder}: the server alone made the same {found.calls} calls and ended in the same state, bit for bit")
+        print(
+            f"{folder}: the server alone made the same {found.calls} calls and ended in the same state, bit for bit"
+        )
         if found.unused:
             print(
                 f"the ledger has {found.unused} more releases of single clients, to a server that was killed before it"
@@ -218,7 +228,13 @@ def _list(argv: list[str]) -> int:
     from securecluster.models.architectures import names
     from securecluster.privacy.masking.masks import MASKS
 
-    rows: dict[str, Iterable[str]] = {"protocols": PROTOCOLS, "data": SOURCES, "scenarios": SCENARIOS, "models": names(), "masks": MASKS}
+    rows: dict[str, Iterable[str]] = {
+        "protocols": PROTOCOLS,
+        "data": SOURCES,
+        "scenarios": SCENARIOS,
+        "models": names(),
+        "masks": MASKS,
+    }
     with output():
         for what, known in rows.items():
             print(f"{what:<10} {', '.join(known)}")

@@ -18,7 +18,7 @@ from securecluster.app.stops import output
 from securecluster.errors import OutputError, RunFolderError, SecureClusterError, UsageError
 
 if TYPE_CHECKING:
-    from securecluster.app.run_folder import Plan
+    from securecluster.app.run_folder import RunPlan
     from securecluster.data import Federation
 
 Row = dict[str, Any]
@@ -32,19 +32,27 @@ def start(argv: Sequence[str]) -> int:
     """Compare the protocols named first, under the options that follow."""
     names = list(takewhile(lambda word: not word.startswith("-"), argv))
     if not names:
-        raise UsageError("compare takes the protocols first: securecluster compare cfl fedavg --rounds 20")
+        raise UsageError(
+            "compare takes the protocols first: securecluster compare cfl fedavg --rounds 20"
+        )
     comparison_options.check_chosen(names)
     rest = list(argv[len(names) :])
     comparison_options.check_owned(names, rest)
     import tyro
 
     with output():  # of --help
-        options: Any = tyro.cli(comparison_options.comparison_class(names), prog=f"securecluster compare {' '.join(names)}", args=rest)
+        options: Any = tyro.cli(
+            comparison_options.comparison_class(names),
+            prog=f"securecluster compare {' '.join(names)}",
+            args=rest,
+        )
     protocols = comparison_options.chosen(names, options.protocols, options.simulation.clusters)
     plans, federation = execution.prepare(protocols, options)
     from securecluster.app import run_folder
 
-    texts = {f"{plan.protocol.name}/{run_folder.CONFIG}": plan.as_json(federation) for plan in plans}
+    texts = {
+        f"{plan.protocol.name}/{run_folder.CONFIG}": plan.as_json(federation) for plan in plans
+    }
     texts[run_folder.CONFIG] = run_folder.comparison_json(names)
     name = f"compare-{federation.data}"
     with run_folder.claimed(options.output.out, options.output.force, name, texts) as folder:
@@ -71,7 +79,7 @@ def resume(folder: Path, quiet: bool) -> int:
     return 0
 
 
-def _planned(folder: Path) -> tuple[list[Plan], Federation]:
+def _planned(folder: Path) -> tuple[list[RunPlan], Federation]:
     """Return the plans of a comparison's runs, and their clients, made again.
 
     Raises:
@@ -79,7 +87,10 @@ def _planned(folder: Path) -> tuple[list[Plan], Federation]:
     """
     from securecluster.app import run_folder
 
-    found = [(folder / name, *run_folder.load(folder / name)) for name in run_folder.compared(folder) or ()]
+    found = [
+        (folder / name, *run_folder.load(folder / name))
+        for name in run_folder.compared(folder) or ()
+    ]
     if not found:
         raise RunFolderError(f"{folder} compares nothing: start the comparison anew")
     federation = execution.federation_of(*found[0])
@@ -98,7 +109,9 @@ def _ended(folder: Path) -> dict[str, Any] | None:
     homes = [folder / name for name in run_folder.compared(folder) or ()]
     marks = manifest.read(folder)
     content: dict[str, Any] = json.loads(manifest.checked(folder, run_folder.COMPARISON, marks))
-    if any(row["error"] for row in content["protocols"]) or not all(map(run_folder.finished, homes)):
+    if any(row["error"] for row in content["protocols"]) or not all(
+        map(run_folder.finished, homes)
+    ):
         return None
     for home in homes:
         run_folder.result_of(home)
@@ -106,7 +119,7 @@ def _ended(folder: Path) -> dict[str, Any] | None:
     return content
 
 
-def _carry_out(folder: Path, plans: Sequence[Plan], federation: Federation, quiet: bool) -> int:
+def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, quiet: bool) -> int:
     """Run what has not ended in a folder that is locked, then write and show everything side by side.
 
     Raises:
@@ -120,26 +133,40 @@ def _carry_out(folder: Path, plans: Sequence[Plan], federation: Federation, quie
     try:
         with execution.resumable(folder):
             rows = list(_rows(folder, plans, federation, console))
-            content = _content(plans, federation, rows) | {"together": _together(folder, plans, rows)}
-            pictures = comparison.draw(folder, content, {row["protocol"]: _history(folder, row) for row in rows})
-            atomic_files.write_atomic(folder / run_folder.COMPARISON, (json.dumps(content, indent=2) + "\n").encode())
+            content = _content(plans, federation, rows) | {
+                "together": _together(folder, plans, rows)
+            }
+            pictures = comparison.draw(
+                folder, content, {row["protocol"]: _history(folder, row) for row in rows}
+            )
+            atomic_files.write_atomic(
+                folder / run_folder.COMPARISON, (json.dumps(content, indent=2) + "\n").encode()
+            )
             manifest.write(folder, [run_folder.CONFIG, run_folder.COMPARISON])
     except RunFolderError as error:
-        if not isinstance(error.__cause__, OSError):  # nothing that the disk said, and would not say again
+        if not isinstance(
+            error.__cause__, OSError
+        ):  # nothing that the disk said, and would not say again
             raise
         raise RunFolderError(f"{error}; go on with: securecluster resume {folder}") from error
     if not quiet:
         with output():
             comparison.show(content)
-            console.print(f"everything is in {folder}; pictures: " + ", ".join(p.name for p in pictures))
+            console.print(
+                f"everything is in {folder}; pictures: " + ", ".join(p.name for p in pictures)
+            )
     failed = [row for row in rows if row["error"]]
     if failed:
         said = "; ".join(f"{row['protocol']} failed: {row['error']}" for row in failed)
-        raise SecureClusterError(f"{said}; {len(rows) - len(failed)} of {len(rows)} protocols ended, see {folder / 'compare.json'}")
+        raise SecureClusterError(
+            f"{said}; {len(rows) - len(failed)} of {len(rows)} protocols ended, see {folder / 'compare.json'}"
+        )
     return 0
 
 
-def _rows(folder: Path, plans: Sequence[Plan], federation: Federation, console: Any) -> Iterator[Row]:
+def _rows(
+    folder: Path, plans: Sequence[RunPlan], federation: Federation, console: Any
+) -> Iterator[Row]:
     """A row for each protocol. What stops one of them does not stop the others, but a folder that cannot be written does."""
     for number, plan in enumerate(plans, 1):
         name = plan.protocol.name
@@ -156,7 +183,7 @@ def _rows(folder: Path, plans: Sequence[Plan], federation: Federation, console: 
             yield {"protocol": name, **_empty(federation.objective.metric), "error": str(error)}
 
 
-def _result(plan: Plan, federation: Federation, folder: Path, console: Any) -> dict[str, Any]:
+def _result(plan: RunPlan, federation: Federation, folder: Path, console: Any) -> dict[str, Any]:
     """Return the content of a run's result.json; the run is carried out, or goes on, where it has none."""
     from securecluster.app import run_folder
 
@@ -174,7 +201,12 @@ def _empty(metric: str) -> Row:
 
 
 def _row(result: dict[str, Any]) -> Row:
-    metrics, sent, metric, privacy = result["metrics"], result["bytes"], result["metric"], result["privacy"]
+    metrics, sent, metric, privacy = (
+        result["metrics"],
+        result["bytes"],
+        result["metric"],
+        result["privacy"],
+    )
     return {
         "protocol": result["protocol"],
         **_empty(metric),
@@ -187,12 +219,14 @@ def _row(result: dict[str, Any]) -> Row:
         "down": sent["down"],
         "servers": sent["servers"],
         "epsilon": privacy["epsilon"],
-        "dp_unit": privacy["unit"] if any(release["noise_multiplier"] for release in privacy["releases"]) else None,
+        "dp_unit": privacy["unit"]
+        if any(release["noise_multiplier"] for release in privacy["releases"])
+        else None,
         "seconds": result["seconds"],
     }
 
 
-def _together(folder: Path, plans: Sequence[Plan], rows: Sequence[Row]) -> list[Row]:
+def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> list[Row]:
     """Return what the runs with noise cost together, by the unit of privacy: their clients are the same.
 
     ε of a client and ε of an example are not added up.
@@ -230,7 +264,7 @@ def _told(protocol: Any) -> dict[str, int] | None:
     return {name: int(value) for name, value in values.items() if value is not None} or None
 
 
-def _content(plans: Sequence[Plan], federation: Federation, rows: list[Row]) -> dict[str, Any]:
+def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) -> dict[str, Any]:
     """The content of compare.json; an epsilon of null is infinite where there is no error.
 
     `rounds` are those that a protocol ran, and `told` is what it was told of the number of clusters.

@@ -23,26 +23,36 @@ def check_chosen(names: Sequence[str]) -> None:
         if name not in PROTOCOLS:
             raise unknown("protocol", name, PROTOCOLS)
     if len(names) < 2:
-        raise UsageError(f"compare takes two protocols or more, then the options: choose from {', '.join(PROTOCOLS)}")
+        raise UsageError(
+            f"compare takes two protocols or more, then the options: choose from {', '.join(PROTOCOLS)}"
+        )
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise UsageError(f"{twice[0]} is named twice, and both runs would be the same: name it once")
+        raise UsageError(
+            f"{twice[0]} is named twice, and both runs would be the same: name it once"
+        )
 
 
 def check_owned(names: Sequence[str], arguments: Sequence[str]) -> None:
     """Raise UsageError for an option that only protocols have which are not among `names`."""
-    known = {f.name for part in (Simulation, Settings, Output) for f in fields(part)} | set(_owners(names))
+    known = {f.name for part in (Simulation, Settings, Output) for f in fields(part)} | set(
+        _owners(names)
+    )
     everyone = _owners(list(PROTOCOLS))
     for argument in arguments:
         text = argument.split("=")[0]
         option = text.removeprefix("--").removeprefix("no-").replace("-", "_")
         if text.startswith("--") and option not in known and option in everyone:
-            raise UsageError(f"{text} is an option of {', '.join(everyone[option])} only: leave it out, or compare that protocol too")
+            raise UsageError(
+                f"{text} is an option of {', '.join(everyone[option])} only: leave it out, or compare that protocol too"
+            )
 
 
 def comparison_class(names: Sequence[str]) -> type:
     """One flat dataclass of all options of `compare NAMES`."""
-    union: Any = make_dataclass("Protocols", [_field(name, owners, names) for name, owners in _owners(names).items()])
+    union: Any = make_dataclass(
+        "Protocols", [_field(name, owners, names) for name, owners in _owners(names).items()]
+    )
     union.__doc__ = "The protocols. A value goes to every protocol that has the option; None is each one's own default."
     return flat_class("protocols", union)
 
@@ -57,7 +67,10 @@ def chosen(names: Sequence[str], given: Any, clusters: int | None = None) -> lis
     values = {name: value for name, value in vars(given).items() if value is not None}
     if clusters is not None and "k" in owners:
         values.setdefault("k", clusters)
-    return [protocol_class(p)(**{name: value for name, value in values.items() if p in owners[name]}) for p in names]
+    return [
+        protocol_class(p)(**{name: value for name, value in values.items() if p in owners[name]})
+        for p in names
+    ]
 
 
 def _owners(names: Sequence[str]) -> dict[str, list[str]]:
@@ -95,7 +108,11 @@ def _told(texts: dict[str, str], everyone: bool) -> str:
     owners: dict[str, list[str]] = {}
     for protocol, text in texts.items():
         owners.setdefault(text, []).append(protocol)
-    return next(iter(owners)) if len(owners) == 1 and everyone else "; ".join(f"{', '.join(who)}: {text}" for text, who in owners.items())
+    return (
+        next(iter(owners))
+        if len(owners) == 1 and everyone
+        else "; ".join(f"{', '.join(who)}: {text}" for text, who in owners.items())
+    )
 
 
 def _default(protocol: type, name: str) -> Any:
@@ -117,6 +134,10 @@ def _sentences(protocol: type) -> dict[str, str]:
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(body, ast.ClassDef)
         for above, below in pairwise(body.body):
-            if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name) and isinstance(below, ast.Expr):
+            if (
+                isinstance(above, ast.AnnAssign)
+                and isinstance(above.target, ast.Name)
+                and isinstance(below, ast.Expr)
+            ):
                 found[above.target.id] = str(ast.literal_eval(below.value))
     return found

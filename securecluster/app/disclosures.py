@@ -13,12 +13,15 @@ import numpy as np
 
 from securecluster.privacy.dp.ledger import Event, Row
 from securecluster.privacy.pipeline import Kind, Pipeline
-from securecluster.protocols.common.base import Protocol
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.serialization import CLIENTS, LEARNED, MODELS, SHARED
 from securecluster.runtime.endpoint import PAIRS, SUM, release_of
 
 CLIENT = "client"  # the reader of what is sealed: other clients
-READ_BY_SERVER = {SUM: " (the plain sum reads every reply)", PAIRS: " (the plain pairs read the rows)"}
+READ_BY_SERVER = {
+    SUM: " (the plain sum reads every reply)",
+    PAIRS: " (the plain pairs read the rows)",
+}
 IN_CLEAR = "as they are: no mask covers them"
 SHUFFLED = ("permutation", "signed-permutation")
 
@@ -82,10 +85,10 @@ class Disclosure:
         return "clipped, before the server adds its noise" if self.central else "with noise"
 
 
-def disclosures(fitted: Protocol) -> list[Disclosure]:
+def disclosures(fitted: ClusteringProtocol) -> list[Disclosure]:
     """Return every private field of every reply of a run, in the order of the first such reply."""
     config = fitted.kept_.learned.config
-    pipeline = fitted.as_run().pipeline(config)
+    pipeline = fitted.with_fitted_params().pipeline(config)
     central = fitted.per_client and config["placement"] == "central"
     own = set(fitted.multipliers(config))
     found: dict[Disclosure, None] = {}
@@ -96,7 +99,9 @@ def disclosures(fitted: Protocol) -> list[Disclosure]:
     return list(found)
 
 
-def _disclosure(fitted: Protocol, pipeline: Pipeline, event: Event, name: str, central: bool) -> Disclosure:
+def _disclosure(
+    fitted: ClusteringProtocol, pipeline: Pipeline, event: Event, name: str, central: bool
+) -> Disclosure:
     release = release_of(getattr(fitted.client, event.method))
     stages = pipeline.of(name).stages if name in release.through else ()
     sealed = pipeline.seal is not None and name in release.sealed
@@ -112,7 +117,7 @@ def _disclosure(fitted: Protocol, pipeline: Pipeline, event: Event, name: str, c
     )
 
 
-def unseen(fitted: Protocol, found: Sequence[Disclosure]) -> list[str]:
+def unseen(fitted: ClusteringProtocol, found: Sequence[Disclosure]) -> list[str]:
     """Return what the server did not see, as far as it follows from how replies left.
 
     Args:
@@ -121,7 +126,9 @@ def unseen(fitted: Protocol, found: Sequence[Disclosure]) -> list[str]:
     """
     mine = [own for own in found if own.reader == "server"]
     others = [own for own in found if own.reader != "server"]
-    told = [_hidden_from_server(own) for own in others if own.name not in {each.name for each in mine}]
+    told = [
+        _hidden_from_server(own) for own in others if own.name not in {each.name for each in mine}
+    ]
     if not mine:
         return ["anything that depends on a client's data", *told]
     noised = _names(own for own in mine if own.noised)
@@ -130,8 +137,14 @@ def unseen(fitted: Protocol, found: Sequence[Disclosure]) -> list[str]:
     if any(event.mechanism == "dp-sgd" for event in fitted.ledger_.events):
         told.append("what clients' training would have led to without its noise")
     masked = _names(own for own in mine if own.masked)
-    if masked and not fitted.client.clear:  # else a part of the model in the clear tells where the rest is
-        hidden = "which coordinate is which" if fitted.mask in SHUFFLED else "single coordinates, which are mixed,"
+    if (
+        masked and not fitted.client.clear
+    ):  # else a part of the model in the clear tells where the rest is
+        hidden = (
+            "which coordinate is which"
+            if fitted.mask in SHUFFLED
+            else "single coordinates, which are mixed,"
+        )
         told.append(f"{hidden} in {masked}")
     return told or ["nothing is hidden from it: no mask, seal or noise covers what it read"]
 
@@ -139,7 +152,11 @@ def unseen(fitted: Protocol, found: Sequence[Disclosure]) -> list[str]:
 def unprotected(found: Sequence[Disclosure]) -> list[str]:
     """Return what the server read without mask or noise, so that a client's data may follow from it."""
     plain = _names(own for own in found if own.reader == "server" and own.plain)
-    return [f"{plain} went without mask or noise: a client's data, or much of them, may follow"] if plain else []
+    return (
+        [f"{plain} went without mask or noise: a client's data, or much of them, may follow"]
+        if plain
+        else []
+    )
 
 
 def _hidden_from_server(own: Disclosure) -> str:
@@ -163,12 +180,16 @@ def free(found: Sequence[Disclosure], rows: Sequence[Row]) -> list[str]:
             continue
         made = "made of earlier releases"
         if name not in derived:
-            made = "made of what is priced elsewhere (other releases, training with noise), or public"
-        told.append(f"{name}, {'once' if row.count == 1 else f'{row.count} times'}: {made}, so it costs nothing")
+            made = (
+                "made of what is priced elsewhere (other releases, training with noise), or public"
+            )
+        told.append(
+            f"{name}, {'once' if row.count == 1 else f'{row.count} times'}: {made}, so it costs nothing"
+        )
     return told
 
 
-def uncovered(fitted: Protocol) -> list[str]:
+def uncovered(fitted: ClusteringProtocol) -> list[str]:
     """Return a sentence for everything that the run recorded and that ε does not cover, with the file that holds it."""
     learned, metric = fitted.kept_.learned, fitted.metric_
     found = []
@@ -177,7 +198,9 @@ def uncovered(fitted: Protocol) -> list[str]:
         also = ", also of models that were trained alone" if learned.local else ""
         found.append(f"{places}: {metric} on clients' own test samples, without noise{also}")
     if fitted.agreement_ is not None:
-        found.append("result.json, history.jsonl and pictures: the true clusters and agreement with them, which no server knows")
+        found.append(
+            "result.json, history.jsonl and pictures: the true clusters and agreement with them, which no server knows"
+        )
     looks = _looked_up(fitted)
     if looks:
         made = "made of clients' training data or true clusters, without noise"
@@ -187,16 +210,22 @@ def uncovered(fitted: Protocol) -> list[str]:
     if alone:
         which = ", ".join(map(str, alone[:20])) + (f" … ({len(alone)})" if len(alone) > 20 else "")
         word = "cluster" if len(alone) == 1 else "clusters"
-        found.append(f"{MODELS}: the model of {word} {which}, which one client trained alone, without noise")
+        found.append(
+            f"{MODELS}: the model of {word} {which}, which one client trained alone, without noise"
+        )
     if learned.network.ledger.samples:
         places = f"config.json, {LEARNED}" if "sizes" in learned.config else LEARNED
         found.append(f"{places}: each client's number of samples")
-    found.append("config.json: a digest of all clients' data, by which a guess of all of them can be checked")
-    found.append(f"{CLIENTS}: every client's model, without noise where it was trained alone, and its keys: for its owner alone")
+    found.append(
+        "config.json: a digest of all clients' data, by which a guess of all of them can be checked"
+    )
+    found.append(
+        f"{CLIENTS}: every client's model, without noise where it was trained alone, and its keys: for its owner alone"
+    )
     return found
 
 
-def _shown_alone(fitted: Protocol) -> list[int]:
+def _shown_alone(fitted: ClusteringProtocol) -> list[int]:
     """Return the clusters whose model in the results is one that a client trained alone, without noise."""
     learned = fitted.kept_.learned
     if fitted.keeps_local_models(learned.config) or SHARED in fitted.kept_.clients.extra:
@@ -207,13 +236,13 @@ def _shown_alone(fitted: Protocol) -> list[int]:
     return sorted(label for label, client in first.items() if client in learned.local)
 
 
-def _looked_up(fitted: Protocol) -> list[str]:
+def _looked_up(fitted: ClusteringProtocol) -> list[str]:
     """Return the keys of the history that an observer computed from clients' data or the truth, beside the metric and ari."""
     keys = {name for line in fitted.history_ for name, value in line.items() if value is not None}
     return sorted(name for name in keys if name == "gap" or name.endswith("_real"))
 
 
-def _transcript(fitted: Protocol) -> list[str]:
+def _transcript(fitted: ClusteringProtocol) -> list[str]:
     """Return what a transcript shows beyond replies with their noise."""
     learned = fitted.kept_.learned
     mode = learned.settings.transcript
@@ -224,4 +253,6 @@ def _transcript(fitted: Protocol) -> list[str]:
     if learned.config["placement"] == "central" and fitted.per_client:
         raw = "the clipped updates that a trusted server reads before it adds noise"
         return [f"transcript/: {raw}, so that no epsilon covers it; it is for its owner alone"]
-    return ["transcript/: every frame as its reader had it; epsilon covers replies, and not who was asked and replied in which round"]
+    return [
+        "transcript/: every frame as its reader had it; epsilon covers replies, and not who was asked and replied in which round"
+    ]

@@ -18,22 +18,24 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import OutputError, RunFolderError, UsageError, unknown
 
 if TYPE_CHECKING:
-    from securecluster.app.run_folder import Plan
+    from securecluster.app.run_folder import RunPlan
     from securecluster.data import Federation
-    from securecluster.protocols.common.base import Protocol
+    from securecluster.protocols.common.base import ClusteringProtocol
     from securecluster.runtime.run import Line
     from securecluster.runtime.settings import Settings
 
 AUTO_FULL = 256 * 10**6  # bytes on the wire up to which `auto` keeps the contents of frames
 
 
-def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[Plan], Federation]:
+def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[RunPlan], Federation]:
     """A plan for each protocol, and the federation they share: dealt once.
 
     Raises:
         UsageError: whatever can be refused before a run; of several protocols it says which one cannot work.
     """
-    options = replace(options, simulation=options.simulation.made_for(protocol.scenario for protocol in protocols))
+    options = replace(
+        options, simulation=options.simulation.made_for(protocol.scenario for protocol in protocols)
+    )
     _check_names(protocols, options)
     from securecluster.app import run_folder
 
@@ -41,7 +43,9 @@ def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[Plan], Federat
     for protocol in protocols:
         with _named(protocol, protocols):
             if not options.simulation.own:
-                protocol.check(options.simulation.clients or DEFAULT_CLIENTS)  # before any data is read
+                protocol.check(
+                    options.simulation.clients or DEFAULT_CLIENTS
+                )  # before any data is read
     federation = _read(options)
     plans = []
     for protocol in protocols:
@@ -93,8 +97,8 @@ def _check_names(protocols: Sequence[Any], options: Any) -> None:
             raise unknown(what, name, names)
 
 
-def _plan(protocol: Any, options: Any, federation: Federation) -> Plan:
-    from securecluster.app.run_folder import Plan
+def _plan(protocol: Any, options: Any, federation: Federation) -> RunPlan:
+    from securecluster.app.run_folder import RunPlan
     from securecluster.models.architectures import AUTO, names
     from securecluster.runtime.settings import check_settings, check_threads
 
@@ -106,7 +110,7 @@ def _plan(protocol: Any, options: Any, federation: Federation) -> Plan:
         raise unknown("model", protocol.model, (AUTO, *names()))
     check_settings(settings, federation)
     protocol.config(federation, settings.dtype)  # refuses a mask that cannot work on this model
-    return Plan(protocol, options.simulation.located(), settings)
+    return RunPlan(protocol, options.simulation.located(), settings)
 
 
 def _transcript_mode(protocol: Any, settings: Any, federation: Any) -> str:
@@ -115,17 +119,23 @@ def _transcript_mode(protocol: Any, settings: Any, federation: Any) -> str:
         return str(settings.transcript)
     d = protocol.flat_model(federation).dimension
     width = 8 if settings.dtype == "float64" else 4
-    return "full" if protocol.rows_a_round * d * width * len(federation) * protocol.total < AUTO_FULL else "sizes"
+    return (
+        "full"
+        if protocol.vectors_per_round * d * width * len(federation) * protocol.total < AUTO_FULL
+        else "sizes"
+    )
 
 
-def check_data(folder: Path, plan: Plan, config: dict[str, Any], federation: Federation) -> None:
+def check_data(folder: Path, plan: RunPlan, config: dict[str, Any], federation: Federation) -> None:
     """Raise RunFolderError where a run's data are no longer what they were."""
     data = "before" if plan.simulation is None else f"{plan.simulation.data} is now"
     if federation.digest() != config["data_digest"]:
-        raise RunFolderError(f"{folder} was run on other data than {data}: restore the data, or start the run anew")
+        raise RunFolderError(
+            f"{folder} was run on other data than {data}: restore the data, or start the run anew"
+        )
 
 
-def federation_of(folder: Path, plan: Plan, config: dict[str, Any]) -> Federation:
+def federation_of(folder: Path, plan: RunPlan, config: dict[str, Any]) -> Federation:
     """Return the clients of a run folder, made again.
 
     Raises:
@@ -141,7 +151,9 @@ def federation_of(folder: Path, plan: Plan, config: dict[str, Any]) -> Federatio
     return federation
 
 
-def carry_out(plan: Plan, federation: Federation, folder: Path, console: Any) -> tuple[dict[str, Any], list[Path]]:
+def carry_out(
+    plan: RunPlan, federation: Federation, folder: Path, console: Any
+) -> tuple[dict[str, Any], list[Path]]:
     """Run or go on in a folder that is locked, and write what came of it.
 
     Returns:
@@ -159,7 +171,9 @@ def carry_out(plan: Plan, federation: Federation, folder: Path, console: Any) ->
     return content, pictures
 
 
-def _record(plan: Plan, federation: Federation, folder: Path, say: Callable[[Line], None]) -> tuple[dict[str, Any], list[Path]]:
+def _record(
+    plan: RunPlan, federation: Federation, folder: Path, say: Callable[[Line], None]
+) -> tuple[dict[str, Any], list[Path]]:
     """Run or go on in a folder that is locked; leave a whole run folder, result.json last."""
     from securecluster.app import report, run_folder
     from securecluster.app.plots import curves
@@ -179,13 +193,13 @@ def _record(plan: Plan, federation: Federation, folder: Path, say: Callable[[Lin
 
 
 def fit(
-    protocol: Protocol,
+    protocol: ClusteringProtocol,
     federation: Federation,
     settings: Settings,
     folder: Path,
     say: Callable[[Line], None],
 ) -> None:
-    """Fit a protocol in a run folder, as `Protocol.fit` does with `folder`.
+    """Fit a protocol in a run folder, as `ClusteringProtocol.fit` does with `folder`.
 
     A new or empty folder is taken; a stopped run of the same configuration on the same data goes on; the result of
     one that has ended is loaded.
@@ -201,8 +215,10 @@ def fit(
     simulation = Simulation.of(federation)
     if not run_folder.is_run(folder):
         if run_folder.used(folder):
-            raise UsageError(f"{folder} exists and is not empty, and holds no run: give another folder")
-        plan = run_folder.Plan(protocol, simulation, _resolved(settings))
+            raise UsageError(
+                f"{folder} exists and is not empty, and holds no run: give another folder"
+            )
+        plan = run_folder.RunPlan(protocol, simulation, _resolved(settings))
         texts = {run_folder.CONFIG: plan.as_json(federation)}
         with run_folder.claimed(folder, False, "", texts):
             _record(plan, federation, folder, say)
@@ -212,7 +228,7 @@ def fit(
         if run_folder.compared(folder) is not None:
             raise UsageError(f"{folder} holds a comparison: give another folder")
         recorded = Settings(**config["settings"])
-        plan = run_folder.Plan(protocol, simulation, _recorded(settings, recorded))
+        plan = run_folder.RunPlan(protocol, simulation, _recorded(settings, recorded))
         run_folder.check_same(folder, config, plan.content(federation))
         if run_folder.finished(folder):
             run_folder.result_of(folder)

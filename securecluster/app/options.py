@@ -41,7 +41,9 @@ def protocol_class(name: str) -> Any:
 
 
 DEFAULT_CLIENTS = 20
-CLIENTS = {("fashion_mnist", "tasks"): 10}  # by data and scenario: five, three and two (Ali & Arafa 2024)
+CLIENTS = {
+    ("fashion_mnist", "tasks"): 10
+}  # by data and scenario: five, three and two (Ali & Arafa 2024)
 SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
 
 
@@ -95,12 +97,16 @@ class Simulation:
         else:
             self._check_named()
         if self.clients is not None and self.clients < 2:
-            raise UsageError("clustering needs at least two clients: one alone has nobody to be compared with")
+            raise UsageError(
+                "clustering needs at least two clients: one alone has nobody to be compared with"
+            )
 
     @property
     def own(self) -> bool:
         """Whether the data is a user's own file and not a known set."""
-        return self.data not in SOURCES and (Path(self.data).exists() or "/" in self.data or self.data.endswith(".parquet"))
+        return self.data not in SOURCES and (
+            Path(self.data).exists() or "/" in self.data or self.data.endswith(".parquet")
+        )
 
     def made_for(self, scenarios: Iterable[str | None]) -> Simulation:
         """The same with the scenario that all protocols are made for, and its number of clients, where the user leaves them open.
@@ -112,7 +118,9 @@ class Simulation:
             return self
         agreed, named = set(scenarios), self.scenario
         if named is None and len(agreed) == 1 and default_scenario(self.data) == LabelSwap.name:
-            named = next((name for name in agreed if name and has_options(name, self._given())), None)
+            named = next(
+                (name for name in agreed if name and has_options(name, self._given())), None
+            )
         clients = CLIENTS.get((self.data, named or "")) if self.clients is None else self.clients
         samples = SAMPLES.get(self.data) if self.samples is None else self.samples
         return replace(self, scenario=named, clients=clients, samples=samples)
@@ -128,13 +136,19 @@ class Simulation:
             return None
         recipe = dict(federation.recipe)
         if "path" in recipe:
-            columns = {name: recipe[name] and tuple(recipe[name]) for name in ("feature_columns", "drop_columns")}
+            columns = {
+                name: recipe[name] and tuple(recipe[name])
+                for name in ("feature_columns", "drop_columns")
+            }
             return cls(data=recipe.pop("path"), **{**recipe, **columns})
         kind = recipe.pop("scenario")
         try:
             made = cls(**recipe, scenario=str(kind), **_scenario_options(kind))
             return made if made._scenario() == kind else None
-        except (UsageError, TypeError):  # a scenario that the command line has no name or options for
+        except (
+            UsageError,
+            TypeError,
+        ):  # a scenario that the command line has no name or options for
             return None
 
     def federation(self) -> Federation:
@@ -150,7 +164,13 @@ class Simulation:
                 seed=self.seed,
             )
         clients = DEFAULT_CLIENTS if self.clients is None else self.clients
-        return Federation.simulate(self.data, scenario=self._scenario(), clients=clients, samples=self.samples, seed=self.seed)
+        return Federation.simulate(
+            self.data,
+            scenario=self._scenario(),
+            clients=clients,
+            samples=self.samples,
+            seed=self.seed,
+        )
 
     def noted_federation(self, note: Callable[[str], None] = lambda text: None) -> Federation:
         """Return `federation()`, whose warnings go to `note` as sentences that name options."""
@@ -170,7 +190,11 @@ class Simulation:
             return None
         from securecluster.data.feature_columns import listed
 
-        roles = {"client": self.client_column, "label": self.label_column, "true cluster": self.truth_column}
+        roles = {
+            "client": self.client_column,
+            "label": self.label_column,
+            "true cluster": self.truth_column,
+        }
         said = [f"{role}: {column}" for role, column in roles.items() if column is not None]
         names = federation.feature_names
         return f"features ({len(names)}): {listed(names, 12)}; {', '.join(said)}"
@@ -203,18 +227,32 @@ class Simulation:
             ("--drop-columns", self.drop_columns),
         ):
             if value is not None:
-                raise UsageError(f"{option} belongs to a parquet file of your own (--data FILE), not to {self.data}: leave it out")
+                raise UsageError(
+                    f"{option} belongs to a parquet file of your own (--data FILE), not to {self.data}: leave it out"
+                )
         self._scenario()
 
     def _check_own(self) -> None:
         if not Path(self.data).exists():
-            raise UsageError(f"{self.data} does not exist: give a parquet file or a folder of them, or one of {', '.join(SOURCES)}")
+            raise UsageError(
+                f"{self.data} does not exist: give a parquet file or a folder of them, or one of {', '.join(SOURCES)}"
+            )
         if self.client_column is None or self.label_column is None:
             raise UsageError(
                 f"{self.data} is a file of your own: say which columns name the client and the label (--client-column, --label-column)"
             )
         default = Simulation()
-        for name in ("scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority", "task_sizes", "overlap"):
+        for name in (
+            "scenario",
+            "clients",
+            "clusters",
+            "samples",
+            "labels_per_client",
+            "alpha",
+            "minority",
+            "task_sizes",
+            "overlap",
+        ):
             if getattr(self, name) != getattr(default, name):
                 raise UsageError(
                     f"--{name.replace('_', '-')} deals out a known data set, and the clients of {self.data} are given: leave it out"

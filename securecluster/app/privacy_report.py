@@ -8,7 +8,7 @@ from typing import Any
 
 from securecluster.app.disclosures import CLIENT, disclosures, free, uncovered, unprotected, unseen
 from securecluster.privacy.dp.ledger import Row
-from securecluster.protocols.common.base import Protocol
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.serialization import CLIENTS
 
 KEYS = (
@@ -41,10 +41,13 @@ PLACED = {
     "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates without it, and a full transcript holds"
     " them so; losses, layers and Gram matrices have their clients' own noise",
 }
-NEIGHBOURS = {"client": "add or remove one client", "example": "add or remove one example of one client"}
+NEIGHBOURS = {
+    "client": "add or remove one client",
+    "example": "add or remove one example of one client",
+}
 
 
-def section(fitted: Protocol) -> dict[str, Any]:
+def section(fitted: ClusteringProtocol) -> dict[str, Any]:
     """`privacy` in result.json."""
     ledger, info, config = fitted.ledger_, fitted.mask_info(), fitted.kept_.learned.config
     unit = str(config["dp_unit"])
@@ -53,12 +56,15 @@ def section(fitted: Protocol) -> dict[str, Any]:
     replaced = ledger.price(config["delta"], "replace") if finite and ledger.events else None
     noised = any(row.noise_multiplier for row in rows)
     found = disclosures(fitted)
-    sees = {reader: [own.sentence(info.shows) for own in found if own.reader == reader] for reader in ("server", "lps", CLIENT)}
-    for_lps, for_clients = sees["lps"] + fitted.lps_sees(), sees[CLIENT] + fitted.client_sees()
+    sees = {
+        reader: [own.sentence(info.shows) for own in found if own.reader == reader]
+        for reader in ("server", "lps", CLIENT)
+    }
+    for_lps, for_clients = sees["lps"] + fitted.lps_view(), sees[CLIENT] + fitted.client_view()
     unshared = {"labels": fitted.unshared_labels_, "file": CLIENTS}
     return {
         "masks": _masks(fitted.mask, info.padding_bytes),
-        "sees": sees["server"] + fitted.sees(),
+        "sees": sees["server"] + fitted.server_view(),
         **({"lps_sees": for_lps} if for_lps else {}),
         **({"client_sees": for_clients} if for_clients else {}),
         "unseen": unseen(fitted, found),
@@ -69,39 +75,60 @@ def section(fitted: Protocol) -> dict[str, Any]:
         "reproducible_keys": True,
         "epsilon": price.epsilon if finite else None,
         "epsilon_rdp": price.rdp if finite else None,
-        "epsilon_replace": None if replaced is None or math.isinf(replaced.epsilon) else replaced.epsilon,
+        "epsilon_replace": None
+        if replaced is None or math.isinf(replaced.epsilon)
+        else replaced.epsilon,
         "delta": config["delta"] if finite and rows else 0.0 if finite else None,
         "accountant": price.accountant,
         "unit": unit,
         "neighbouring": NEIGHBOURS[unit],
-        "placement": "nothing is released" if not rows else PLACED[config["placement"]] if noised else "no noise",
+        "placement": "nothing is released"
+        if not rows
+        else PLACED[config["placement"]]
+        if noised
+        else "no noise",
         "clip": config["clip"],
         "noise": config["noise"],
         "releases": [_told(row) for row in rows],
         "free": free(found, rows),
         "exact": [f"{method}: {name}" for method, name in ledger.exact()],
         "assumed": [ASSUMED[unit], ASKED, *_public(config)] if noised else [],
-        "not_covered": _not_covered(fitted, info.not_covered, bool(ledger.exact()) or not rows, noised),
+        "not_covered": _not_covered(
+            fitted, info.not_covered, bool(ledger.exact()) or not rows, noised
+        ),
         "uncovered_files": uncovered(fitted) if finite or noised else [OBSERVED],
     }
 
 
-def _not_covered(fitted: Protocol, mask: str, exact: bool, noised: bool) -> list[str]:
+def _not_covered(fitted: ClusteringProtocol, mask: str, exact: bool, noised: bool) -> list[str]:
     own = [mask] if mask else []
     config = fitted.kept_.learned.config
     windows = _windows(config) if noised else []
     sums = [SUMS] if any(event.mechanism == "dp-sgd" for event in fitted.ledger_.events) else []
-    keys = [KEYS] if fitted.as_run().pipeline(config).keyed else []
-    return own + fitted.not_covered() + [EXACT] * exact + NOISED * noised + sums + windows + keys + [NETWORK]
+    keys = [KEYS] if fitted.with_fitted_params().pipeline(config).keyed else []
+    return (
+        own
+        + fitted.not_covered()
+        + [EXACT] * exact
+        + NOISED * noised
+        + sums
+        + windows
+        + keys
+        + [NETWORK]
+    )
 
 
 def _public(config: dict[str, Any]) -> list[str]:
     """Return what of the configuration may come from clients' data, and is taken as public."""
     kind, classes = config["objective"]["kind"], config["classes"]
     if kind == "classification":
-        return [f"the number of classes ({classes}) is public: where it was not given it is 1 + the largest label of any client"]
+        return [
+            f"the number of classes ({classes}) is public: where it was not given it is 1 + the largest label of any client"
+        ]
     if kind == "language":
-        return [f"the vocabulary ({classes} tokens) is public, also where it was counted on all training texts, as that of ag_news was"]
+        return [
+            f"the vocabulary ({classes} tokens) is public, also where it was counted on all training texts, as that of ag_news was"
+        ]
     return []
 
 
@@ -112,7 +139,9 @@ def _windows(config: dict[str, Any]) -> list[str]:
         return []
     if kind == "trajectory":
         count = places + 1
-        return [f"an example is a window of {count} positions: one position may be in {count} examples, and costs as much as all of them"]
+        return [
+            f"an example is a window of {count} positions: one position may be in {count} examples, and costs as much as all of them"
+        ]
     if kind == "language":
         return [
             f"an example is a window of {places} tokens and the tokens that follow, and no article, speech or person: neighbouring windows"
@@ -134,7 +163,18 @@ def _told(row: Row) -> dict[str, Any]:
 
 def _masks(name: str, padding_bytes: int) -> list[dict[str, Any]]:
     """`padding_bytes`: what the mask adds to every update and every average."""
-    return [] if name == "none" else [{"kind": name, "fresh": "each call", "is": "obfuscation", "padding_bytes": padding_bytes}]
+    return (
+        []
+        if name == "none"
+        else [
+            {
+                "kind": name,
+                "fresh": "each call",
+                "is": "obfuscation",
+                "padding_bytes": padding_bytes,
+            }
+        ]
+    )
 
 
 def show(console: Any, privacy: dict[str, Any]) -> None:
@@ -158,9 +198,15 @@ def show(console: Any, privacy: dict[str, Any]) -> None:
         table.add_row("no shared model", _unshared(privacy["unshared_models"]))
     for mask in privacy["masks"]:
         if mask.get("padding_bytes"):
-            table.add_row("padding", f"the {mask['kind']} adds {mask['padding_bytes']:,} bytes to every update and every average")
+            table.add_row(
+                "padding",
+                f"the {mask['kind']} adds {mask['padding_bytes']:,} bytes to every update and every average",
+            )
     if _noised(privacy):
-        table.add_row("noise", "; ".join(_release(row) for row in privacy["releases"] if row["mechanism"] != "free"))
+        table.add_row(
+            "noise",
+            "; ".join(_release(row) for row in privacy["releases"] if row["mechanism"] != "free"),
+        )
     for text in privacy.get("free", ()):
         table.add_row("free", text)
     table.add_row("ε", _epsilon(privacy))
@@ -192,7 +238,11 @@ def _noised(privacy: dict[str, Any]) -> bool:
 def _release(row: dict[str, Any]) -> str:
     times = "once" if row["times"] == 1 else f"{row['times']} times"
     name = f"{row['field'] or 'training'} of {row['method']}, {times}"
-    return f"{name}, z = {row['noise_multiplier']:.4g}" if row["noise_multiplier"] else f"{name}, exact"
+    return (
+        f"{name}, z = {row['noise_multiplier']:.4g}"
+        if row["noise_multiplier"]
+        else f"{name}, exact"
+    )
 
 
 def _unshared(found: dict[str, Any]) -> str:

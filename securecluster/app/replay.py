@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import privacy_report
-from securecluster.app.run_folder import CONFIG, RESULT, TRANSCRIPT, Plan, finished, result_of
+from securecluster.app.run_folder import CONFIG, RESULT, TRANSCRIPT, RunPlan, finished, result_of
 from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import pack, structured
 from securecluster.errors import ReplayError, RunFolderError
 from securecluster.messaging.transcript import Transcript, entry_of
 from securecluster.privacy.dp.ledger import Event
-from securecluster.protocols.common.base import Protocol
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.serialization import read_kept
 
 
@@ -33,7 +33,7 @@ class Replayed:
     unused: int
 
 
-def replay(plan: Plan, config: dict[str, Any], folder: Path) -> Replayed:
+def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
     """Replay a finished run folder.
 
     Every file must be what the run wrote; the index must say what the frames are; the server must make the same
@@ -46,20 +46,30 @@ def replay(plan: Plan, config: dict[str, Any], folder: Path) -> Replayed:
         RunFolderError: the folder cannot be replayed, or a file is missing or damaged.
     """
     if plan.settings.transcript != "full" or not finished(folder):
-        raise RunFolderError(f"{folder} cannot be replayed: that takes a finished run with --transcript full")
+        raise RunFolderError(
+            f"{folder} cannot be replayed: that takes a finished run with --transcript full"
+        )
     result, kept = result_of(folder), read_kept(folder)
     settings, agreed = plan.settings, kept.learned.config
     if agreed != config["network"]:
-        raise ReplayError(f"{folder / CONFIG} differs from the configuration that clients and server agreed on")
-    transcript = Transcript.open(settings.transcript, folder / TRANSCRIPT, plan.protocol.message_types, config["clients"])
+        raise ReplayError(
+            f"{folder / CONFIG} differs from the configuration that clients and server agreed on"
+        )
+    transcript = Transcript.open(
+        settings.transcript, folder / TRANSCRIPT, plan.protocol.message_types, config["clients"]
+    )
     _check_index(folder / TRANSCRIPT, transcript)
     state, network = plan.protocol.replayed(transcript, agreed, settings.threads, settings.device)
     if pack(state) != kept.server:
-        raise ReplayError(f"{folder}: the server's final state differs from the recorded one: it used something that no message brought it")
+        raise ReplayError(
+            f"{folder}: the server's final state differs from the recorded one: it used something that no message brought it"
+        )
     recorded = _recorded_events(folder / "ledger.jsonl")
     unused = _check_ledger(folder / "ledger.jsonl", recorded, network.ledger.events)
     network.ledger.events = recorded
-    network.ledger.samples = kept.learned.network.ledger.samples  # public, and not told by any message
+    network.ledger.samples = (
+        kept.learned.network.ledger.samples
+    )  # public, and not told by any message
     network.ledger.names = kept.learned.network.ledger.names
     fitted = plan.protocol.restore_from(folder)
     fitted.ledger_ = network.ledger
@@ -70,10 +80,14 @@ def replay(plan: Plan, config: dict[str, Any], folder: Path) -> Replayed:
 def _check_index(folder: Path, transcript: Transcript) -> None:
     """Raise where the index says anything else than the frames, or frames lie there that it does not list."""
     for path in transcript.surplus():
-        raise RunFolderError(f"{path} belongs to no call that the index lists: one of the two is not the run's")
+        raise RunFolderError(
+            f"{path} belongs to no call that the index lists: one of the two is not the run's"
+        )
     for position, entry in enumerate(transcript.entries):
         if entry_of(*transcript.content(position)) != entry:
-            raise ReplayError(f"line {position + 1} of {folder / 'index.jsonl'} differs from the frames of that call")
+            raise ReplayError(
+                f"line {position + 1} of {folder / 'index.jsonl'} differs from the frames of that call"
+            )
 
 
 def _recorded_events(path: Path) -> list[Event]:
@@ -101,7 +115,13 @@ def _check_ledger(path: Path, recorded: list[Event], replayed: list[Event]) -> i
     return counts.total()
 
 
-def _check_result(path: Path, result: dict[str, Any], fitted: Protocol, state: Any, transcript: Transcript) -> None:
+def _check_result(
+    path: Path,
+    result: dict[str, Any],
+    fitted: ClusteringProtocol,
+    state: Any,
+    transcript: Transcript,
+) -> None:
     """Raise where result.json says anything else of labels, bytes and privacy than follows from the replay."""
     labels = [int(label) for label in state.labels]
     names = list(fitted.kept_.learned.names)

@@ -11,13 +11,15 @@ import numpy as np
 import securecluster
 from securecluster.app import privacy_report
 from securecluster.app.number_format import METRICS, number, printable, shown
-from securecluster.app.run_folder import SCHEMA, Plan
+from securecluster.app.run_folder import SCHEMA, RunPlan
 from securecluster.clustering.metrics import mean, share_at
 from securecluster.data import Federation
-from securecluster.protocols.common.base import Protocol
+from securecluster.protocols.common.base import ClusteringProtocol
 
 
-def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> dict[str, Any]:
+def result(
+    plan: RunPlan, federation: Federation, fitted: ClusteringProtocol, state: Any
+) -> dict[str, Any]:
     """The content of result.json.
 
     Args:
@@ -44,7 +46,9 @@ def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> 
         "metrics": {
             **(fitted.agreement_ or {"ari": None, "nmi": None, "purity": None, "exact": None}),
             fitted.metric_: _judged(fitted, labels),
-            "at_target": share_at(fitted.scores_, plan.settings.target) if federation.objective.higher else None,
+            "at_target": share_at(fitted.scores_, plan.settings.target)
+            if federation.objective.higher
+            else None,
         },
         "metric": fitted.metric_,
         "unit": federation.objective.unit,
@@ -59,14 +63,25 @@ def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> 
 
 def _nodes(state: Any, clusters: int) -> dict[str, Any]:
     tree, handed = getattr(state, "tree", None), getattr(state, "handed", None)
-    found: dict[str, Any] = {} if tree is None else {"leaves": [tree.leaf(c) for c in range(clusters)]}
-    return found if handed is None else {**found, "fallback": {"nodes": handed.nodes, "losses": handed.losses}}
+    found: dict[str, Any] = (
+        {} if tree is None else {"leaves": [tree.leaf(c) for c in range(clusters)]}
+    )
+    return (
+        found
+        if handed is None
+        else {**found, "fallback": {"nodes": handed.nodes, "losses": handed.losses}}
+    )
 
 
-def _judged(fitted: Protocol, labels: list[int]) -> dict[str, Any]:
+def _judged(fitted: ClusteringProtocol, labels: list[int]) -> dict[str, Any]:
     """The metric, before the first clusters and at the end."""
-    shared = [line[fitted.metric_] for line in takewhile(lambda line: line["clusters"] == 1, fitted.history_)]
-    first_split = next((line[fitted.metric_] for line in fitted.history_ if line.get("splits")), None)
+    shared = [
+        line[fitted.metric_]
+        for line in takewhile(lambda line: line["clusters"] == 1, fitted.history_)
+    ]
+    first_split = next(
+        (line[fitted.metric_] for line in fitted.history_ if line.get("splits")), None
+    )
     before = first_split if first_split is not None else (shared[-1] if shared else None)
     per = [mean(fitted.scores_[np.asarray(labels) == c]) for c in range(max(labels) + 1)]
     return {"before": before, "after": mean(fitted.scores_), "per_cluster": per}
@@ -82,18 +97,32 @@ def line_text(line: dict[str, Any], total: int) -> str:
         parts.append(f"ARI {line['ari']:.2f}")
     looks = line.get("looks") or []
     if looks:
-        shares = [f"{look['mean_norm'] / look['max_norm'] if look['max_norm'] else 0:.2f}" for look in looks]
+        shares = [
+            f"{look['mean_norm'] / look['max_norm'] if look['max_norm'] else 0:.2f}"
+            for look in looks
+        ]
         parts.append("‖mean‖/max " + " ".join(_first(shares, 8)))
     parts.append(f"up {megabytes(line['up'])} down {megabytes(line['down'])}")
-    splits = [f"[bold]split {len(one) + len(two)} into {len(one)} + {len(two)}[/bold]" for _, one, two in line.get("splits", [])]
-    clustered = [f"[bold]clustered into {_sizes(line['clustered'])}[/bold]"] if line.get("clustered") else []
+    splits = [
+        f"[bold]split {len(one) + len(two)} into {len(one)} + {len(two)}[/bold]"
+        for _, one, two in line.get("splits", [])
+    ]
+    clustered = (
+        [f"[bold]clustered into {_sizes(line['clustered'])}[/bold]"]
+        if line.get("clustered")
+        else []
+    )
     return "  ".join(parts + _first(splits, 4) + clustered + _reach(line))
 
 
 def _reach(line: dict[str, Any]) -> list[str]:
     """λ of a graph of models, and whether it joins anyone."""
     edges = line.get("edges") or []
-    alone = f" joins nobody: the nearest models are {edges[0]:.3g} apart" if edges and edges[0] > line["lambda"] else ""
+    alone = (
+        f" joins nobody: the nearest models are {edges[0]:.3g} apart"
+        if edges and edges[0] > line["lambda"]
+        else ""
+    )
     return [f"λ {line['lambda']:.3g}{alone}"] if "lambda" in line else []
 
 
@@ -121,7 +150,11 @@ def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
     score = content["metrics"]
     metric, unit = content["metric"], content["unit"]
     before, after = (shown(score[metric][when], metric, unit) for when in ("before", "after"))
-    reached = "" if score["at_target"] is None else f"share of clients at {content['target']:g}: {number(score['at_target'])}; "
+    reached = (
+        ""
+        if score["at_target"] is None
+        else f"share of clients at {content['target']:g}: {number(score['at_target'])}; "
+    )
     _show_clusters(console, content, names)
     exact = "–" if score["exact"] is None else score["exact"]
     console.print(
@@ -134,7 +167,10 @@ def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
         dropped = content["dropped"].items()
         lost = [f"{printable(name)}: {_few(list(map(str, rounds)))}" for name, rounds in dropped]
         console.print("did not reply (client: rounds): " + "; ".join(_first(lost, 12)))
-    console.print(f"{content['seconds']:.1f} s on {content['device']}; everything is in {folder}", soft_wrap=True)
+    console.print(
+        f"{content['seconds']:.1f} s on {content['device']}; everything is in {folder}",
+        soft_wrap=True,
+    )
 
 
 def _show_bytes(console: Any, sent: dict[str, Any]) -> None:
@@ -154,16 +190,35 @@ def _show_clusters(console: Any, content: dict[str, Any], names: tuple[str, ...]
     from rich.table import Table
 
     data = printable(content["data"])
-    clusters = Table(title=f"{content['protocol']} on {data} ({content['scenario']}), {content['clients']} clients")
+    clusters = Table(
+        title=f"{content['protocol']} on {data} ({content['scenario']}), {content['clients']} clients"
+    )
     handed = content.get("fallback", {}).get("nodes")
-    for heading in ("cluster", "clients", "true clusters in it", content["metric"], *(["model of"] if handed else [])):
+    for heading in (
+        "cluster",
+        "clients",
+        "true clusters in it",
+        content["metric"],
+        *(["model of"] if handed else []),
+    ):
         clusters.add_column(heading, overflow="fold")
     for c in range(content["clusters"])[:12]:
         members = [i for i, label in enumerate(content["labels"]) if label == c]
-        true = "–" if content["truth"] is None else _few(list(map(str, sorted({content["truth"][i] for i in members}))))
+        true = (
+            "–"
+            if content["truth"] is None
+            else _few(list(map(str, sorted({content["truth"][i] for i in members}))))
+        )
         own = content["metrics"][content["metric"]]["per_cluster"][c]
         row = [str(c), _few([names[i] for i in members]), true, shown(own, content["metric"])]
-        clusters.add_row(*row, *([f"node {handed[c]}" if handed[c] != content["leaves"][c] else "its own"] if handed else []))
+        clusters.add_row(
+            *row,
+            *(
+                [f"node {handed[c]}" if handed[c] != content["leaves"][c] else "its own"]
+                if handed
+                else []
+            ),
+        )
     console.print(clusters)
     if content["clusters"] > 12:
         console.print(f"… and {content['clusters'] - 12} more clusters in result.json")

@@ -25,7 +25,7 @@ from securecluster.data import Federation
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging.transcript import INDEX
 from securecluster.protocols.common import newcomers
-from securecluster.protocols.common.base import Protocol
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runtime.run import checkpoints, remove_checkpoints
 from securecluster.runtime.settings import Settings
 
@@ -48,14 +48,14 @@ PART = re.compile(r"manifest\.json|clock|origin|clients|network|transcript|(phas
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """Enough to repeat a run: what `config.json` holds.
 
     Args:
         simulation: how the clients are made; None for data that came from Python and are not ours to make again.
     """
 
-    protocol: Protocol
+    protocol: ClusteringProtocol
     simulation: Simulation | None
     settings: Settings
 
@@ -72,7 +72,9 @@ class Plan:
             "clients": list(federation.names),
             "network": self.protocol.config(federation, self.settings.dtype),
         }
-        found: dict[str, Any] = json.loads(json.dumps(content))  # tuples become lists, as they are read back
+        found: dict[str, Any] = json.loads(
+            json.dumps(content)
+        )  # tuples become lists, as they are read back
         return found
 
     def as_json(self, federation: Federation) -> str:
@@ -94,9 +96,13 @@ def check_free(target: Path | None, force: bool) -> None:
     if target is None or not used(target):
         return
     if not force:
-        raise UsageError(f"{target} exists and is not empty: choose another --out, or --force to replace the run in it")
+        raise UsageError(
+            f"{target} exists and is not empty: choose another --out, or --force to replace the run in it"
+        )
     if not _is_marker(target / MARKER):
-        raise UsageError(f"{target} is not a run folder, so --force will not delete it: choose another --out")
+        raise UsageError(
+            f"{target} is not a run folder, so --force will not delete it: choose another --out"
+        )
     strange = foreign(target)
     if strange:
         raise UsageError(
@@ -279,19 +285,25 @@ def config_of(folder: Path) -> dict[str, Any]:
     """
     with _refused(folder):
         if not (folder / CONFIG).is_file():
-            raise RunFolderError(f"{folder} is not a run folder (it has no {CONFIG}): give the folder that a run printed")
+            raise RunFolderError(
+                f"{folder} is not a run folder (it has no {CONFIG}): give the folder that a run printed"
+            )
         if not (folder / MARKER).is_file():
-            raise RunFolderError(f"{folder} is not a run folder (it has no {MARKER}): give the folder that a run printed")
+            raise RunFolderError(
+                f"{folder} is not a run folder (it has no {MARKER}): give the folder that a run printed"
+            )
     text = manifest.checked(folder, CONFIG, manifest.read(folder, MARKER))
     config = json.loads(text)
     schema = config.get("schema") if isinstance(config, dict) else None
     if schema != SCHEMA:
-        raise RunFolderError(f"{folder} was written in schema {schema}, this version reads {SCHEMA}: use the version that wrote it")
+        raise RunFolderError(
+            f"{folder} was written in schema {schema}, this version reads {SCHEMA}: use the version that wrote it"
+        )
     found: dict[str, Any] = config
     return found
 
 
-def load(folder: Path) -> tuple[Plan, dict[str, Any]]:
+def load(folder: Path) -> tuple[RunPlan, dict[str, Any]]:
     """Return the plan of a run folder, and its config.json.
 
     Raises:
@@ -309,9 +321,11 @@ def load(folder: Path) -> tuple[Plan, dict[str, Any]]:
     try:
         protocol = protocol_class(params.pop("name"))(**params)
         simulation = None if config["simulation"] is None else Simulation(**config["simulation"])
-        plan = Plan(protocol, simulation, Settings(**config["settings"]))
+        plan = RunPlan(protocol, simulation, Settings(**config["settings"]))
     except (KeyError, TypeError) as error:
-        raise RunFolderError(f"{folder / CONFIG} does not parse ({type(error).__name__}): start the run anew") from None
+        raise RunFolderError(
+            f"{folder / CONFIG} does not parse ({type(error).__name__}): start the run anew"
+        ) from None
     return plan, config
 
 
@@ -327,7 +341,9 @@ def check_same(folder: Path, recorded: Mapping[str, Any], planned: Mapping[str, 
             text = "its clients had other names"
         else:
             text = _difference(old, new)
-        raise RunFolderError(f"{folder} holds a run of another configuration ({text}): resume with the same one, or give another folder")
+        raise RunFolderError(
+            f"{folder} holds a run of another configuration ({text}): resume with the same one, or give another folder"
+        )
 
 
 def _difference(recorded: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
@@ -389,7 +405,13 @@ def seal(folder: Path, result: bytes) -> None:
 
 def comparison_json(names: Sequence[str]) -> str:
     """The text of a comparison's config.json; what each protocol runs with stands in the folder of its name."""
-    return json.dumps({"schema": SCHEMA, "version": securecluster.__version__, "compare": list(names)}, indent=2) + "\n"
+    return (
+        json.dumps(
+            {"schema": SCHEMA, "version": securecluster.__version__, "compare": list(names)},
+            indent=2,
+        )
+        + "\n"
+    )
 
 
 def compared(folder: Path) -> list[str] | None:
@@ -423,9 +445,13 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise RunFolderError(f"{folder} is being written by another process: wait for it, or stop it first") from None
+        raise RunFolderError(
+            f"{folder} is being written by another process: wait for it, or stop it first"
+        ) from None
     except OSError as error:
-        raise RunFolderError(f"cannot lock {folder} ({error.strerror}): check its permissions") from error
+        raise RunFolderError(
+            f"cannot lock {folder} ({error.strerror}): check its permissions"
+        ) from error
     try:
         yield
     finally:

@@ -52,7 +52,9 @@ def merges(distance: Array, linkage: str) -> Array:
     check_linkage("l2", linkage)
     m = len(distance)
     if m < 2 or distance.shape != (m, m) or not np.isfinite(distance).all():
-        raise UsageError(f"clustering needs a finite square distance matrix of at least two clients, not {distance.shape}")
+        raise UsageError(
+            f"clustering needs a finite square distance matrix of at least two clients, not {distance.shape}"
+        )
     return np.asarray(agglomerate(squareform(distance, checks=False), linkage), dtype=np.float64)
 
 
@@ -155,7 +157,9 @@ def _after(tree: Array, made: int) -> list[int]:
     return labels
 
 
-def representatives(rows: torch.Tensor, labels: Sequence[int], linkage: str) -> tuple[torch.Tensor, list[int], list[int]]:
+def representatives(
+    rows: torch.Tensor, labels: Sequence[int], linkage: str
+) -> tuple[torch.Tensor, list[int], list[int]]:
     """What a later client must be compared with: rows, the cluster of each, and how many clients each stands for.
 
     The mean of each cluster under centroid and ward, which need no more; else every row (m, d).
@@ -163,10 +167,16 @@ def representatives(rows: torch.Tensor, labels: Sequence[int], linkage: str) -> 
     if linkage not in EUCLIDEAN:
         return rows, list(labels), [1] * len(labels)
     clusters = members(labels)
-    return torch.stack([mean_row(rows, own) for own in clusters]), list(range(len(clusters))), [len(own) for own in clusters]
+    return (
+        torch.stack([mean_row(rows, own) for own in clusters]),
+        list(range(len(clusters))),
+        [len(own) for own in clusters],
+    )
 
 
-def nearest(distance: Array, labels: Sequence[int], sizes: Sequence[int], linkage: str) -> list[int]:
+def nearest(
+    distance: Array, labels: Sequence[int], sizes: Sequence[int], linkage: str
+) -> list[int]:
     """The cluster that each new client, a cluster of one, would be merged with first, (n,); ties go to the first (ours).
 
     Args:
@@ -174,7 +184,9 @@ def nearest(distance: Array, labels: Sequence[int], sizes: Sequence[int], linkag
     """
     join = {"single": np.min, "complete": np.max}.get(linkage, np.mean)
     near = np.stack([join(distance[:, own], axis=1) for own in members(labels)], axis=1)
-    if linkage == "ward":  # the height at which clusters of 1 and s with centres at distance x merge is x·sqrt(2s / (s + 1))
+    if (
+        linkage == "ward"
+    ):  # the height at which clusters of 1 and s with centres at distance x merge is x·sqrt(2s / (s + 1))
         size = np.asarray(sizes, dtype=np.float64)
         near = near * np.sqrt(2 * size / (size + 1))
     return [int(c) for c in near.argmin(1)]

@@ -36,7 +36,9 @@ def bipartition(alpha: Array) -> Bipartition:
 
     m = len(alpha)
     if m < 2 or alpha.shape != (m, m) or not np.isfinite(alpha).all():
-        raise UsageError(f"a bipartition needs a finite square similarity matrix of at least two clients, not {alpha.shape}")
+        raise UsageError(
+            f"a bipartition needs a finite square similarity matrix of at least two clients, not {alpha.shape}"
+        )
     if m == 2:
         return Bipartition((0,), (1,), float(alpha[0, 1]))
     distance = -alpha.astype(np.float64)

@@ -7,7 +7,7 @@ from numbers import Integral, Real
 
 import numpy as np
 
-from securecluster.clustering.labels import Array, numbered
+from securecluster.clustering.labels import Array, relabel
 from securecluster.errors import UsageError
 
 TRIED = 50  # values of DBSCAN's eps
@@ -22,16 +22,24 @@ def dbscan(distance: Array, eps: float, least: int) -> list[int]:
     """
     from sklearn.cluster import DBSCAN
 
-    found: list[int] = DBSCAN(eps=max(eps, np.finfo(float).tiny), min_samples=least, metric="precomputed").fit_predict(distance).tolist()
+    found: list[int] = (
+        DBSCAN(eps=max(eps, np.finfo(float).tiny), min_samples=least, metric="precomputed")
+        .fit_predict(distance)
+        .tolist()
+    )
     return found
 
 
 def check_dbscan(eps: object, least: object) -> None:
     """Raise UsageError for what is no distance, or no number of neighbours; None leaves either open."""
     if eps is not None and not (isinstance(eps, Real) and 0 <= float(eps) < np.inf):
-        raise UsageError(f"eps = {eps!r} is no distance: give a finite number from 0, or leave it out")
+        raise UsageError(
+            f"eps = {eps!r} is no distance: give a finite number from 0, or leave it out"
+        )
     if least is not None and not (isinstance(least, Integral) and int(least) >= 1):
-        raise UsageError(f"min_samples = {least!r} is not possible: it is a whole number from 1, or left out")
+        raise UsageError(
+            f"min_samples = {least!r} is not possible: it is a whole number from 1, or left out"
+        )
 
 
 def most_similar(similarity: Array, labels: Sequence[int]) -> list[int]:
@@ -49,9 +57,14 @@ def most_similar(similarity: Array, labels: Sequence[int]) -> list[int]:
 def neighbourhood(similarity: Array, least: int) -> float:
     """An eps for `dbscan` on 1 - similarity (m, m): of those at which users become cores, the one of the largest modularity (ours)."""
     distance = 1 - similarity
-    cores = np.sort(distance, axis=1)[:, min(least, len(distance)) - 1]  # where each has `least` neighbours
+    cores = np.sort(distance, axis=1)[
+        :, min(least, len(distance)) - 1
+    ]  # where each has `least` neighbours
     tried = np.unique(np.quantile(cores, np.linspace(0, 1, TRIED)).clip(0))
-    return max((modularity(similarity, numbered(dbscan(distance, float(eps), least))), float(eps)) for eps in tried)[1]
+    return max(
+        (modularity(similarity, relabel(dbscan(distance, float(eps), least))), float(eps))
+        for eps in tried
+    )[1]
 
 
 def modularity(similarity: Array, labels: Sequence[int]) -> float:

@@ -7,7 +7,9 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import unknown
 
 METRICS = ("l1", "l2", "cosine", "chord")
-WIDE = 1 << 18  # numbers of a float64 column block: 2 MB, which stay in cache while every pair reads them
+WIDE = (
+    1 << 18
+)  # numbers of a float64 column block: 2 MB, which stay in cache while every pair reads them
 CLOSE = 1e-6  # rows whose squared distance is below this share of their squared norms are compared number by number
 
 
@@ -86,7 +88,11 @@ def to_others(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """L2 of each row (m, d) to each of a few others (k, d), (m, k) float64; from the differences, by column blocks."""
     total = torch.zeros(len(rows), len(others), dtype=torch.float64, device=rows.device)
     width = max(1, WIDE // max(len(rows), 1))
-    for block, few in zip(torch.split(rows, width, dim=1), torch.split(others.to(rows.device), width, dim=1), strict=True):
+    for block, few in zip(
+        torch.split(rows, width, dim=1),
+        torch.split(others.to(rows.device), width, dim=1),
+        strict=True,
+    ):
         wide = block.double()
         for c, other in enumerate(few.double()):
             total[:, c] += (wide - other).square().sum(1)
@@ -98,7 +104,9 @@ def _squared(rows: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> t
     total = torch.zeros(len(first), dtype=torch.float64, device=rows.device)
     for block in blocks(rows, size=WIDE):
         wide = block.double()
-        for part in torch.split(torch.arange(len(first), device=rows.device), max(1, WIDE // wide.shape[1])):
+        for part in torch.split(
+            torch.arange(len(first), device=rows.device), max(1, WIDE // wide.shape[1])
+        ):
             total[part] += (wide[first[part]] - wide[second[part]]).square().sum(1)
     return total
 

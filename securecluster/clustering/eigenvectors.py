@@ -33,11 +33,17 @@ def top(features: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
     wide = features.double()
     n, d = wide.shape
     k = min(p, n, d)
-    values, vectors = torch.zeros(p, dtype=wide.dtype, device=wide.device), torch.zeros(p, d, dtype=wide.dtype, device=wide.device)
+    values, vectors = (
+        torch.zeros(p, dtype=wide.dtype, device=wide.device),
+        torch.zeros(p, d, dtype=wide.dtype, device=wide.device),
+    )
     if k and bool(wide.any()):
         values[:k], vectors[:k] = _leading(wide, k)
         known = values > max(n, d) * torch.finfo(wide.dtype).eps * values[0]
-        values, vectors = torch.where(known, values, 0.0), torch.where(known[:, None], _signed(vectors), 0.0)
+        values, vectors = (
+            torch.where(known, values, 0.0),
+            torch.where(known[:, None], _signed(vectors), 0.0),
+        )
     return values, vectors
 
 
@@ -62,7 +68,11 @@ def leading(matrix: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
 
     Signs are those of `top`; eigenvalues may be negative.
     """
-    found = arpack(lambda x: matrix @ x, len(matrix), p, matrix, "LA") if p * WHOLE <= len(matrix) else None
+    found = (
+        arpack(lambda x: matrix @ x, len(matrix), p, matrix, "LA")
+        if p * WHOLE <= len(matrix)
+        else None
+    )
     if found is None:
         values, vectors = torch.linalg.eigh(matrix)
         found = values[-p:].flip(0), vectors[:, -p:].flip(1)
@@ -81,7 +91,9 @@ def _signed(vectors: torch.Tensor) -> torch.Tensor:
     return torch.where(largest < 0, -vectors, vectors)
 
 
-def arpack(product: Operator, side: int, k: int, like: torch.Tensor, which: str = "LM") -> tuple[torch.Tensor, torch.Tensor] | None:
+def arpack(
+    product: Operator, side: int, k: int, like: torch.Tensor, which: str = "LM"
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The k largest eigenvalues (k,) of a symmetric operator and its eigenvectors (side, k), by scipy's `eigsh`, on the CPU.
 
     The start is the same in every run.
@@ -96,16 +108,22 @@ def arpack(product: Operator, side: int, k: int, like: torch.Tensor, which: str 
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
     def by(v: NDArray[np.float64]) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = product(torch.from_numpy(v.ravel().copy()).to(like)).cpu().numpy()
+        found: NDArray[np.float64] = (
+            product(torch.from_numpy(v.ravel().copy()).to(like)).cpu().numpy()
+        )
         return found
 
     start = Randomness(0).generator("spectra", side).standard_normal(side)
     try:
-        values, vectors = eigsh(LinearOperator((side, side), matvec=by, dtype=np.float64), k=k, which=which, v0=start)
+        values, vectors = eigsh(
+            LinearOperator((side, side), matvec=by, dtype=np.float64), k=k, which=which, v0=start
+        )
     except ArpackError:
         return None
     order = np.argsort(-values, kind="stable")
-    return torch.from_numpy(values[order]).to(like), torch.from_numpy(vectors[:, order].copy()).to(like)
+    return torch.from_numpy(values[order]).to(like), torch.from_numpy(vectors[:, order].copy()).to(
+        like
+    )
 
 
 def projected(features: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
@@ -139,7 +157,12 @@ def _gram(features: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def relevance(values: torch.Tensor, projected: torch.Tensor, floor: float = 0.0, shared: torch.Tensor | None = None) -> torch.Tensor:
+def relevance(
+    values: torch.Tensor,
+    projected: torch.Tensor,
+    floor: float = 0.0,
+    shared: torch.Tensor | None = None,
+) -> torch.Tensor:
     """r(i, j) = Π_k (min(λ_k, λ̂_k) / max(λ_k, λ̂_k))^(1/p) in [0, 1], (j,) float64, in logs (Ali & Arafa 2024, eq. 3, 4).
 
     Eq. 4 takes the root over all D; over the p shared ones is ours. Only the client's own eigenvalues above floor · λ_1 and above 0
@@ -153,9 +176,13 @@ def relevance(values: torch.Tensor, projected: torch.Tensor, floor: float = 0.0,
     own, other = values.double(), projected.double()
     counts = _counted(own, other, floor, shared)
     safe = torch.where(counts, own, torch.ones_like(own))
-    logs = torch.where(counts, other.log() - safe.log(), torch.zeros_like(other)).abs()  # log 0 is −inf, whose ratio is 0
+    logs = torch.where(
+        counts, other.log() - safe.log(), torch.zeros_like(other)
+    ).abs()  # log 0 is −inf, whose ratio is 0
     number = counts.sum(1)
-    return torch.where(number > 0, torch.exp(-logs.sum(1) / number.clamp_min(1)), torch.zeros_like(logs[:, 0]))
+    return torch.where(
+        number > 0, torch.exp(-logs.sum(1) / number.clamp_min(1)), torch.zeros_like(logs[:, 0])
+    )
 
 
 def span_relevance(

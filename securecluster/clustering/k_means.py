@@ -23,6 +23,8 @@ def kmeans(inner: Array, k: int, seed: int) -> list[int]:
     points = vectors * np.sqrt(values.clip(0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # points that coincide
-        found = KMeans(min(k, len(points)), n_init=10, random_state=seed % (1 << 32)).fit_predict(points)
+        found = KMeans(min(k, len(points)), n_init=10, random_state=seed % (1 << 32)).fit_predict(
+            points
+        )
     labels: list[int] = np.unique(found, return_inverse=True)[1].tolist()
     return labels

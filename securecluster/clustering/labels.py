@@ -29,10 +29,15 @@ def largest(labels: Sequence[int]) -> int:
 def check_number(k: object, clients: int, name: str = "k") -> None:
     """Raise UsageError for a number of clusters that cannot be made of so many clients."""
     if not isinstance(k, Integral) or not 1 <= int(k) <= clients:
-        raise UsageError(f"{name} = {k!r} clusters cannot be made of {clients} clients: it is a whole number from 1 to that of clients")
+        raise UsageError(
+            f"{name} = {k!r} clusters cannot be made of {clients} clients: it is a whole number from 1 to that of clients"
+        )
 
 
-def numbered(labels: Sequence[int]) -> list[int]:
+def relabel(labels: Sequence[int]) -> list[int]:
     """Clusters numbered from 0 in the order of their first members; each of those labelled -1 is one of its own."""
     found: dict[tuple[int, int], int] = {}
-    return [found.setdefault((label, k if label < 0 else -1), len(found)) for k, label in enumerate(labels)]
+    return [
+        found.setdefault((label, k if label < 0 else -1), len(found))
+        for k, label in enumerate(labels)
+    ]

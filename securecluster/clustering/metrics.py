@@ -23,7 +23,10 @@ def agreement(labels: Sequence[int], truth: Sequence[int]) -> Agreement:
     from sklearn.metrics.cluster import contingency_matrix
 
     table = contingency_matrix(truth, labels)
-    exact = bool((np.count_nonzero(table, axis=0) == 1).all() and (np.count_nonzero(table, axis=1) == 1).all())
+    exact = bool(
+        (np.count_nonzero(table, axis=0) == 1).all()
+        and (np.count_nonzero(table, axis=1) == 1).all()
+    )
     return {
         "ari": float(adjusted_rand_score(truth, labels)),
         "nmi": float(normalized_mutual_info_score(truth, labels)),
@@ -46,6 +49,11 @@ def share_at(values: np.ndarray[Any, Any], target: float) -> float | None:
 
 def pearson(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
     """Pearson's correlation of two arrays of one shape, in float64; NaN where one of them is constant or has fewer than two numbers."""
-    x, y = (values.astype(np.float64).ravel() - np.mean(values, dtype=np.float64) if values.size else values for values in (a, b))
+    x, y = (
+        values.astype(np.float64).ravel() - np.mean(values, dtype=np.float64)
+        if values.size
+        else values
+        for values in (a, b)
+    )
     scale = float(np.sqrt((x * x).sum() * (y * y).sum()))
     return float(x @ y) / scale if scale > 0 else float("nan")

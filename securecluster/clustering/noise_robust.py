@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from securecluster.clustering.agglomerative import into, merges, threshold
 from securecluster.clustering.bipartition import Bipartition, bipartition, intra_min, separated
 from securecluster.clustering.k_means import kmeans
-from securecluster.clustering.labels import members, numbered
+from securecluster.clustering.labels import members, relabel
 from securecluster.clustering.significance import Null, p_value
 from securecluster.errors import UsageError, unknown
 
@@ -39,18 +39,20 @@ def partition(similarity: Array, clusterer: str, k: int | None = None, seed: int
         raise unknown("clusterer", clusterer, CLUSTERERS)
     m = len(similarity)
     if similarity.shape != (m, m) or not np.isfinite(similarity).all():
-        raise UsageError(f"clustering needs a finite square similarity matrix, not {similarity.shape}")
+        raise UsageError(
+            f"clustering needs a finite square similarity matrix, not {similarity.shape}"
+        )
     k = min(m, eigengap(similarity) if k is None else k)
     if k < 2:
         return [0] * m
     if clusterer == "average":
         return into(merges(np.where(np.eye(m, dtype=bool), 0.0, 1 - similarity), "average"), k)
     if clusterer == "kmeans":
-        return numbered(kmeans(similarity, k, seed))
+        return relabel(kmeans(similarity, k, seed))
     vectors = np.linalg.eigh(affinity(similarity))[1][:, -k:]
     size = np.linalg.norm(vectors, axis=1, keepdims=True)
     points = vectors / np.where(size > np.sqrt(m) * np.finfo(float).eps, size, 1)
-    return numbered(kmeans(points @ points.T, k, seed))
+    return relabel(kmeans(points @ points.T, k, seed))
 
 
 def contrasted(distance: Array) -> Array:
@@ -82,7 +84,7 @@ def eigengap(similarity: Array) -> int:
     return int((values[:most] - np.append(values, 0.0)[1 : most + 1]).argmax()) + 1
 
 
-def halves(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
+def split_into_two(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
     """The bipartition that a clusterer makes, with the mean similarity across it (ours); "paper" is `bipartition`, with the largest.
 
     As many clusters as `eigengap` sees, two at least, are put together into two: halving at once would cut through clusters where there
@@ -93,7 +95,9 @@ def halves(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
     labels = np.asarray(partition(alpha, clusterer, max(2, eigengap(alpha)), seed))
     if not labels.any():  # equal points
         return bipartition(alpha)
-    member = np.equal.outer(np.arange(labels.max() + 1), labels) / np.bincount(labels)[:, None]  # (k, m), rows of sum 1
+    member = (
+        np.equal.outer(np.arange(labels.max() + 1), labels) / np.bincount(labels)[:, None]
+    )  # (k, m), rows of sum 1
     apart = 1 - member @ alpha @ member.T
     np.fill_diagonal(apart, 0.0)
     side = np.asarray(into(merges(apart, "average"), 2))[labels]
@@ -101,12 +105,16 @@ def halves(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
     return Bipartition(first, second, float(alpha[np.ix_(first, second)].mean()))
 
 
-def gap_between(alpha: Array, halves: Bipartition) -> float:
+def gap_between(alpha: Array, split_into_two: Bipartition) -> float:
     """Return how far the more coherent half's least similarity exceeds the one across; -2 without a half of two."""
-    coherent = [intra_min(alpha, half) for half in (halves.first, halves.second) if len(half) > 1]
+    coherent = [
+        intra_min(alpha, half)
+        for half in (split_into_two.first, split_into_two.second)
+        if len(half) > 1
+    ]
     if not coherent:
         return -2.0
-    return max(coherent) - halves.cross_max
+    return max(coherent) - split_into_two.cross_max
 
 
 def with_company(alpha: Array, found: Bipartition) -> Bipartition:
@@ -125,14 +133,16 @@ def with_company(alpha: Array, found: Bipartition) -> Bipartition:
     return Bipartition(first, second, float(alpha[np.ix_(first, second)].max()))
 
 
-class Evidence(NamedTuple):
+class SplitEvidence(NamedTuple):
     """How separated clients are, and how often clients without clusters would be as separated."""
 
     separation: float
     p_value: float
 
 
-def evidence_for_split(alpha: Array, clusterer: str, least: float, level: float, seed: int) -> Evidence:
+def evidence_for_split(
+    alpha: Array, clusterer: str, least: float, level: float, seed: int
+) -> SplitEvidence:
     """Return how separated clients are, and the p-value: how often clients without clusters would be as separated (ours).
 
     The separation is `clustering.separated` for the paper's bipartition, and `mean_separation` of the clusters that another
@@ -155,9 +165,12 @@ def evidence_for_split(alpha: Array, clusterer: str, least: float, level: float,
 
     observed, labels = score(alpha)
     if observed <= least or len(set(labels)) in (1, len(labels)):
-        return Evidence(observed, 1.0)
+        return SplitEvidence(observed, 1.0)
     null = Null.within(alpha, labels)
-    return Evidence(observed, p_value(lambda drawn: score(drawn)[0], observed, null, level, np.random.default_rng(seed)))
+    return SplitEvidence(
+        observed,
+        p_value(lambda drawn: score(drawn)[0], observed, null, level, np.random.default_rng(seed)),
+    )
 
 
 def default_threshold(tree: Array, gap: float, alpha: Array, seed: int) -> float:

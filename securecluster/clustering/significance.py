@@ -68,7 +68,9 @@ class Null:
         return found
 
 
-def p_value(statistic: Statistic, observed: float, null: Null, level: float, generator: np.random.Generator) -> float:
+def p_value(
+    statistic: Statistic, observed: float, null: Null, level: float, generator: np.random.Generator
+) -> float:
     """Return how often chance reaches the observed statistic, or at least whether it does so more rarely than `level`.
 
     Draws stop at the first that reaches it (Besag, Clifford 1991, "Sequential Monte Carlo p-values", Biometrika 78).

@@ -11,7 +11,9 @@ BLOCK = 1 << 24  # numbers of a column block
 FLOOR = 0.5  # share of the median norm: under noise no row counts as shorter
 
 
-def gram(rows: torch.Tensor, who: Sequence[int] | None = None, noise: float | torch.Tensor = 0.0) -> torch.Tensor:
+def gram(
+    rows: torch.Tensor, who: Sequence[int] | None = None, noise: float | torch.Tensor = 0.0
+) -> torch.Tensor:
     """Inner products of rows (m, d), or of those of `who`, as (m, m) float64; by column blocks, so no second (m, d) is made.
 
     Args:
@@ -23,7 +25,9 @@ def gram(rows: torch.Tensor, who: Sequence[int] | None = None, noise: float | to
     for block in blocks(rows, who):
         wide = block.double()
         total += wide @ wide.T
-    return (total + total.T) / 2 - torch.as_tensor(noise) * torch.eye(m, dtype=total.dtype, device=total.device)
+    return (total + total.T) / 2 - torch.as_tensor(noise) * torch.eye(
+        m, dtype=total.dtype, device=total.device
+    )
 
 
 def cross_cosine(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -31,7 +35,9 @@ def cross_cosine(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     inner = torch.zeros(len(rows), len(others), dtype=torch.float64)
     sizes = [torch.zeros(len(t), dtype=torch.float64) for t in (rows, others)]
     width = max(1, BLOCK // max(len(rows), len(others), 1))
-    for one, two in zip(torch.split(rows, width, dim=1), torch.split(others, width, dim=1), strict=True):
+    for one, two in zip(
+        torch.split(rows, width, dim=1), torch.split(others, width, dim=1), strict=True
+    ):
         left, right = one.double().cpu(), two.double().cpu()
         inner += left @ right.T
         for size, block in zip(sizes, (left, right), strict=True):
@@ -40,7 +46,9 @@ def cross_cosine(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     return (inner * scale[0][:, None] * scale[1]).clamp(-1, 1)
 
 
-def mean_row(rows: torch.Tensor, who: Sequence[int] | None = None, weight: torch.Tensor | None = None) -> torch.Tensor:
+def mean_row(
+    rows: torch.Tensor, who: Sequence[int] | None = None, weight: torch.Tensor | None = None
+) -> torch.Tensor:
     """The mean of rows (m, d), or of those of `who`, (d,), weighted by `weight` (one each); by column blocks too."""
     if weight is None:
         return torch.cat([block.mean(0) for block in blocks(rows, who)])
@@ -48,9 +56,15 @@ def mean_row(rows: torch.Tensor, who: Sequence[int] | None = None, weight: torch
     return torch.cat([share @ block for block in blocks(rows, who)])
 
 
-def blocks(rows: torch.Tensor, who: Sequence[int] | None = None, size: int | None = None) -> Iterator[torch.Tensor]:
+def blocks(
+    rows: torch.Tensor, who: Sequence[int] | None = None, size: int | None = None
+) -> Iterator[torch.Tensor]:
     """Column blocks (m, c) of rows (m, d), or of those of `who`, in order; each holds about `size` numbers of `rows`."""
-    pick = None if who is None or list(who) == list(range(len(rows))) else torch.as_tensor(who, dtype=torch.long, device=rows.device)
+    pick = (
+        None
+        if who is None or list(who) == list(range(len(rows)))
+        else torch.as_tensor(who, dtype=torch.long, device=rows.device)
+    )
     for block in torch.split(rows, max(1, (size or BLOCK) // max(len(rows), 1)), dim=1):
         yield block if pick is None else block[pick]
 

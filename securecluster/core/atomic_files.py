@@ -37,7 +37,9 @@ def _said(path: Path, what: str) -> Iterator[None]:
             mend = "remove the link that is in its place"
         else:
             mend = "check the path and its permissions"
-        raise RunFolderError(f"cannot {what} {path} ({os.strerror(error.errno or 0)}): {mend}") from error
+        raise RunFolderError(
+            f"cannot {what} {path} ({os.strerror(error.errno or 0)}): {mend}"
+        ) from error
 
 
 def write_atomic(path: Path, data: bytes, mode: int = EVERYONE, durable: bool = False) -> None:
@@ -80,7 +82,10 @@ def _sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems do not sync folders
+        if error.errno not in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+        ):  # some file systems do not sync folders
             raise
     finally:
         os.close(descriptor)

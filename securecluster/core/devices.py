@@ -33,7 +33,9 @@ def reproducible(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it, and repeats itself
+    os.environ.setdefault(
+        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+    )  # cuBLAS reads it, and repeats itself
     changes = _exact_settings()
     before = [getattr(place, name) for place, name, _ in changes]
     mode = torch.get_deterministic_debug_mode()
@@ -56,10 +58,17 @@ def _exact_settings() -> list[tuple[Any, str, Any]]:
     found: list[tuple[Any, str, Any]] = [
         (cudnn, "benchmark", False),
         (cudnn, "deterministic", True),
-        (deterministic, "fill_uninitialized_memory", False),  # every tensor is written before it is read
+        (
+            deterministic,
+            "fill_uninitialized_memory",
+            False,
+        ),  # every tensor is written before it is read
     ]
     if hasattr(cudnn, "conv"):  # torch 2.9 and later
-        return [*found, *((place, "fp32_precision", "ieee") for place in (matmul, cudnn.conv, cudnn.rnn))]
+        return [
+            *found,
+            *((place, "fp32_precision", "ieee") for place in (matmul, cudnn.conv, cudnn.rnn)),
+        ]
     return [*found, (matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
 
 

@@ -51,12 +51,16 @@ def digest(data: bytes) -> str:
 
 def damaged(path: Path) -> RunFolderError:
     """Return the error for a file that differs from what was written."""
-    return RunFolderError(f"{path} differs from what was written there: restore it from a copy, or run anew into another folder")
+    return RunFolderError(
+        f"{path} differs from what was written there: restore it from a copy, or run anew into another folder"
+    )
 
 
 def missing(path: Path) -> RunFolderError:
     """Return the error for a file that is not there any more."""
-    return RunFolderError(f"{path} is missing: restore it from a copy, or run anew into another folder")
+    return RunFolderError(
+        f"{path} is missing: restore it from a copy, or run anew into another folder"
+    )
 
 
 def write(folder: Path, names: Iterable[str]) -> None:
@@ -141,7 +145,9 @@ class Log:
         durable: whether each append waits until the lines are on the disk.
     """
 
-    def __init__(self, path: Path, mode: int = atomic_files.EVERYONE, durable: bool = False) -> None:
+    def __init__(
+        self, path: Path, mode: int = atomic_files.EVERYONE, durable: bool = False
+    ) -> None:
         self.path, self._mode, self._durable = path, mode, durable
         self._size = 0
         self._hash = hashlib.sha256()
@@ -181,7 +187,9 @@ class Log:
         """
         return self._read(mark, decode, lasting=True)
 
-    def _read(self, mark: Mark, decode: Callable[[str], T], lasting: bool) -> tuple[list[T], list[T]]:
+    def _read(
+        self, mark: Mark, decode: Callable[[str], T], lasting: bool
+    ) -> tuple[list[T], list[T]]:
         if mark.size and not self.path.is_file():
             raise missing(self.path)
         data = atomic_files.read(self.path) if self.path.is_file() else b""
@@ -220,4 +228,6 @@ def read_lines(path: Path, data: bytes, decode: Callable[[str], T]) -> list[T]:
         return [decode(line) for line in lines if line.endswith("\n")]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         kind = type(error).__name__
-        raise RunFolderError(f"{path} does not parse ({kind}): restore it from a copy, or start the run anew") from None
+        raise RunFolderError(
+            f"{path} does not parse ({kind}): restore it from a copy, or start the run anew"
+        ) from None

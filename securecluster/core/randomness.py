@@ -27,7 +27,9 @@ class Randomness:
 
     def generator(self, *path: Part) -> np.random.Generator:
         """A fresh counter-based generator (Philox) for `path`."""
-        return np.random.Generator(np.random.Philox(key=int.from_bytes(self.key(*path)[:16], "little")))
+        return np.random.Generator(
+            np.random.Philox(key=int.from_bytes(self.key(*path)[:16], "little"))
+        )
 
     def integer(self, *path: Part) -> int:
         """A 63-bit integer for `path`, for libraries that want a seed."""

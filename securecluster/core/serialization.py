@@ -37,11 +37,26 @@ def unpack(data: bytes, kind: type[S]) -> S:
         tensors = load(data)
         length = int.from_bytes(data[:8], "little")
         text = json.loads(data[8 : 8 + length])["__metadata__"]["state"]
-        tree = json.loads(text, object_hook=lambda found: tensors[found["tensor"]] if set(found) == {"tensor"} else found)
+        tree = json.loads(
+            text,
+            object_hook=lambda found: (
+                tensors[found["tensor"]] if set(found) == {"tensor"} else found
+            ),
+        )
         found: S = _converter().structure(tree, kind)
         return found
-    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, cattrs.BaseValidationError) as error:
-        raise RunFolderError(f"a saved {kind.__name__} does not parse ({type(error).__name__}): start the run anew") from None
+    except (
+        SafetensorError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        cattrs.BaseValidationError,
+    ) as error:
+        raise RunFolderError(
+            f"a saved {kind.__name__} does not parse ({type(error).__name__}): start the run anew"
+        ) from None
 
 
 def plain(tree: Any) -> Any:

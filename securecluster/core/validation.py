@@ -25,23 +25,41 @@ def check_whole(given: Any, **least: int) -> None:
             raise UsageError(f"{name} = {value!r} is not possible: it is a whole number from {low}")
 
 
-SMALLEST, GREATEST = 1e-9, 1e6  # of noise multipliers: beyond, squares of what they multiply leave the range of single precision
+SMALLEST, GREATEST = (
+    1e-9,
+    1e6,
+)  # of noise multipliers: beyond, squares of what they multiply leave the range of single precision
 
 
 def check_noise(given: Any, name: str) -> None:
     """Raise UsageError where an attribute of `given` is no noise multiplier: 0, or a number whose price is a number."""
     value = getattr(given, name)
     if not (_float(value) == 0 or SMALLEST <= _float(value) <= GREATEST):
-        raise UsageError(f"{name} = {value!r} is not possible: it is 0, for none, or a number from {SMALLEST:g} to {GREATEST:g}")
+        raise UsageError(
+            f"{name} = {value!r} is not possible: it is 0, for none, or a number from {SMALLEST:g} to {GREATEST:g}"
+        )
 
 
-def check_number(given: Any, name: str, low: float, high: float = math.inf, low_in: bool = True, high_in: bool = False) -> None:
+def check_number(
+    given: Any,
+    name: str,
+    low: float,
+    high: float = math.inf,
+    low_in: bool = True,
+    high_in: bool = False,
+) -> None:
     """Raise UsageError where an attribute of `given` is no finite number in the interval from `low` to `high`."""
     value = getattr(given, name)
     x = _float(value)
-    if not (math.isfinite(x) and (low < x or (low_in and low == x)) and (x < high or (high_in and x == high))):
+    if not (
+        math.isfinite(x)
+        and (low < x or (low_in and low == x))
+        and (x < high or (high_in and x == high))
+    ):
         top = "finite" if math.isinf(high) else f"{'at most' if high_in else 'below'} {high:g}"
-        raise UsageError(f"{name} = {value!r} is not possible: it is a number {'from' if low_in else 'above'} {low:g}, {top}")
+        raise UsageError(
+            f"{name} = {value!r} is not possible: it is a number {'from' if low_in else 'above'} {low:g}, {top}"
+        )
 
 
 def _float(value: object) -> float:

@@ -16,7 +16,7 @@ Shares = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Stock:
+class SampleSupply:
     """Rows (r,) of a pool with their labels y (r,), or numbers of their groups; `part` is "train" or "test"."""
 
     part: str
@@ -62,29 +62,37 @@ class Wanted:
         wanted = wanted.max(axis=0) if self.overlap else wanted.sum(axis=0)
         asked = wanted > 0
         each = int((stock[asked] / wanted[asked]).min())
-        while each > 0 and not self.fits(stock, each, randomness):  # the bound knows nothing of rounding to whole samples
+        while each > 0 and not self.fits(
+            stock, each, randomness
+        ):  # the bound knows nothing of rounding to whole samples
             each -= 1
         return each
 
 
-def halves(source: Source, randomness: Randomness) -> tuple[Stock, Stock]:
+def halves(source: Source, randomness: Randomness) -> tuple[SampleSupply, SampleSupply]:
     """What may be trained on and what is held out: the source's two pools, or four fifths and a fifth of its only one at random."""
     y = source.train.y
     if source.test is not None:
-        return Stock("train", np.arange(len(y)), y), Stock("test", np.arange(len(source.test.y)), source.test.y)
+        return SampleSupply("train", np.arange(len(y)), y), SampleSupply(
+            "test", np.arange(len(source.test.y)), source.test.y
+        )
     order = randomness.generator("scenario", "held out").permutation(len(y))
     keep, out = np.split(order, [len(y) - len(y) // 5])
-    return Stock("train", keep, y[keep]), Stock("test", out, y[out])
+    return SampleSupply("train", keep, y[keep]), SampleSupply("test", out, y[out])
 
 
-def amount(source: Source, wanted: Wanted, stock: Stock, samples: int | None, randomness: Randomness) -> int:
+def amount(
+    source: Source, wanted: Wanted, stock: SampleSupply, samples: int | None, randomness: Randomness
+) -> int:
     """Training samples per client.
 
     Raises:
         UsageError: more samples than there are, or none.
     """
     if wanted.overlap and samples is None:
-        raise UsageError("clients that may share samples need a number of samples: say how many (samples, --samples)")
+        raise UsageError(
+            "clients that may share samples need a number of samples: say how many (samples, --samples)"
+        )
     most = wanted.most(stock.counts(wanted.shares.shape[1]), randomness)
     if samples is not None and 1 <= samples <= most:
         return samples
@@ -94,11 +102,22 @@ def amount(source: Source, wanted: Wanted, stock: Stock, samples: int | None, ra
     raise UsageError(
         f"{source.name} has {len(stock.y)} samples to train on: in this scenario {clients} clients can train on at most {most} each"
         + (": use fewer clients" if samples is None else f", not {samples}")
-        + ("" if wanted.overlap or samples is None or samples < 1 else "; with overlap=True (--overlap) they may share samples")
+        + (
+            ""
+            if wanted.overlap or samples is None or samples < 1
+            else "; with overlap=True (--overlap) they may share samples"
+        )
     )
 
 
-def held_out(source: Source, wanted: Wanted, stock: Stock, train: int, samples: int | None, randomness: Randomness) -> int:
+def held_out(
+    source: Source,
+    wanted: Wanted,
+    stock: SampleSupply,
+    train: int,
+    samples: int | None,
+    randomness: Randomness,
+) -> int:
     """Held-out samples per client: a quarter of the training samples where their number was asked for, at most what there is."""
     most = wanted.most(stock.counts(wanted.shares.shape[1]), randomness)
     if not most:
@@ -108,28 +127,39 @@ def held_out(source: Source, wanted: Wanted, stock: Stock, train: int, samples: 
     return most if samples is None else min(most, max(1, round(train / 4)))
 
 
-def hand_out(stock: Stock, wanted: Wanted, each: int, randomness: Randomness) -> list[Labels]:
+def hand_out(
+    stock: SampleSupply, wanted: Wanted, each: int, randomness: Randomness
+) -> list[Labels]:
     """Rows for each client, in random order."""
     counts = wanted.counts(each, randomness)
     hands = (_shared if wanted.overlap else _apart)(stock, counts, randomness)
-    return [randomness.generator("scenario", "order", stock.part, k).permutation(hand) for k, hand in enumerate(hands)]
+    return [
+        randomness.generator("scenario", "order", stock.part, k).permutation(hand)
+        for k, hand in enumerate(hands)
+    ]
 
 
-def _apart(stock: Stock, counts: Labels, randomness: Randomness) -> list[Labels]:
+def _apart(stock: SampleSupply, counts: Labels, randomness: Randomness) -> list[Labels]:
     """No sample twice."""
     hands: list[list[Labels]] = [[] for _ in counts]
     for label in range(counts.shape[1]):
-        own = randomness.generator("scenario", "deal", stock.part, label).permutation(stock.rows[stock.y == label])
+        own = randomness.generator("scenario", "deal", stock.part, label).permutation(
+            stock.rows[stock.y == label]
+        )
         for hand, piece in zip(hands, np.split(own, np.cumsum(counts[:, label]))[:-1], strict=True):
             hand.append(piece)
     return [np.concatenate(hand) for hand in hands]
 
 
-def _shared(stock: Stock, counts: Labels, randomness: Randomness) -> list[Labels]:
+def _shared(stock: SampleSupply, counts: Labels, randomness: Randomness) -> list[Labels]:
     """No sample twice within a client."""
     own = [stock.rows[stock.y == label] for label in range(counts.shape[1])]
     hands = []
     for client, wanted in enumerate(counts):
         draw = randomness.generator("scenario", "deal", stock.part, "shared", client)
-        hands.append(np.concatenate([draw.permutation(own[label])[: wanted[label]] for label in np.flatnonzero(wanted)]))
+        hands.append(
+            np.concatenate(
+                [draw.permutation(own[label])[: wanted[label]] for label in np.flatnonzero(wanted)]
+            )
+        )
     return hands

@@ -33,18 +33,50 @@ class ImageSet:
 DIGITS = (Task("0-4", (0, 1, 2, 3, 4)), Task("5-9", (5, 6, 7, 8, 9)))
 # The paper has five, three and two users and "significantly" fewer samples from task to task. The sizes 12 : 10 : 5 are ours: so many
 # samples does each user get when the 36,000, 18,000 and 6,000 images of the three tasks are dealt to their users.
-FASHION = (Task("clothes", (0, 1, 2, 3, 4, 6), 5, 12), Task("shoes", (5, 7, 9), 3, 10), Task("bag", (8,), 2, 5))
+FASHION = (
+    Task("clothes", (0, 1, 2, 3, 4, 6), 5, 12),
+    Task("shoes", (5, 7, 9), 3, 10),
+    Task("bag", (8,), 2, 5),
+)
 CIFAR10 = (Task("vehicles", (0, 1, 8, 9)), Task("animals", (2, 3, 4, 5, 6, 7)))
-VEHICLES = (8, 13, 41, 48, 58, 69, 81, 85, 89, 90)  # the fine labels of the coarse classes "vehicles 1" and "vehicles 2"
-CIFAR100 = (Task("vehicles", VEHICLES), Task("rest", tuple(k for k in range(100) if k not in VEHICLES)))
-CHARACTERS = (Task("digits", tuple(range(10))), Task("upper", tuple(range(10, 36))), Task("lower", tuple(range(36, 62))))
+VEHICLES = (
+    8,
+    13,
+    41,
+    48,
+    58,
+    69,
+    81,
+    85,
+    89,
+    90,
+)  # the fine labels of the coarse classes "vehicles 1" and "vehicles 2"
+CIFAR100 = (
+    Task("vehicles", VEHICLES),
+    Task("rest", tuple(k for k in range(100) if k not in VEHICLES)),
+)
+CHARACTERS = (
+    Task("digits", tuple(range(10))),
+    Task("upper", tuple(range(10, 36))),
+    Task("lower", tuple(range(36, 62))),
+)
 
 IMAGE_SETS = {
     "mnist": ImageSet("ylecun/mnist", 10, (1, 28, 28), DIGITS),
     "fashion_mnist": ImageSet("zalando-datasets/fashion_mnist", 10, (1, 28, 28), FASHION),
     "cifar10": ImageSet("uoft-cs/cifar10", 10, (3, 32, 32), CIFAR10, image="img"),
-    "cifar100": ImageSet("uoft-cs/cifar100", 100, (3, 32, 32), CIFAR100, image="img", label="fine_label"),
-    "femnist": ImageSet("flwrlabs/femnist", 62, (1, 28, 28), CHARACTERS, label="character", owner="writer_id", test=False),
+    "cifar100": ImageSet(
+        "uoft-cs/cifar100", 100, (3, 32, 32), CIFAR100, image="img", label="fine_label"
+    ),
+    "femnist": ImageSet(
+        "flwrlabs/femnist",
+        62,
+        (1, 28, 28),
+        CHARACTERS,
+        label="character",
+        owner="writer_id",
+        test=False,
+    ),
 }
 
 
@@ -67,17 +99,35 @@ def image_set(name: str) -> Source:
     spec = IMAGE_SETS[name]
     train, test = _images(name, spec, "train"), _images(name, spec, "test") if spec.test else None
     for part in (train, test):
-        if part is not None and len(part.y) and not 0 <= part.y.min() <= part.y.max() < spec.classes:
-            raise UsageError(f"{name} has a label outside 0 … {spec.classes - 1}: this is not the data set that the hub calls {spec.hub}")
+        if (
+            part is not None
+            and len(part.y)
+            and not 0 <= part.y.min() <= part.y.max() < spec.classes
+        ):
+            raise UsageError(
+                f"{name} has a label outside 0 … {spec.classes - 1}: this is not the data set that the hub calls {spec.hub}"
+            )
     return Source(name, spec.classes, spec.shape, train, test, spec.tasks)
 
 
 def _images(name: str, spec: ImageSet, split: str) -> Pool:
     where = folder()
     if where is not None:
-        return ParquetPool(parquet_files(where, name, spec.hub, split), spec.image, spec.label, spec.shape, spec.owner)
+        return ParquetPool(
+            parquet_files(where, name, spec.hub, split),
+            spec.image,
+            spec.label,
+            spec.shape,
+            spec.owner,
+        )
     rows = hub_rows(name, spec.hub, split, [c for c in (spec.image, spec.label, spec.owner) if c])
-    return HubPool(rows.cast_column(spec.image, need("datasets").Image(decode=False)), spec.image, spec.label, spec.shape, spec.owner)
+    return HubPool(
+        rows.cast_column(spec.image, need("datasets").Image(decode=False)),
+        spec.image,
+        spec.label,
+        spec.shape,
+        spec.owner,
+    )
 
 
 SOURCES: dict[str, Callable[[], Source]] = {
@@ -125,7 +175,9 @@ def default_scenario(name: str) -> str:
 
     natural where it has clients of its own, topics where its samples lie in groups, else label-swap.
     """
-    return _SCENARIOS.get(name) or ("natural" if name in IMAGE_SETS and IMAGE_SETS[name].owner else "label-swap")
+    return _SCENARIOS.get(name) or (
+        "natural" if name in IMAGE_SETS and IMAGE_SETS[name].owner else "label-swap"
+    )
 
 
 __all__ = [

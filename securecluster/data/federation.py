@@ -73,7 +73,9 @@ class Federation:
     def __post_init__(self) -> None:
         _check(self.names, self.shards, self.classes, self.objective)
         if self.feature_names is not None and len(self.feature_names) not in (1, self.shape[0]):
-            raise UsageError(f"{len(self.feature_names)} feature names do not fit samples of shape {self.shape}: give one for each feature")
+            raise UsageError(
+                f"{len(self.feature_names)} feature names do not fit samples of shape {self.shape}: give one for each feature"
+            )
 
     def __repr__(self) -> str:
         """Return what the federation holds in one line, never the samples."""
@@ -133,17 +135,31 @@ class Federation:
         kind = _scenario(scenario, given)
         dealing, changes = arrange(kind, Iid(), given, clients)
         deal = dealing.deal(given, clients, samples, randomness)
-        truths = [np.zeros(clients, np.int64) if deal.clusters is None else numbered([deal.clusters])]
-        trains, tests = _read(given.train, deal.train), _read(given.train if given.test is None else given.test, deal.test)
+        truths = [
+            np.zeros(clients, np.int64) if deal.clusters is None else numbered([deal.clusters])
+        ]
+        trains, tests = (
+            _read(given.train, deal.train),
+            _read(given.train if given.test is None else given.test, deal.test),
+        )
         for change in changes:
             truths.append(spread(numbered(truths), change.clusters, randomness))
             for k, cluster in enumerate(truths[-1].tolist()):
-                for x, y in (trains[k], tests[k]):  # in place: a copy of the whole data set would double the memory
+                for x, y in (
+                    trains[k],
+                    tests[k],
+                ):  # in place: a copy of the whole data set would double the memory
                     x[:], y[:] = change.transform(cluster, x, y, given.classes, randomness)
         shards = tuple(Shard(*train, *test) for train, test in zip(trains, tests, strict=True))
         truth = None if deal.clusters is None and not changes else tuple(numbered(truths).tolist())
         names = deal.names or tuple(str(k) for k in range(clients))
-        arguments = {"data": data, "scenario": kind, "clients": clients, "samples": samples, "seed": seed}
+        arguments = {
+            "data": data,
+            "scenario": kind,
+            "clients": clients,
+            "samples": samples,
+            "seed": seed,
+        }
         return cls(
             names,
             shards,
@@ -186,7 +202,9 @@ class Federation:
             UsageError: no client, two of one name, a client without samples, mismatched shapes or columns, values that are not finite, or
                 labels below zero.
         """
-        made, doubted = _gathered(clients, test, truth, objective, classes, seed, "leave it out of X")
+        made, doubted = _gathered(
+            clients, test, truth, objective, classes, seed, "leave it out of X"
+        )
         for doubt in doubted:
             warnings.warn(doubt, SecureClusterWarning, stacklevel=2)
         return made
@@ -217,9 +235,13 @@ class Federation:
         Raises:
             UsageError: a file, column or value that cannot be used, or a client with a single row.
         """
-        table = read_clients(Path(path), client_column, label_column, truth_column, feature_columns, drop_columns)
+        table = read_clients(
+            Path(path), client_column, label_column, truth_column, feature_columns, drop_columns
+        )
         leave = "leave it out (drop_columns)"
-        made, doubted = _gathered(table.clients, None, table.truth, CLASSIFICATION, None, seed, leave, table.columns)
+        made, doubted = _gathered(
+            table.clients, None, table.truth, CLASSIFICATION, None, seed, leave, table.columns
+        )
         for doubt in doubted:
             warnings.warn(doubt, SecureClusterWarning, stacklevel=2)
         arguments = {
@@ -240,11 +262,18 @@ class Federation:
             UsageError: its features have no names, or other ones.
         """
         if self.feature_names is None:
-            raise UsageError(f"the features of this federation have no names: it cannot be put in the order {listed(names)}")
-        places = order(self.feature_names, names, "the federation has other features than it should have")
+            raise UsageError(
+                f"the features of this federation have no names: it cannot be put in the order {listed(names)}"
+            )
+        places = order(
+            self.feature_names, names, "the federation has other features than it should have"
+        )
         if places == list(range(len(places))):
             return self
-        shards = [replace(s, x=reordered(s.x, places), x_test=reordered(s.x_test, places)) for s in self.shards]
+        shards = [
+            replace(s, x=reordered(s.x, places), x_test=reordered(s.x_test, places))
+            for s in self.shards
+        ]
         return replace(self, shards=tuple(shards), feature_names=tuple(names), recipe=None)
 
     def select(self, clients: Sequence[int]) -> Federation:
@@ -254,8 +283,13 @@ class Federation:
             UsageError: a number that is no client's, or one twice.
         """
         if len(set(clients)) < len(clients) or not set(clients) <= set(range(len(self))):
-            raise UsageError(f"clients are numbers from 0 to {len(self) - 1}, each once: {list(clients)[:5]} …")
-        names, shards = tuple(self.names[i] for i in clients), tuple(self.shards[i] for i in clients)
+            raise UsageError(
+                f"clients are numbers from 0 to {len(self) - 1}, each once: {list(clients)[:5]} …"
+            )
+        names, shards = (
+            tuple(self.names[i] for i in clients),
+            tuple(self.shards[i] for i in clients),
+        )
         truth = None if self.truth is None else tuple(self.truth[i] for i in clients)
         return replace(self, names=names, shards=shards, truth=truth, recipe=None)
 
@@ -284,7 +318,9 @@ def _gathered(
         names: the columns that samples are made of, where the arrays do not say.
     """
     if not isinstance(objective, Objective):
-        raise UsageError(f"objective = {objective!r} is none: pass Classification(), Language() or Trajectory(metres)")
+        raise UsageError(
+            f"objective = {objective!r} is none: pass Classification(), Language() or Trajectory(metres)"
+        )
     given = by_name("clients", clients)
     if not given:
         raise UsageError("a federation needs clients: pass {name: (X, y)}")
@@ -293,7 +329,9 @@ def _gathered(
     for what, other in (("test", held_out), ("truth", clusters)):
         if other is not None and set(other) != set(given):
             odd = sorted(set(other) ^ set(given))[:3]
-            raise UsageError(f"{what} must have an entry for every client and no other: check {odd}")
+            raise UsageError(
+                f"{what} must have an entry for every client and no other: check {odd}"
+            )
     columns, random = Columns(), Randomness(seed)
     pairs = {name: read_pair(name, pair, columns) for name, pair in given.items()}
     tests = {name: read_pair(name, pair, columns) for name, pair in (held_out or {}).items()}
@@ -310,7 +348,9 @@ def _gathered(
     known = None if clusters is None else tuple(_cluster(name, clusters[name]) for name in given)
     shards = tuple(Shard(*train, *held) for train, held in parts)
     features = columns.names if names is None else names
-    made = Federation(tuple(given), shards, classes, seed, known, objective=objective, feature_names=features)
+    made = Federation(
+        tuple(given), shards, classes, seed, known, objective=objective, feature_names=features
+    )
     if classified:
         doubted += plausibility.feature_doubts([x for x, _ in pairs.values()], features, leave)
     return made, doubted
@@ -323,7 +363,9 @@ def _scenario(given: Any, data: Source) -> Scenario:
     if isinstance(given, str):
         return scenario_named(given)
     if not isinstance(given, Scenario):
-        raise UsageError(f"scenario = {given!r} is none: give a name such as 'label-swap', or an object such as LabelSwap()")
+        raise UsageError(
+            f"scenario = {given!r} is none: give a name such as 'label-swap', or an object such as LabelSwap()"
+        )
     return given
 
 
@@ -356,22 +398,35 @@ def _cluster(name: str, cluster: Any) -> int:
     try:
         return operator.index(cluster)
     except TypeError:
-        raise UsageError(f"truth of client {name!r} is the number of its cluster, not {cluster!r}: number the clusters from 0") from None
+        raise UsageError(
+            f"truth of client {name!r} is the number of its cluster, not {cluster!r}: number the clusters from 0"
+        ) from None
 
 
-def _check(names: Sequence[str], shards: Sequence[Shard], classes: int, objective: Objective) -> None:
+def _check(
+    names: Sequence[str], shards: Sequence[Shard], classes: int, objective: Objective
+) -> None:
     if isinstance(classes, bool) or not isinstance(classes, Integral) or classes < 1:
-        raise UsageError(f"classes = {classes!r}: the number of outputs is a whole number from 1, or left out")
+        raise UsageError(
+            f"classes = {classes!r}: the number of outputs is a whole number from 1, or left out"
+        )
     for name, shard in zip(names, shards, strict=True):
         if not len(shard.y):
-            raise UsageError(f"client {name!r} has no training samples: leave it out, or give it some")
-        for what, own in (("samples", shard.x), ("test samples", shard.x_test if len(shard.y_test) else shard.x)):
+            raise UsageError(
+                f"client {name!r} has no training samples: leave it out, or give it some"
+            )
+        for what, own in (
+            ("samples", shard.x),
+            ("test samples", shard.x_test if len(shard.y_test) else shard.x),
+        ):
             if own.shape[1:] != shards[0].x.shape[1:]:
                 raise UsageError(
                     f"client {name!r}: its {what} have shape {own.shape[1:]}, those of {names[0]!r} have {shards[0].x.shape[1:]}"
                 )
         if len(shard.x_test) != len(shard.y_test):
-            raise UsageError(f"client {name!r}: {len(shard.x_test)} test samples have {len(shard.y_test)} labels")
+            raise UsageError(
+                f"client {name!r}: {len(shard.x_test)} test samples have {len(shard.y_test)} labels"
+            )
         if not (np.isfinite(shard.x).all() and np.isfinite(shard.x_test).all()):
             raise UsageError(f"client {name!r}: a feature is NaN or infinite: clean the data first")
         objective.check(name, shard.x, shard.y, classes)

@@ -10,35 +10,51 @@ from typing import ClassVar
 import numpy as np
 
 from securecluster.core.randomness import Randomness
-from securecluster.data.allocation import Shares, Stock, Wanted, amount, halves, hand_out, held_out
+from securecluster.data.allocation import (
+    SampleSupply,
+    Shares,
+    Wanted,
+    amount,
+    halves,
+    hand_out,
+    held_out,
+)
 from securecluster.data.datasets import Source
 from securecluster.data.partitioners import too_many
 from securecluster.data.pools import Labels
-from securecluster.data.scenario_base import Deal, Dealing, spread
+from securecluster.data.scenario_base import Partition, Partitioner, spread
 from securecluster.errors import UsageError
 
 
-class ByLabel(Dealing):
+class ByLabel(Partitioner):
     """Dealings that give each client shares of the labels."""
 
     overlap: bool
 
     @abstractmethod
-    def wanted(self, source: Source, clients: int, randomness: Randomness) -> tuple[Labels, Shares, Shares]:
+    def wanted(
+        self, source: Source, clients: int, randomness: Randomness
+    ) -> tuple[Labels, Shares, Shares]:
         """True clusters (m,), shares (m, K) of the labels, and relative numbers of samples (m,)."""
         ...
 
-    def deal(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> Deal:
+    def deal(
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+    ) -> Partition:
         """Each client's shares, in training and held-out samples."""
         truth, shares, sizes = self.wanted(source, clients, randomness)
         wanted, (train, test) = Wanted(shares, sizes, self.overlap), halves(source, randomness)
         each = amount(source, wanted, train, samples, randomness)
         held = held_out(source, wanted, test, each, samples, randomness)
-        return Deal(hand_out(train, wanted, each, randomness), hand_out(test, wanted, held, randomness), truth)
+        return Partition(
+            hand_out(train, wanted, each, randomness),
+            hand_out(test, wanted, held, randomness),
+            truth,
+        )
 
 
 @dataclass(frozen=True)
-class Pathological(Dealing):
+class Pathological(Partitioner):
     """A few labels per client (McMahan et al. 2017; Briggs et al. 2020).
 
     As printed (`clusters` None): samples sorted by label are cut into clients × labels shards of equal size, and each client gets
@@ -59,39 +75,63 @@ class Pathological(Dealing):
                 f"scenario 'pathological' gives each client 1 to {source.classes} of {source.name}'s labels, not {self.labels}"
             )
         if self.clusters is None and self.overlap:
-            raise UsageError("scenario 'pathological' deals shards, which clients cannot share: give the number of clusters, or no overlap")
+            raise UsageError(
+                "scenario 'pathological' deals shards, which clients cannot share: give the number of clusters, or no overlap"
+            )
         if self.labels * (self.clusters or 1) > source.classes:
             raise UsageError(
                 f"{self.clusters} clusters with {self.labels} labels of their own need {self.labels * (self.clusters or 1)} labels, and "
                 f"{source.name} has {source.classes}: ask for fewer clusters or labels"
             )
 
-    def deal(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> Deal:
+    def deal(
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+    ) -> Partition:
         """Shards, or groups of labels."""
-        return (self._shards if self.clusters is None else self._groups)(source, clients, samples, randomness)
+        return (self._shards if self.clusters is None else self._groups)(
+            source, clients, samples, randomness
+        )
 
-    def _groups(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> Deal:
+    def _groups(
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+    ) -> Partition:
         order = randomness.generator("scenario", "labels").permutation(source.classes)
-        windows = [order[k * self.labels : (k + 1) * self.labels] for k in range(self.clusters or 1)]
-        return _Windows(tuple(tuple(w.tolist()) for w in windows), self.overlap).deal(source, clients, samples, randomness)
+        windows = [
+            order[k * self.labels : (k + 1) * self.labels] for k in range(self.clusters or 1)
+        ]
+        return _Windows(tuple(tuple(w.tolist()) for w in windows), self.overlap).deal(
+            source, clients, samples, randomness
+        )
 
-    def _shards(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> Deal:
+    def _shards(
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+    ) -> Partition:
         train, test = halves(source, randomness)
         size, rest = divmod(len(train.y) // clients if samples is None else samples, self.labels)
         if size < 1 or size * self.labels * clients > len(train.y):
-            raise too_many(source, len(train.y), clients, len(train.y) // clients // self.labels * self.labels, samples)
+            raise too_many(
+                source,
+                len(train.y),
+                clients,
+                len(train.y) // clients // self.labels * self.labels,
+                samples,
+            )
         if rest and samples is not None:
             raise UsageError(
                 f"each client gets {self.labels} shards of equal size, which {samples} samples do not make: use {samples - rest}"
             )
         hands = self._cut(train, clients, size, randomness)
-        held = np.array([np.bincount(source.train.y[hand], minlength=source.classes) for hand in hands])
+        held = np.array(
+            [np.bincount(source.train.y[hand], minlength=source.classes) for hand in hands]
+        )
         truth = np.unique(held > 0, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
         wanted = Wanted(held / held.sum(axis=1, keepdims=True), np.ones(clients))
         each = held_out(source, wanted, test, size * self.labels, samples, randomness)
-        return Deal(hands, hand_out(test, wanted, each, randomness), truth)
+        return Partition(hands, hand_out(test, wanted, each, randomness), truth)
 
-    def _cut(self, train: Stock, clients: int, size: int, randomness: Randomness) -> list[Labels]:
+    def _cut(
+        self, train: SampleSupply, clients: int, size: int, randomness: Randomness
+    ) -> list[Labels]:
         draw = randomness.generator("scenario", "shards")
         chosen = draw.permutation(len(train.y))[: clients * self.labels * size]
         chosen = chosen[np.argsort(train.y[chosen], kind="stable")]
@@ -118,9 +158,15 @@ class Dirichlet(ByLabel):
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise UsageError(f"scenario 'dirichlet' needs an alpha above 0, not {self.alpha}")
 
-    def wanted(self, source: Source, clients: int, randomness: Randomness) -> tuple[Labels, Shares, Shares]:
+    def wanted(
+        self, source: Source, clients: int, randomness: Randomness
+    ) -> tuple[Labels, Shares, Shares]:
         """Shares as drawn."""
-        truth = np.arange(clients) if self.clusters is None else spread(np.zeros(clients, np.int64), self.clusters, randomness)
+        truth = (
+            np.arange(clients)
+            if self.clusters is None
+            else spread(np.zeros(clients, np.int64), self.clusters, randomness)
+        )
         draw = randomness.generator("scenario", "dirichlet")
         shares = draw.dirichlet(np.full(source.classes, self.alpha), size=self.clusters or clients)
         return truth, shares[truth], np.ones(clients)
@@ -133,7 +179,9 @@ class _Windows(ByLabel):
     windows: tuple[tuple[int, ...], ...]
     overlap: bool
 
-    def wanted(self, source: Source, clients: int, randomness: Randomness) -> tuple[Labels, Shares, Shares]:
+    def wanted(
+        self, source: Source, clients: int, randomness: Randomness
+    ) -> tuple[Labels, Shares, Shares]:
         """A window for each cluster."""
         truth = spread(np.zeros(clients, np.int64), len(self.windows), randomness)
         shares = np.stack([within(source, window) for window in self.windows])
@@ -141,7 +189,7 @@ class _Windows(ByLabel):
 
 
 @dataclass(frozen=True)
-class LabelSplit(Dealing):
+class LabelSplit(Partitioner):
     """Each cluster holds a window of successive labels (Vardhan et al. 2024, Label CIFAR-10: the first and the last 7 of 10).
 
     `labels` is the width of a window, 0.7 of all where None is given; the windows' starts are spread evenly (ours for more than two).
@@ -158,14 +206,18 @@ class LabelSplit(Dealing):
         super().check(source, clients)
         width = self._width(source)
         if not 1 <= width <= source.classes:
-            raise UsageError(f"scenario 'label-split' gives each client 1 to {source.classes} of {source.name}'s labels, not {width}")
+            raise UsageError(
+                f"scenario 'label-split' gives each client 1 to {source.classes} of {source.name}'s labels, not {width}"
+            )
         if self.clusters > source.classes - width + 1:
             raise UsageError(
                 f"scenario 'label-split' has {source.classes - width + 1} different windows of {width} of {source.classes} labels, "
                 f"not {self.clusters}: ask for fewer clusters or labels"
             )
 
-    def deal(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> Deal:
+    def deal(
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+    ) -> Partition:
         """A window for each cluster."""
         width = self._width(source)
         starts = np.round(np.linspace(0, source.classes - width, self.clusters)).astype(int)
@@ -194,18 +246,32 @@ class Tasks(ByLabel):
         """Adds this scenario's own limits."""
         super().check(source, clients)
         if not source.tasks:
-            raise UsageError(f"scenario 'tasks' needs groups of labels, and none are defined for {source.name}: use another scenario")
+            raise UsageError(
+                f"scenario 'tasks' needs groups of labels, and none are defined for {source.name}: use another scenario"
+            )
         if not 0 <= self.minority <= 0.5:
-            raise UsageError(f"the minority of a client's samples is a share between 0 and 0.5, not {self.minority}")
+            raise UsageError(
+                f"the minority of a client's samples is a share between 0 and 0.5, not {self.minority}"
+            )
         if clients < len(source.tasks):
-            raise UsageError(f"{len(source.tasks)} tasks of {source.name} need at least as many clients, not {clients}")
-        if self.sizes is not None and (len(self.sizes) != len(source.tasks) or not all(0 < s < math.inf for s in self.sizes)):
-            raise UsageError(f"{source.name} has {len(source.tasks)} tasks, so their sizes are as many numbers above 0, not {self.sizes}")
+            raise UsageError(
+                f"{len(source.tasks)} tasks of {source.name} need at least as many clients, not {clients}"
+            )
+        if self.sizes is not None and (
+            len(self.sizes) != len(source.tasks) or not all(0 < s < math.inf for s in self.sizes)
+        ):
+            raise UsageError(
+                f"{source.name} has {len(source.tasks)} tasks, so their sizes are as many numbers above 0, not {self.sizes}"
+            )
 
-    def wanted(self, source: Source, clients: int, randomness: Randomness) -> tuple[Labels, Shares, Shares]:
+    def wanted(
+        self, source: Source, clients: int, randomness: Randomness
+    ) -> tuple[Labels, Shares, Shares]:
         """A task for each client."""
         counts = apportion(clients, [t.clients for t in source.tasks])
-        truth = randomness.generator("scenario", "truth").permutation(np.repeat(np.arange(len(counts)), counts))
+        truth = randomness.generator("scenario", "truth").permutation(
+            np.repeat(np.arange(len(counts)), counts)
+        )
         sizes = np.array(self.sizes or [t.samples for t in source.tasks], np.float64)
         shares = np.stack([self._share(source, t.labels) for t in source.tasks])
         return truth, shares[truth], (sizes / sizes.max())[truth]
@@ -213,7 +279,11 @@ class Tasks(ByLabel):
     def _share(self, source: Source, labels: tuple[int, ...]) -> Shares:
         others = tuple({label for task in source.tasks for label in task.labels} - set(labels))
         share = within(source, labels)
-        return (1 - self.minority) * share + self.minority * within(source, others) if others else share
+        return (
+            (1 - self.minority) * share + self.minority * within(source, others)
+            if others
+            else share
+        )
 
 
 def within(source: Source, labels: tuple[int, ...]) -> Shares:
@@ -226,7 +296,9 @@ def within(source: Source, labels: tuple[int, ...]) -> Shares:
     chosen = np.zeros(source.classes)
     chosen[list(labels)] = counts[list(labels)]
     if not chosen.sum():
-        raise UsageError(f"{source.name} here has no sample with a label among {sorted(labels)}: use the whole data set")
+        raise UsageError(
+            f"{source.name} here has no sample with a label among {sorted(labels)}: use the whole data set"
+        )
     share: Shares = chosen / chosen.sum()
     return share
 

@@ -28,7 +28,11 @@ def parquet_files(where: Path, name: str, hub: str, split: str) -> tuple[Path, .
     Raises:
         UsageError: there is none.
     """
-    files = sorted(p for pattern in (f"{split}.parquet", f"{split}-*.parquet") for p in (where / name).rglob(pattern))
+    files = sorted(
+        p
+        for pattern in (f"{split}.parquet", f"{split}-*.parquet")
+        for p in (where / name).rglob(pattern)
+    )
     if not files:
         raise UsageError(
             f"{FOLDER} is {where}, where no {name}/{split}-*.parquet lies: put {hub} there, or unset {FOLDER} to load it from the hub"
@@ -44,12 +48,16 @@ def the_file(where: Path, inside: str, hub: str | None = None) -> Path:
     """
     path = where / inside
     if not path.is_file():
-        instead = f"put it there, or unset {FOLDER} to load {hub} from the hub" if hub else "put it there"
+        instead = (
+            f"put it there, or unset {FOLDER} to load {hub} from the hub" if hub else "put it there"
+        )
         raise UsageError(f"{FOLDER} is {where}, where no {inside} lies: {instead}")
     return path
 
 
-def hub_rows(name: str, hub: str, split: str, columns: Sequence[str], files: str | None = None) -> Any:
+def hub_rows(
+    name: str, hub: str, split: str, columns: Sequence[str], files: str | None = None
+) -> Any:
     """A split of a set on the hub, as a `datasets.Dataset` that has these columns.
 
     Args:
@@ -61,7 +69,9 @@ def hub_rows(name: str, hub: str, split: str, columns: Sequence[str], files: str
     datasets = need("datasets")
     try:
         rows = datasets.load_dataset(hub, split=split)
-    except Exception as error:  # a registry's, a server's and a file system's errors have no common base
+    except (
+        Exception
+    ) as error:  # a registry's, a server's and a file system's errors have no common base
         raise UsageError(
             f"{name} could not be loaded from the hub as {hub!r} ({type(error).__name__}): "
             f"check the connection, or set {FOLDER} to a folder that holds {files or f'{name}/{split}-*.parquet'}"
@@ -85,7 +95,9 @@ def texts(path: Path, name: str) -> list[str]:
     """
     cells, types = column(path, name), need("pyarrow").types
     if not (types.is_string(cells.type) or types.is_large_string(cells.type)):
-        raise UsageError(f"column {name!r} of {path} holds {cells.type}, not text: download or write the file again")
+        raise UsageError(
+            f"column {name!r} of {path} holds {cells.type}, not text: download or write the file again"
+        )
     return list(cells.to_pylist())
 
 
@@ -97,11 +109,24 @@ def numbers(path: Path, name: str) -> NDArray[Any]:
     """
     cells, types = column(path, name), need("pyarrow").types
     if not (types.is_integer(cells.type) or types.is_floating(cells.type)):
-        raise UsageError(f"column {name!r} of {path} holds {cells.type}, not numbers: download or write the file again")
+        raise UsageError(
+            f"column {name!r} of {path} holds {cells.type}, not numbers: download or write the file again"
+        )
     values = np.asarray(cells.to_numpy())
     if not np.isfinite(values).all():
-        raise UsageError(f"column {name!r} of {path} has a value that is NaN or infinite: download or write the file again")
+        raise UsageError(
+            f"column {name!r} of {path} has a value that is NaN or infinite: download or write the file again"
+        )
     return values
 
 
-__all__ = ["FOLDER", "folder", "hub_rows", "hub_texts", "numbers", "parquet_files", "texts", "the_file"]
+__all__ = [
+    "FOLDER",
+    "folder",
+    "hub_rows",
+    "hub_texts",
+    "numbers",
+    "parquet_files",
+    "texts",
+    "the_file",
+]

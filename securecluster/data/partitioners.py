@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.randomness import Randomness
-from securecluster.data.allocation import Stock, halves
+from securecluster.data.allocation import SampleSupply, halves
 from securecluster.data.datasets import Source
 from securecluster.data.pools import Labels
-from securecluster.data.scenario_base import Deal, Dealing, numbered
+from securecluster.data.scenario_base import Partition, Partitioner, numbered
 from securecluster.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Iid(Dealing):
+class Iid(Partitioner):
     """Everyone holds a random subset of the same data: one true cluster.
 
     Of trajectories these are random windows, and neighbouring ones, which have positions in common, may be held by different clients, or be
@@ -33,14 +33,20 @@ class Iid(Dealing):
         """Adds this scenario's own limit."""
         super().check(source, clients)
         if self.clusters != 1:
-            raise UsageError(f"scenario 'iid' has one cluster, not {self.clusters}: use --clusters 1, or another scenario")
+            raise UsageError(
+                f"scenario 'iid' has one cluster, not {self.clusters}: use --clusters 1, or another scenario"
+            )
 
-    def deal(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> Deal:
+    def deal(
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+    ) -> Partition:
         """Random subsets of equal size."""
         deal = self._shared if self.overlap else self._pool if source.test is None else self._pools
-        return Deal(*deal(source, clients, samples, randomness), np.zeros(clients, np.int64))
+        return Partition(*deal(source, clients, samples, randomness), np.zeros(clients, np.int64))
 
-    def _pool(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> tuple[list[Labels], list[Labels]]:
+    def _pool(
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+    ) -> tuple[list[Labels], list[Labels]]:
         pool = len(source.train.y)
         if samples is None:
             each = pool // clients
@@ -53,7 +59,9 @@ class Iid(Dealing):
         hands = [order[k * (train + test) :][: train + test] for k in range(clients)]
         return [hand[:train] for hand in hands], [hand[train:] for hand in hands]
 
-    def _pools(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> tuple[list[Labels], list[Labels]]:
+    def _pools(
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+    ) -> tuple[list[Labels], list[Labels]]:
         train, test = halves(source, randomness)
         most, held = len(train.y) // clients, len(test.y) // clients
         each = most if samples is None else samples
@@ -63,7 +71,9 @@ class Iid(Dealing):
             held = min(held, max(1, round(samples / 4)))
         return _subsets(train, clients, each, randomness), _subsets(test, clients, held, randomness)
 
-    def _shared(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> tuple[list[Labels], list[Labels]]:
+    def _shared(
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+    ) -> tuple[list[Labels], list[Labels]]:
         train, test = halves(source, randomness)
         if samples is None or not 1 <= samples <= len(train.y) or not len(test.y):
             raise UsageError(
@@ -75,7 +85,7 @@ class Iid(Dealing):
 
 
 @dataclass(frozen=True)
-class Natural(Dealing):
+class Natural(Partitioner):
     """The data set's own clients, such as FEMNIST's writers; which ones take part is drawn.
 
     True clusters are not known, but where the set has groups of clients (mobility's home and work areas) they stand in their place as a
@@ -89,20 +99,28 @@ class Natural(Dealing):
     def check(self, source: Source, clients: int) -> None:
         """Adds this scenario's own limits."""
         if source.train.owners is None:
-            raise UsageError(f"scenario 'natural' needs a data set whose samples belong to clients, as femnist's do, not {source.name}")
+            raise UsageError(
+                f"scenario 'natural' needs a data set whose samples belong to clients, as femnist's do, not {source.name}"
+            )
         known = len(np.unique(source.train.owners))
         if clients > known:
-            raise UsageError(f"{source.name} here has {known} clients of its own, not {clients}: use at most {known} clients")
+            raise UsageError(
+                f"{source.name} here has {known} clients of its own, not {clients}: use at most {known} clients"
+            )
 
-    def deal(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> Deal:
+    def deal(
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+    ) -> Partition:
         """Each chosen client's own samples."""
-        owned = Owned.of(source)
-        chosen = np.sort(randomness.generator("scenario", "clients").permutation(len(owned.names))[:clients])
+        owned = OwnedSamples.of(source)
+        chosen = np.sort(
+            randomness.generator("scenario", "clients").permutation(len(owned.names))[:clients]
+        )
         return owned.deal(chosen, samples, randomness)
 
 
 @dataclass(frozen=True)
-class Owned:
+class OwnedSamples:
     """A pool's owners: names (o,) and reference groups (o,), and whose each row is (n,), in the order of time where there is a gap."""
 
     names: NDArray[Any]
@@ -111,15 +129,19 @@ class Owned:
     gap: int | None
 
     @classmethod
-    def of(cls, source: Source) -> Owned:
+    def of(cls, source: Source) -> OwnedSamples:
         """The owners of a source that has some."""
         pool = source.train
         assert pool.owners is not None
         names, first, owner = np.unique(pool.owners, return_index=True, return_inverse=True)
-        groups = None if pool.groups is None else np.unique(pool.groups[first], return_inverse=True)[1].reshape(-1)
+        groups = (
+            None
+            if pool.groups is None
+            else np.unique(pool.groups[first], return_inverse=True)[1].reshape(-1)
+        )
         return cls(names, groups, owner.reshape(-1), pool.gap)
 
-    def deal(self, chosen: Labels, samples: int | None, randomness: Randomness) -> Deal:
+    def deal(self, chosen: Labels, samples: int | None, randomness: Randomness) -> Partition:
         """The own samples of the chosen owners.
 
         Raises:
@@ -129,7 +151,12 @@ class Owned:
             raise UsageError(f"a client trains on at least one sample, not {samples}")
         halved = [self._halves(k, samples, randomness) for k in chosen.tolist()]
         clusters = None if self.groups is None else numbered([self.groups[chosen]])
-        return Deal([train for train, _ in halved], [test for _, test in halved], clusters, tuple(str(self.names[k]) for k in chosen))
+        return Partition(
+            [train for train, _ in halved],
+            [test for _, test in halved],
+            clusters,
+            tuple(str(self.names[k]) for k in chosen),
+        )
 
     def _halves(self, k: int, samples: int | None, randomness: Randomness) -> tuple[Labels, Labels]:
         rows = np.flatnonzero(self.owner == k)
@@ -138,20 +165,28 @@ class Owned:
             rows = randomness.generator("scenario", "natural", str(self.names[k])).permutation(rows)
             train, test = rows[held:], rows[:held]
         else:
-            train, test = rows[: max(0, len(rows) - held - (self.gap if held else 0))], rows[len(rows) - held :]
+            train, test = (
+                rows[: max(0, len(rows) - held - (self.gap if held else 0))],
+                rows[len(rows) - held :],
+            )
         if samples is None or samples >= len(train):
             return train, test
         return train[:samples], test[: max(1, round(samples / 4))]
 
 
-def _subsets(stock: Stock, clients: int, each: int, randomness: Randomness) -> list[Labels]:
+def _subsets(stock: SampleSupply, clients: int, each: int, randomness: Randomness) -> list[Labels]:
     order = randomness.generator("scenario", "deal", stock.part).permutation(stock.rows)
     return [order[k * each :][:each] for k in range(clients)]
 
 
-def _drawn(stock: Stock, clients: int, each: int, randomness: Randomness) -> list[Labels]:
+def _drawn(stock: SampleSupply, clients: int, each: int, randomness: Randomness) -> list[Labels]:
     """Subsets that may overlap."""
-    return [randomness.generator("scenario", "deal", stock.part, "shared", k).permutation(stock.rows)[:each] for k in range(clients)]
+    return [
+        randomness.generator("scenario", "deal", stock.part, "shared", k).permutation(stock.rows)[
+            :each
+        ]
+        for k in range(clients)
+    ]
 
 
 def too_many(source: Source, pool: int, clients: int, most: int, samples: int | None) -> UsageError:

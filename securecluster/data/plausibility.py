@@ -39,19 +39,25 @@ def count_classes(labels: Sequence[Array]) -> tuple[int, list[str]]:
     """
     every = np.concatenate(labels)
     occurring = np.unique(every)
-    if not len(occurring) or occurring[0] < 0:  # negative labels are refused with their client's name
+    if (
+        not len(occurring) or occurring[0] < 0
+    ):  # negative labels are refused with their client's name
         return 1 + max(0, int(every.max(initial=0))), []
     classes, kinds, lowest = 1 + int(occurring[-1]), len(occurring), int(occurring[0])
     cure = f"number labels from 0 without gaps, or pass classes={classes} if that is meant"
     if classes > max(SURE_CLASSES, SPARSE * kinds):
-        raise UsageError(f"the largest label is {classes - 1}, and only {kinds} different labels occur: {cure}")
+        raise UsageError(
+            f"the largest label is {classes - 1}, and only {kinds} different labels occur: {cure}"
+        )
     doubts = []
     if lowest > 0:
         doubts.append(f"labels start at {lowest}, so {classes} classes are learned: {cure}")
     elif classes > 2 * kinds:
         doubts.append(f"{classes} classes are learned, and only {kinds} of them occur: {cure}")
     if kinds >= ROWS and 2 * kinds > len(every):
-        doubts.append(f"{len(every)} samples have {kinds} different labels: labels are classes, not numbers to predict, so group them")
+        doubts.append(
+            f"{len(every)} samples have {kinds} different labels: labels are classes, not numbers to predict, so group them"
+        )
     return classes, doubts
 
 
@@ -147,7 +153,9 @@ def _row_ids(samples: Sequence[Array]) -> list[int]:
     if total < ROWS:
         return []
     step = max(1, total // SAMPLE)
-    some = np.concatenate([x[::step] for x in samples]).astype(np.float64)  # a few rows of all columns
+    some = np.concatenate([x[::step] for x in samples]).astype(
+        np.float64
+    )  # a few rows of all columns
     candidates = [k for k in range(some.shape[1]) if _nearly_distinct(some[:, k])]
     return [k for k in candidates if _nearly_distinct(np.concatenate([x[:, k] for x in samples]))]
 

@@ -21,7 +21,12 @@ Features = NDArray[np.float32]
 Labels = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
 
-_PACKAGES = {"pyarrow": "pyarrow", "pyarrow.parquet": "pyarrow", "PIL.Image": "Pillow", "datasets": "datasets"}
+_PACKAGES = {
+    "pyarrow": "pyarrow",
+    "pyarrow.parquet": "pyarrow",
+    "PIL.Image": "Pillow",
+    "datasets": "datasets",
+}
 _BATCH = 1000  # rows whose bytes or floats are in memory besides the result
 
 
@@ -101,13 +106,19 @@ class ParquetPool(_Images):
     @cached_property
     def y(self) -> Labels:
         """Labels, without touching the images."""
-        return np.concatenate([_integers(column(path, self.label), path, self.label) for path in self.files])
+        return np.concatenate(
+            [_integers(column(path, self.label), path, self.label) for path in self.files]
+        )
 
     @cached_property
     def owners(self) -> NDArray[Any] | None:
         """The owner column, where there is one."""
         owner = self.owner
-        return None if owner is None else np.concatenate([column(path, owner).to_numpy() for path in self.files])
+        return (
+            None
+            if owner is None
+            else np.concatenate([column(path, owner).to_numpy() for path in self.files])
+        )
 
     def blobs(self, rows: Labels) -> Iterator[tuple[str, bytes | None]]:
         """Reads only the row groups that hold one of the rows."""
@@ -119,8 +130,15 @@ class ParquetPool(_Images):
                 own = rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)] - start
                 if len(own):
                     with reading(path):
-                        cells = file.read_row_group(group, columns=[self.image]).column(self.image).take(own)
-                    yield from ((f"image {r} of {path}", b) for r, b in zip(own + start, encoded(cells, path), strict=True))
+                        cells = (
+                            file.read_row_group(group, columns=[self.image])
+                            .column(self.image)
+                            .take(own)
+                        )
+                    yield from (
+                        (f"image {r} of {path}", b)
+                        for r, b in zip(own + start, encoded(cells, path), strict=True)
+                    )
                 start = stop
 
 
@@ -150,7 +168,10 @@ class HubPool(_Images):
         for start in range(0, len(rows), _BATCH):
             part = rows[start : start + _BATCH].tolist()
             for row, cell in zip(part, images[part][self.image], strict=True):
-                yield f"image {row}", cell["bytes"] if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
+                yield (
+                    f"image {row}",
+                    cell["bytes"] if cell["bytes"] is not None else Path(cell["path"]).read_bytes(),
+                )
 
     def _column(self, name: str) -> Any:
         return self.dataset.select_columns([name])[:][name]
@@ -165,7 +186,9 @@ def need(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UsageError(f"this data needs {_PACKAGES[module]}: pip install 'securecluster[data]'") from None
+        raise UsageError(
+            f"this data needs {_PACKAGES[module]}: pip install 'securecluster[data]'"
+        ) from None
 
 
 @contextmanager
@@ -176,8 +199,12 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, broken) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
-            raise UsageError(f"{path} cannot be opened ({error.strerror or 'no access'}): check the path and its permissions") from None
-        raise UsageError(f"{path} is no parquet file, or not a whole one: download or write it again") from None
+            raise UsageError(
+                f"{path} cannot be opened ({error.strerror or 'no access'}): check the path and its permissions"
+            ) from None
+        raise UsageError(
+            f"{path} is no parquet file, or not a whole one: download or write it again"
+        ) from None
 
 
 def open_parquet(path: Path, columns: Iterable[str]) -> Any:
@@ -204,13 +231,17 @@ def column(path: Path, name: str) -> Any:
     with reading(path):
         cells = file.read(columns=[name]).column(name)
     if cells.null_count:
-        raise UsageError(f"column {name!r} of {path} has {cells.null_count} empty cells (null): fill or drop these rows")
+        raise UsageError(
+            f"column {name!r} of {path} has {cells.null_count} empty cells (null): fill or drop these rows"
+        )
     return cells
 
 
 def _integers(cells: Any, path: Path, name: str) -> Labels:
     if not need("pyarrow").types.is_integer(cells.type):
-        raise UsageError(f"column {name!r} of {path} holds {cells.type}, not class numbers: this is not the layout of the hub")
+        raise UsageError(
+            f"column {name!r} of {path} holds {cells.type}, not class numbers: this is not the layout of the hub"
+        )
     return np.asarray(cells.to_numpy(), dtype=np.int64)
 
 
@@ -220,7 +251,9 @@ def encoded(cells: Any, path: Path) -> list[bytes | None]:
     if arrow.types.is_struct(cells.type) and cells.type.get_field_index("bytes") >= 0:
         cells = importlib.import_module("pyarrow.compute").struct_field(cells, "bytes")
     if not (arrow.types.is_binary(cells.type) or arrow.types.is_large_binary(cells.type)):
-        raise UsageError(f"{path} has no images where they should be, but {cells.type}: images are bytes, or structs with a field bytes")
+        raise UsageError(
+            f"{path} has no images where they should be, but {cells.type}: images are bytes, or structs with a field bytes"
+        )
     return list(cells.to_pylist())
 
 
@@ -234,12 +267,21 @@ def opened(where: str, blob: bytes | None) -> Any:
     try:
         image = pillow.open(io.BytesIO(blob or b""))
         image.load()
-    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError):  # Pillow raises SyntaxError on a broken PNG
-        raise UsageError(f"{where} cannot be decoded as an image: download or write the file again") from None
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        pillow.DecompressionBombError,
+    ):  # Pillow raises SyntaxError on a broken PNG
+        raise UsageError(
+            f"{where} cannot be decoded as an image: download or write the file again"
+        ) from None
     return image
 
 
-def decode(blobs: Iterable[tuple[str, bytes | None]], count: int, shape: tuple[int, int, int]) -> Pixels:
+def decode(
+    blobs: Iterable[tuple[str, bytes | None]], count: int, shape: tuple[int, int, int]
+) -> Pixels:
     """Encoded images as pixels (count, height, width, channels); grey where the shape has one channel, else RGB."""
     channels, height, width = shape
     pixels = np.empty((count, height, width, channels), np.uint8)
@@ -248,10 +290,16 @@ def decode(blobs: Iterable[tuple[str, bytes | None]], count: int, shape: tuple[i
     for k, (where, blob) in enumerate(blobs):
         came, image = k + 1, opened(where, blob)
         if image.size != (width, height):
-            raise UsageError(f"{where} has {image.size[0]} × {image.size[1]} pixels, the first one {width} × {height}: use one size")
-        pixels[k] = np.asarray(image if image.mode == mode else image.convert(mode)).reshape(height, width, channels)
+            raise UsageError(
+                f"{where} has {image.size[0]} × {image.size[1]} pixels, the first one {width} × {height}: use one size"
+            )
+        pixels[k] = np.asarray(image if image.mode == mode else image.convert(mode)).reshape(
+            height, width, channels
+        )
     if came != count:
-        raise IndexError(f"{count} images were asked for and {came} are there: the rows lie beyond the pool")
+        raise IndexError(
+            f"{count} images were asked for and {came} are there: the rows lie beyond the pool"
+        )
     return pixels
 
 

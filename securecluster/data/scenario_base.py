@@ -74,7 +74,7 @@ class Combined(Scenario):
 
 
 @dataclass(frozen=True)
-class Deal:
+class Partition:
     """Rows of the train pool and of the test pool per client (where the source has no test pool, both are rows of the only one).
 
     `clusters` (clients,) holds each client's true cluster, None where it is not known; `names` the clients' own names.
@@ -86,11 +86,13 @@ class Deal:
     names: tuple[str, ...] | None = None
 
 
-class Dealing(Part):
+class Partitioner(Part):
     """Deals samples to clients, training and held-out samples from the same distribution."""
 
     @abstractmethod
-    def deal(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> Deal:
+    def deal(
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+    ) -> Partition:
         """Rows for each client; `samples` to train on per client, None for as many as can be dealt.
 
         Raises:
@@ -99,7 +101,7 @@ class Dealing(Part):
         ...
 
 
-class Change(Part):
+class Transform(Part):
     """What a cluster does to its samples; a change alone deals samples evenly at random."""
 
     clusters: int
@@ -109,7 +111,9 @@ class Change(Part):
         return spread(np.zeros(clients, np.int64), self.clusters, randomness)
 
     @abstractmethod
-    def transform(self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness) -> tuple[Features, Labels]:
+    def transform(
+        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
+    ) -> tuple[Features, Labels]:
         """What cluster number `cluster` makes of its samples x (n, …) and labels y (n,)."""
         ...
 
@@ -124,10 +128,16 @@ def spread(groups: Labels, clusters: int, randomness: Randomness) -> Labels:
 
 def numbered(columns: Sequence[Labels]) -> Labels:
     """The distinct rows of columns (clients,), numbered from 0 in ascending order."""
-    return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return (
+        np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1]
+        .reshape(-1)
+        .astype(np.int64)
+    )
 
 
-def arrange(scenario: Scenario, default: Dealing, source: Source, clients: int) -> tuple[Dealing, list[Change]]:
+def arrange(
+    scenario: Scenario, default: Partitioner, source: Source, clients: int
+) -> tuple[Partitioner, list[Transform]]:
     """The dealing and the changes of a scenario, checked against the source.
 
     Raises:
@@ -136,23 +146,31 @@ def arrange(scenario: Scenario, default: Dealing, source: Source, clients: int) 
     parts = scenario.parts
     for k, part in enumerate(parts):
         if part.name in {p.name for p in parts[:k]}:
-            raise UsageError(f"scenario {part.name!r} can be combined with others, not with itself: name it once")
-    dealings = [p for p in parts if isinstance(p, Dealing)]
+            raise UsageError(
+                f"scenario {part.name!r} can be combined with others, not with itself: name it once"
+            )
+    dealings = [p for p in parts if isinstance(p, Partitioner)]
     if len(dealings) > 1:
-        raise UsageError(f"scenarios {dealings[0].name!r} and {dealings[1].name!r} both say who gets which samples: choose one of them")
+        raise UsageError(
+            f"scenarios {dealings[0].name!r} and {dealings[1].name!r} both say who gets which samples: choose one of them"
+        )
     for part in parts:
         part.check(source, clients)
     clusters = int(np.prod([p.declared for p in parts]))
     _enough(clusters, clients)
-    return (dealings[0] if dealings else default), [p for p in parts if isinstance(p, Change)]
+    return (dealings[0] if dealings else default), [p for p in parts if isinstance(p, Transform)]
 
 
 def _suited(source: Source) -> str:
     """The scenarios that need no classes."""
     pool = source.train
-    return " or ".join(["iid"] + ["natural"] * (pool.owners is not None) + ["topics"] * (pool.groups is not None))
+    return " or ".join(
+        ["iid"] + ["natural"] * (pool.owners is not None) + ["topics"] * (pool.groups is not None)
+    )
 
 
 def _enough(clusters: int, clients: int) -> None:
     if clusters > clients:
-        raise UsageError(f"{clusters} clusters among {clients} clients leave some cluster empty: use at most {clients} clusters")
+        raise UsageError(
+            f"{clusters} clusters among {clients} clients leave some cluster empty: use at most {clients} clusters"
+        )

@@ -12,7 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from securecluster.data.dataset import Source
-from securecluster.data.locations import folder, hub_rows, hub_texts, numbers, parquet_files, texts, the_file
+from securecluster.data.locations import (
+    folder,
+    hub_rows,
+    hub_texts,
+    numbers,
+    parquet_files,
+    texts,
+    the_file,
+)
 from securecluster.data.pools import ArrayPool, Labels, lasting, open_parquet
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Language
@@ -64,13 +72,27 @@ def ag_news() -> Source:
 
 @cache
 def _shakespeare(where: Path | None) -> Source:
-    pieces = [(role, _cut(characters(piece), SPAN)) for role, own in _roles(where).items() for piece in own]
-    owners = np.repeat(np.array([role for role, _ in pieces], object), [len(x) for _, (x, _) in pieces])
+    pieces = [
+        (role, _cut(characters(piece), SPAN))
+        for role, own in _roles(where).items()
+        for piece in own
+    ]
+    owners = np.repeat(
+        np.array([role for role, _ in pieces], object), [len(x) for _, (x, _) in pieces]
+    )
     keep = lasting(owners, gap=1)
     if not len(keep):
-        raise UsageError(f"no role of shakespeare has five windows of {SPAN} characters: download or write the set again")
+        raise UsageError(
+            f"no role of shakespeare has five windows of {SPAN} characters: download or write the set again"
+        )
     x, y = _joined([windows for _, windows in pieces])
-    return Source("shakespeare", 1 + len(CHARACTERS), (SPAN,), ArrayPool(x[keep], y[keep], owners[keep], gap=1), objective=Language())
+    return Source(
+        "shakespeare",
+        1 + len(CHARACTERS),
+        (SPAN,),
+        ArrayPool(x[keep], y[keep], owners[keep], gap=1),
+        objective=Language(),
+    )
 
 
 def _roles(where: Path | None) -> dict[str, list[str]]:
@@ -92,7 +114,9 @@ def _whole(names: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> dict[s
     """The joined texts, unless they are scraps: windows cut from rows that overlap would lie on both sides of the gap."""
     found = joined(names, xs, ys)
     if len(names) < SPAN * sum(len(pieces) for pieces in found.values()):
-        raise UsageError("the windows of shakespeare do not follow each other, so they make no text: keep the rows in their order")
+        raise UsageError(
+            "the windows of shakespeare do not follow each other, so they make no text: keep the rows in their order"
+        )
     return found
 
 
@@ -124,7 +148,9 @@ def characters(text: str) -> Labels:
 def _ag_news(where: Path | None) -> Source:
     train, test = (_articles(where, split) for split in ("train", "test"))
     number = vocabulary(train)
-    return Source("ag_news", WORDS, (LENGTH,), _pool(train, number), _pool(test, number), objective=Language())
+    return Source(
+        "ag_news", WORDS, (LENGTH,), _pool(train, number), _pool(test, number), objective=Language()
+    )
 
 
 def _articles(where: Path | None, split: str) -> list[list[str]]:
@@ -132,13 +158,24 @@ def _articles(where: Path | None, split: str) -> list[list[str]]:
     name, hub = "ag_news", HUBS["ag_news"]
     if where is None:
         rows = hub_rows(name, hub, split, ("text", "label"))
-        labels, found = np.asarray(rows.select_columns(["label"])[:]["label"]), hub_texts(rows, "text")
+        labels, found = (
+            np.asarray(rows.select_columns(["label"])[:]["label"]),
+            hub_texts(rows, "text"),
+        )
     else:
         files = parquet_files(where, name, hub, split)
-        labels, found = np.concatenate([numbers(f, "label") for f in files]), [text for f in files for text in texts(f, "text")]
+        labels, found = (
+            np.concatenate([numbers(f, "label") for f in files]),
+            [text for f in files for text in texts(f, "text")],
+        )
     if not np.isin(labels, np.arange(len(TOPICS))).all():
-        raise UsageError(f"{name} has a label outside 0 … {len(TOPICS) - 1}: this is not the data set that the hub calls {hub}")
-    return [words([found[row] for row in np.flatnonzero(labels == topic)]) for topic in range(len(TOPICS))]
+        raise UsageError(
+            f"{name} has a label outside 0 … {len(TOPICS) - 1}: this is not the data set that the hub calls {hub}"
+        )
+    return [
+        words([found[row] for row in np.flatnonzero(labels == topic)])
+        for topic in range(len(TOPICS))
+    ]
 
 
 _MARKUP = re.compile(r"&lt;.*?&gt;|<[^>\n]*>")
@@ -149,7 +186,9 @@ _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*|[0-9]+|\n")
 
 def words(articles: Iterable[str]) -> list[str]:
     r"""All words, each article's followed by \n, without the marks kept from the raw form (#39; quot; &lt;b&gt; and backslashes)."""
-    plain = "".join(article.replace("\n", " ") + "\n" for article in articles).lower()  # one text: far fewer calls
+    plain = "".join(
+        article.replace("\n", " ") + "\n" for article in articles
+    ).lower()  # one text: far fewer calls
     plain = _MARKUP.sub(" ", plain).replace("#146;", "#39;").replace(" #39;", "#39;")
     plain = _ENTITY.sub(" ", _APOSTROPHE.sub("'", plain))
     for mark in ("quot;", "amp;", "lt;", "gt;", "nbsp;", "hellip;", "mdash;", "ndash;", "\\"):
@@ -168,8 +207,13 @@ def vocabulary(streams: Iterable[Sequence[str]]) -> dict[str, int]:
 
 def _pool(streams: Sequence[Sequence[str]], number: dict[str, int]) -> ArrayPool:
     """Windows of each topic's stream."""
-    pieces = [_cut(np.array([number.get(word, UNKNOWN) for word in stream], np.int64), LENGTH) for stream in streams]
-    return ArrayPool(*_joined(pieces), groups=np.repeat(np.array(TOPICS, object), [len(x) for x, _ in pieces]))
+    pieces = [
+        _cut(np.array([number.get(word, UNKNOWN) for word in stream], np.int64), LENGTH)
+        for stream in streams
+    ]
+    return ArrayPool(
+        *_joined(pieces), groups=np.repeat(np.array(TOPICS, object), [len(x) for x, _ in pieces])
+    )
 
 
 def _joined(pieces: Sequence[Windows]) -> Windows:
@@ -179,7 +223,9 @@ def _joined(pieces: Sequence[Windows]) -> Windows:
 def _cut(stream: Labels, length: int) -> Windows:
     """Windows (w, length) of a stream without overlap, and the same moved on by one."""
     count = max(0, len(stream) - 1) // length
-    return stream[: count * length].reshape(count, length), stream[1 : 1 + count * length].reshape(count, length)
+    return stream[: count * length].reshape(count, length), stream[1 : 1 + count * length].reshape(
+        count, length
+    )
 
 
 __all__ = ["CHARACTERS", "HUBS", "LENGTH", "SPAN", "TOPICS", "WORDS", "ag_news", "shakespeare"]

@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.randomness import Randomness
-from securecluster.data.allocation import Stock, Wanted, amount, halves, hand_out, held_out
+from securecluster.data.allocation import SampleSupply, Wanted, amount, halves, hand_out, held_out
 from securecluster.data.datasets import Source
-from securecluster.data.partitioners import Owned
+from securecluster.data.partitioners import OwnedSamples
 from securecluster.data.pools import Labels
-from securecluster.data.scenario_base import Deal, Dealing, spread
+from securecluster.data.scenario_base import Partition, Partitioner, spread
 from securecluster.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Topics(Dealing):
+class Topics(Partitioner):
     """Each client holds samples of one group (Sattler et al. 2019, Fig. 9: AG News, 20 clients, four topics): a true cluster each.
 
     These are the set's largest groups, and clients are spread over them as evenly as can be. Clients hold equally many samples, no two the
@@ -41,11 +41,17 @@ class Topics(Dealing):
             )
         known = len(np.unique(groups))
         if self.clusters > known:
-            raise UsageError(f"scenario 'topics' makes at most {known} clusters of {source.name}, a group each, not {self.clusters}")
+            raise UsageError(
+                f"scenario 'topics' makes at most {known} clusters of {source.name}, a group each, not {self.clusters}"
+            )
         if self.overlap and source.train.owners is not None:
-            raise UsageError(f"clients of {source.name} hold their own samples and share none: leave the overlap out, or use iid")
+            raise UsageError(
+                f"clients of {source.name} hold their own samples and share none: leave the overlap out, or use iid"
+            )
 
-    def deal(self, source: Source, clients: int, samples: int | None, randomness: Randomness) -> Deal:
+    def deal(
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+    ) -> Partition:
         """Samples of each client's group."""
         truth = spread(np.zeros(clients, np.int64), self.clusters, randomness)
         if source.train.owners is not None:
@@ -54,9 +60,13 @@ class Topics(Dealing):
         train, test = self._stocks(source, randomness)
         each = amount(source, wanted, train, samples, randomness)
         held = held_out(source, wanted, test, each, samples, randomness)
-        return Deal(hand_out(train, wanted, each, randomness), hand_out(test, wanted, held, randomness), truth)
+        return Partition(
+            hand_out(train, wanted, each, randomness),
+            hand_out(test, wanted, held, randomness),
+            truth,
+        )
 
-    def _stocks(self, source: Source, randomness: Randomness) -> tuple[Stock, Stock]:
+    def _stocks(self, source: Source, randomness: Randomness) -> tuple[SampleSupply, SampleSupply]:
         """What may be trained on and held out, of the chosen groups, with the groups' numbers in place of labels."""
         assert source.train.groups is not None
         names, counts = np.unique(source.train.groups, return_counts=True)
@@ -64,21 +74,29 @@ class Topics(Dealing):
         train, test = halves(source, randomness)
         tested = source.train.groups if source.test is None else source.test.groups
         if tested is None:
-            raise UsageError(f"the test samples of {source.name} lie in no groups: give its test pool groups, as its train pool has")
+            raise UsageError(
+                f"the test samples of {source.name} lie in no groups: give its test pool groups, as its train pool has"
+            )
         return _of(train, source.train.groups, chosen), _of(test, tested, chosen)
 
-    def _owned(self, source: Source, truth: Labels, samples: int | None, randomness: Randomness) -> Deal:
+    def _owned(
+        self, source: Source, truth: Labels, samples: int | None, randomness: Randomness
+    ) -> Partition:
         """Owners of each group, drawn at random."""
-        owned = Owned.of(source)
+        owned = OwnedSamples.of(source)
         assert owned.groups is not None
         chosen = np.empty(len(truth), np.int64)
-        for cluster, group in enumerate(_largest(np.bincount(owned.groups), self.clusters).tolist()):
+        for cluster, group in enumerate(
+            _largest(np.bincount(owned.groups), self.clusters).tolist()
+        ):
             mine, members = np.flatnonzero(truth == cluster), np.flatnonzero(owned.groups == group)
             if len(mine) > len(members):
                 raise UsageError(
                     f"a group of {source.name} has {len(members)} clients, not {len(mine)}: use fewer clients, or fewer clusters"
                 )
-            chosen[mine] = randomness.generator("scenario", "topics", cluster).permutation(members)[: len(mine)]
+            chosen[mine] = randomness.generator("scenario", "topics", cluster).permutation(members)[
+                : len(mine)
+            ]
         return replace(owned.deal(chosen, samples, randomness), clusters=truth)
 
 
@@ -87,11 +105,11 @@ def _largest(counts: Labels, clusters: int) -> Labels:
     return np.sort(np.argsort(-counts, kind="stable")[:clusters])
 
 
-def _of(stock: Stock, groups: NDArray[Any], chosen: list[Any]) -> Stock:
+def _of(stock: SampleSupply, groups: NDArray[Any], chosen: list[Any]) -> SampleSupply:
     """The stock's rows of the chosen groups, and these groups' numbers."""
     own = groups[stock.rows]
     number = np.full(len(own), -1)
     for k, name in enumerate(chosen):
         number[own == name] = k
     keep = number >= 0
-    return Stock(stock.part, stock.rows[keep], number[keep])
+    return SampleSupply(stock.part, stock.rows[keep], number[keep])

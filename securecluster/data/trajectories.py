@@ -37,14 +37,22 @@ def mobility() -> Source:
     """
     where = folder()
     if where is None:
-        raise UsageError(f"mobility is no set of the hub: set {FOLDER} to a folder that holds most_mobility/traces.parquet")
+        raise UsageError(
+            f"mobility is no set of the hub: set {FOLDER} to a folder that holds most_mobility/traces.parquet"
+        )
     return _mobility(where)
 
 
 @cache
 def _mobility(where: Path) -> Source:
-    traces, users = (the_file(where, f"most_mobility/{name}.parquet") for name in ("traces", "users"))
-    owners, times, legs = np.array(texts(traces, "user_id"), object), numbers(traces, "t"), numbers(traces, "leg")
+    traces, users = (
+        the_file(where, f"most_mobility/{name}.parquet") for name in ("traces", "users")
+    )
+    owners, times, legs = (
+        np.array(texts(traces, "user_id"), object),
+        numbers(traces, "t"),
+        numbers(traces, "leg"),
+    )
     positions = np.stack([numbers(traces, "x"), numbers(traces, "y")], axis=1) / np.array(AREA)
     order = np.lexsort((times, owners))
     with np.errstate(over="ignore"):  # what becomes infinite is refused by the client's name later
@@ -52,20 +60,28 @@ def _mobility(where: Path) -> Source:
     x, y, last = windows(single, _runs(owners[order], legs[order], times[order]))
     keep = lasting(owners[order][last], PAST)
     if not len(keep):
-        raise UsageError(f"no user of {traces} has a held-out window of {PAST + 1} positions: download or write the file again")
+        raise UsageError(
+            f"no user of {traces} has a held-out window of {PAST + 1} positions: download or write the file again"
+        )
     names = owners[order][last][keep]
     pool = ArrayPool(x[keep], y[keep], names, _groups(users, names), gap=PAST)
     return Source("mobility", 2, (PAST, 2), pool, objective=Trajectory(metres=AREA))
 
 
-def windows(positions: NDArray[np.float32], runs: Labels) -> tuple[NDArray[np.float32], NDArray[np.float32], Labels]:
+def windows(
+    positions: NDArray[np.float32], runs: Labels
+) -> tuple[NDArray[np.float32], NDArray[np.float32], Labels]:
     """All windows of successive positions (n, k) that lie in one run (n,), in order.
 
     Returns:
         past positions (w, 10, k), the next one (w, k), and its row (w,).
     """
     if len(positions) <= PAST:
-        return np.empty((0, PAST, positions.shape[1]), np.float32), positions[:0], np.empty(0, np.int64)
+        return (
+            np.empty((0, PAST, positions.shape[1]), np.float32),
+            positions[:0],
+            np.empty(0, np.int64),
+        )
     starts = np.flatnonzero(runs[:-PAST] == runs[PAST:])
     past = sliding_window_view(positions, PAST, axis=0)[starts].transpose(0, 2, 1)
     return np.ascontiguousarray(past), positions[starts + PAST], starts + PAST
@@ -82,7 +98,9 @@ def _groups(path: Path, owners: NDArray[Any]) -> NDArray[Any]:
     names, number = np.unique(owners, return_inverse=True)
     for name in names:
         if name not in group:
-            raise UsageError(f"{path} has no row for user {name!r} of the traces: download or write both files again")
+            raise UsageError(
+                f"{path} has no row for user {name!r} of the traces: download or write both files again"
+            )
     return np.array([group[name] for name in names], object)[number]
 
 

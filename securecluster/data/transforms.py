@@ -11,14 +11,14 @@ import numpy as np
 from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import Source
 from securecluster.data.pools import Features, Labels
-from securecluster.data.scenario_base import Change
+from securecluster.data.scenario_base import Transform
 from securecluster.errors import UsageError
 
 TURNS = {2: (0, 2), 3: (0, 1, 2), 4: (0, 1, 2, 3)}
 
 
 @dataclass(frozen=True)
-class LabelSwap(Change):
+class LabelSwap(Transform):
     """Each cluster swaps two labels of its own, disjoint pairs (Sattler et al. 2019, VI-A; Briggs et al. 2020)."""
 
     name: ClassVar[str] = "label-swap"
@@ -33,16 +33,20 @@ class LabelSwap(Change):
                 f"a pair each, not {self.clusters}"
             )
 
-    def transform(self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness) -> tuple[Features, Labels]:
+    def transform(
+        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
+    ) -> tuple[Features, Labels]:
         """Swap the cluster's pair of labels."""
-        one, other = randomness.generator("scenario", "swap").permutation(classes)[2 * cluster : 2 * cluster + 2]
+        one, other = randomness.generator("scenario", "swap").permutation(classes)[
+            2 * cluster : 2 * cluster + 2
+        ]
         swapped = np.arange(classes)
         swapped[[one, other]] = other, one
         return x, swapped[y].astype(np.int64)
 
 
 @dataclass(frozen=True)
-class LabelPermutation(Change):
+class LabelPermutation(Transform):
     """Each cluster permutes all labels by a random permutation of its own (Sattler et al. 2019, Fig. 8)."""
 
     name: ClassVar[str] = "label-permutation"
@@ -51,13 +55,17 @@ class LabelPermutation(Change):
     def check(self, source: Source, clients: int) -> None:
         """Adds this scenario's own limit."""
         super().check(source, clients)
-        if source.classes < 6 and self.clusters > math.factorial(source.classes):  # 6! is more than anyone asks for
+        if source.classes < 6 and self.clusters > math.factorial(
+            source.classes
+        ):  # 6! is more than anyone asks for
             raise UsageError(
                 f"scenario 'label-permutation' has only {math.factorial(source.classes)} permutations of {source.classes} labels, "
                 f"not {self.clusters}: ask for fewer clusters"
             )
 
-    def transform(self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness) -> tuple[Features, Labels]:
+    def transform(
+        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
+    ) -> tuple[Features, Labels]:
         """Permute the labels."""
         return x, self.permutation(cluster, classes, randomness)[y].astype(np.int64)
 
@@ -70,7 +78,7 @@ class LabelPermutation(Change):
 
 
 @dataclass(frozen=True)
-class Rotation(Change):
+class Rotation(Transform):
     """Clusters see images turned counterclockwise by 0/180, 0/90/180 or 0/90/180/270 degrees (Vardhan et al. 2024, rotated MNIST)."""
 
     name: ClassVar[str] = "rotation"
@@ -80,17 +88,23 @@ class Rotation(Change):
         """Adds this scenario's own limits."""
         super().check(source, clients)
         if self.clusters not in TURNS:
-            raise UsageError(f"scenario 'rotation' turns by quarters and makes 2, 3 or 4 clusters, not {self.clusters}")
+            raise UsageError(
+                f"scenario 'rotation' turns by quarters and makes 2, 3 or 4 clusters, not {self.clusters}"
+            )
         if not source.is_image or source.shape[-1] != source.shape[-2]:
-            raise UsageError(f"scenario 'rotation' turns square images, and samples of {source.name} have shape {source.shape}")
+            raise UsageError(
+                f"scenario 'rotation' turns square images, and samples of {source.name} have shape {source.shape}"
+            )
 
-    def transform(self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness) -> tuple[Features, Labels]:
+    def transform(
+        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
+    ) -> tuple[Features, Labels]:
         """Turn the images (n, channels, side, side), exactly."""
         return np.rot90(x, TURNS[self.clusters][cluster], axes=(-2, -1)), y
 
 
 @dataclass(frozen=True)
-class Inversion(Change):
+class Inversion(Transform):
     """The second of two clusters sees negatives, 1 − x (Vardhan et al. 2024, inverted MNIST)."""
 
     name: ClassVar[str] = "inversion"
@@ -100,10 +114,16 @@ class Inversion(Change):
         """Adds this scenario's own limits."""
         super().check(source, clients)
         if self.clusters != 2:
-            raise UsageError(f"scenario 'inversion' has two clusters, images and their negatives, not {self.clusters}")
+            raise UsageError(
+                f"scenario 'inversion' has two clusters, images and their negatives, not {self.clusters}"
+            )
         if not source.is_image:
-            raise UsageError(f"scenario 'inversion' needs images, and samples of {source.name} have shape {source.shape}")
+            raise UsageError(
+                f"scenario 'inversion' needs images, and samples of {source.name} have shape {source.shape}"
+            )
 
-    def transform(self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness) -> tuple[Features, Labels]:
+    def transform(
+        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
+    ) -> tuple[Features, Labels]:
         """Invert the second cluster's images."""
         return (np.float32(1) - x if cluster else x), y

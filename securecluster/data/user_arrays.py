@@ -25,14 +25,20 @@ def by_name(what: str, given: Any) -> dict[str, Any]:
     """
     if not isinstance(given, Mapping):
         example = {"truth": "{name: cluster}"}.get(what, "{name: (X, y)}")
-        made = "dict(enumerate(…)) makes one of a list" if what == "clients" else "with an entry for every client"
+        made = (
+            "dict(enumerate(…)) makes one of a list"
+            if what == "clients"
+            else "with an entry for every client"
+        )
         raise UsageError(f"{what} is a mapping {example}, not {type(given).__name__}: {made}")
     found: dict[str, Any] = {}
     spelled: dict[str, Any] = {}
     for key, value in given.items():
         name = str(key)
         if name in found:
-            raise UsageError(f"{what}: {spelled[name]!r} and {key!r} would both be the client {name!r}: give them different names")
+            raise UsageError(
+                f"{what}: {spelled[name]!r} and {key!r} would both be the client {name!r}: give them different names"
+            )
         found[name], spelled[name] = value, key
     return found
 
@@ -71,9 +77,14 @@ def own_samples(
     read = _labelled if classified else _sequences
     x, y = read(name, pair, objective)
     if held is not None:
-        return (x, y), read(name, held, objective) if held[0].size or held[1].size else (x[:0], y[:0])
+        return (x, y), read(name, held, objective) if held[0].size or held[1].size else (
+            x[:0],
+            y[:0],
+        )
     train = len(y) - len(y) // 5
-    order = randomness.generator("split", key).permutation(len(y)) if classified else np.arange(len(y))
+    order = (
+        randomness.generator("split", key).permutation(len(y)) if classified else np.arange(len(y))
+    )
     return (x[order[:train]], y[order[:train]]), (x[order[train:]], y[order[train:]])
 
 
@@ -83,7 +94,9 @@ def outputs(targets: Sequence[Pair], objective: Objective) -> int:
         y = targets[0][1]
         return y.shape[1] if y.ndim > 1 else 1
     both = objective.kind == Language.kind
-    return 1 + max(int(part.max(initial=0)) for pair in targets for part in (pair if both else pair[1:]))
+    return 1 + max(
+        int(part.max(initial=0)) for pair in targets for part in (pair if both else pair[1:])
+    )
 
 
 def _array(name: str, part: Any) -> NDArray[Any]:
@@ -98,7 +111,9 @@ def _labelled(name: str, pair: Pair, objective: Objective) -> Pair:
     """X (n, …) float32 and y (n,) int64."""
     features, labels = _single(name, pair[0]), _class_numbers(name, pair[1])
     if features.ndim < 2 or not features.shape[1] or labels.shape != features.shape[:1]:
-        raise UsageError(f"client {name!r}: X {features.shape} and y {labels.shape} must have one label per sample of at least one feature")
+        raise UsageError(
+            f"client {name!r}: X {features.shape} and y {labels.shape} must have one label per sample of at least one feature"
+        )
     return features, labels.astype(np.int64)
 
 
@@ -110,19 +125,30 @@ def _class_numbers(name: str, labels: NDArray[Any]) -> NDArray[Any]:
         return labels
     if labels.dtype.kind == "b" or (labels.dtype.kind == "f" and _whole(labels)):
         return labels.astype(np.int64)
-    raise UsageError(f"client {name!r}: labels are class numbers (integers from 0), not {labels.dtype}")
+    raise UsageError(
+        f"client {name!r}: labels are class numbers (integers from 0), not {labels.dtype}"
+    )
 
 
 def _whole(values: NDArray[Any]) -> bool:
     """Return whether all floats are whole numbers that an integer holds exactly."""
-    return bool((np.isfinite(values) & (np.abs(values) < 2**53) & (values == np.floor(values))).all())
+    return bool(
+        (np.isfinite(values) & (np.abs(values) < 2**53) & (values == np.floor(values))).all()
+    )
 
 
 def _sequences(name: str, pair: Pair, objective: Objective) -> Pair:
     """Positions as float32, tokens as int64 and never through floats; their shapes and ranges are the objective's to check."""
-    x, y = (_single(name, part) if objective.kind == Trajectory.kind or part.dtype.kind not in "iu" else part for part in pair)
+    x, y = (
+        _single(name, part)
+        if objective.kind == Trajectory.kind or part.dtype.kind not in "iu"
+        else part
+        for part in pair
+    )
     if x.ndim < 2 or not y.ndim or len(x) != len(y):
-        raise UsageError(f"client {name!r}: X {x.shape} and y {y.shape} must have one target per sample of at least one step")
+        raise UsageError(
+            f"client {name!r}: X {x.shape} and y {y.shape} must have one target per sample of at least one step"
+        )
     return tuple(part.astype(np.int64) if part.dtype.kind in "iu" else part for part in (x, y))  # type: ignore[return-value]
 
 

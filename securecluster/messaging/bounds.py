@@ -21,7 +21,10 @@ from securecluster.errors import FrameError
 from securecluster.messaging.messages import Picks, Rows, Shared
 
 REAL, WHOLE, OCTETS = "floating-point numbers", "int64 numbers", "bytes"
-LONGEST = (1e17, 1e150)  # rows of float32 and of float64: sums of squares of thousands of these are finite
+LONGEST = (
+    1e17,
+    1e150,
+)  # rows of float32 and of float64: sums of squares of thousands of these are finite
 Size = int | str  # a number, or the name of one in `Limits.sizes`
 
 
@@ -166,7 +169,11 @@ def squared(message: Any) -> list[str]:
 def undeclared(message: type) -> list[str]:
     """Return the fields of a message class that need a bound and declare none: all but texts, shares and flags."""
     bounds = declared(cast(Hashable, message))
-    return [name for name, hint in get_type_hints(message).items() if name not in bounds and not _free(hint)]
+    return [
+        name
+        for name, hint in get_type_hints(message).items()
+        if name not in bounds and not _free(hint)
+    ]
 
 
 def _free(hint: Any) -> bool:
@@ -174,7 +181,9 @@ def _free(hint: Any) -> bool:
     return all(kind in (str, float, bool, type(None)) for kind in kinds)
 
 
-Bindings = dict[str, tuple[int, ...]]  # the length of each free axis: one for all frames, or one per frame
+Bindings = dict[
+    str, tuple[int, ...]
+]  # the length of each free axis: one for all frames, or one per frame
 Tensors = Shared | Rows | Picks
 Tensorial = Real | Whole | Octets
 
@@ -223,7 +232,9 @@ def _check_number(where: str, bound: Between | Exactly, value: int, limits: Limi
     if isinstance(bound, Exactly):
         size = limits.size(bound.size)
         if size is not None and value != size:
-            raise FrameError(f"{where} is {value}, and this run's configuration has {size}: the frame is refused")
+            raise FrameError(
+                f"{where} is {value}, and this run's configuration has {size}: the frame is refused"
+            )
         return
     most = _most(bound, limits)
     if value < bound.low or (most is not None and value > most):
@@ -233,7 +244,9 @@ def _check_number(where: str, bound: Between | Exactly, value: int, limits: Limi
 def out_of_range(where: str, value: int, low: int, most: int | None) -> FrameError:
     """Return the refusal of a number that the configuration does not allow."""
     allowed = f"from {low}" if most is None else f"from {low} to {most}"
-    return FrameError(f"{where} is {value}, and this run's configuration allows {allowed}: the frame is refused")
+    return FrameError(
+        f"{where} is {value}, and this run's configuration allows {allowed}: the frame is refused"
+    )
 
 
 def _most(bound: Between | Whole | Octets, limits: Limits) -> int | None:
@@ -241,7 +254,9 @@ def _most(bound: Between | Whole | Octets, limits: Limits) -> int | None:
     return limits.size(bound.most) if below is None else below - 1
 
 
-def _row(name: str, bound: Tensorial, value: Tensors, limits: Limits, through: Mapping[str, bool]) -> tuple[str, Sequence[Axis]] | None:
+def _row(
+    name: str, bound: Tensorial, value: Tensors, limits: Limits, through: Mapping[str, bool]
+) -> tuple[str, Sequence[Axis]] | None:
     """Return the kind and the axes of one row; None where a pipeline laid it out whose sizes are unknown."""
     axes = bound.axes[1:] if isinstance(value, Picks) else bound.axes
     if not isinstance(bound, Real):
@@ -292,7 +307,9 @@ def _check_shape(
         raise FrameError(f"{where} holds {dtype}, and {kind} were expected: the frame is refused")
     shape = _row_shape(value)
     if len(shape) != len(axes):
-        raise FrameError(f"{where} has rows of {len(shape)} axes, and {len(axes)} were expected: the frame is refused")
+        raise FrameError(
+            f"{where} has rows of {len(shape)} axes, and {len(axes)} were expected: the frame is refused"
+        )
     for axis, length in zip(axes, shape, strict=True):
         _check_axis(where, axis, (length,), limits, bindings)
 
@@ -303,23 +320,31 @@ def _dtypes(kind: str) -> tuple[torch.dtype, ...]:
     return (torch.int64,) if kind == WHOLE else (torch.uint8,)
 
 
-def _check_axis(where: str, axis: Axis, lengths: tuple[int, ...], limits: Limits, bindings: Bindings) -> None:
+def _check_axis(
+    where: str, axis: Axis, lengths: tuple[int, ...], limits: Limits, bindings: Bindings
+) -> None:
     """Raise FrameError for an axis of another length: one for all frames, or one per frame."""
     fixed = limits.size(axis.name if isinstance(axis, Upto) else axis)
     if fixed is not None:
         wrong = [length for length in lengths if length != fixed]
         if wrong:
-            raise FrameError(f"{where} has {wrong[0]} numbers or rows where {fixed} were expected: the frame is refused")
+            raise FrameError(
+                f"{where} has {wrong[0]} numbers or rows where {fixed} were expected: the frame is refused"
+            )
     elif isinstance(axis, Upto):
         most = limits.size(axis.most)
         wrong = [n for n in lengths if n < axis.least or (most is not None and n > most)]
         if wrong:
             raise out_of_range(f"the number of {axis.name} in {where}", wrong[0], axis.least, most)
         if bindings.setdefault(axis.name, lengths) != lengths:
-            raise FrameError(f"{where} has another number of {axis.name} than the fields beside it: the frame is refused")
+            raise FrameError(
+                f"{where} has another number of {axis.name} than the fields beside it: the frame is refused"
+            )
 
 
-def _check_values(where: str, bound: Tensorial, value: Tensors, limits: Limits, finite: bool) -> None:
+def _check_values(
+    where: str, bound: Tensorial, value: Tensors, limits: Limits, finite: bool
+) -> None:
     """Raise FrameError for a number that is out of range, or not finite."""
     table = value.value if isinstance(value, Shared) else value.table
     if not table.numel():
@@ -341,13 +366,18 @@ def _check_reals(where: str, bound: Real, table: torch.Tensor, finite: bool) -> 
         return
     outside = (table < bound.low) | (table > bound.most)
     if bool(outside.any()):
-        raise FrameError(f"{where} holds a number outside of [{bound.low:g}, {bound.most:g}]: the frame is refused")
+        raise FrameError(
+            f"{where} holds a number outside of [{bound.low:g}, {bound.most:g}]: the frame is refused"
+        )
 
 
 def too_long(table: torch.Tensor) -> list[int]:
     """Return the rows of a table of finite numbers that are longer than `LONGEST` allows."""
     norms = torch.linalg.vector_norm(table.flatten(1), dim=1, dtype=torch.float64)
-    return [int(row) for row in (norms > LONGEST[table.dtype == torch.float64]).nonzero().flatten().tolist()]
+    return [
+        int(row)
+        for row in (norms > LONGEST[table.dtype == torch.float64]).nonzero().flatten().tolist()
+    ]
 
 
 def _finite(table: torch.Tensor) -> bool:

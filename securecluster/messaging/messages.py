@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 M = TypeVar("M")
-APART = 1 << 32  # calls for models, made only under a mask, are numbered from here: later calls draw the same batches without a mask
+FIRST_SEPARATE_STEP = (
+    1 << 32
+)  # calls for models, made only under a mask, are numbered from here: later calls draw the same batches without a mask
 RELAY = "relay"  # the verb of frames between servers: a local parameter server sends, the server replies
 
 
@@ -45,7 +47,11 @@ class Rows:
     @property
     def values(self) -> torch.Tensor:
         """All rows, (frames, …); a copy where rows are shared."""
-        return self.table if self.index is None else self.table[torch.as_tensor(self.index, dtype=torch.long)]
+        return (
+            self.table
+            if self.index is None
+            else self.table[torch.as_tensor(self.index, dtype=torch.long)]
+        )
 
     def row(self, frame: int) -> torch.Tensor:
         """One frame's row, without a copy."""
@@ -57,7 +63,10 @@ class Rows:
             return Rows(self.table[torch.as_tensor(tuple(positions), dtype=torch.long)])
         kept = sorted({self.index[k] for k in positions})
         place = {row: n for n, row in enumerate(kept)}
-        return Rows(self.table[torch.as_tensor(kept, dtype=torch.long)], tuple(place[self.index[k]] for k in positions))
+        return Rows(
+            self.table[torch.as_tensor(kept, dtype=torch.long)],
+            tuple(place[self.index[k]] for k in positions),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +94,9 @@ def kinds(message: Any) -> dict[str, type]:
     for name, hint in get_type_hints(message).items():
         options = [t for t in get_args(hint) if t is not type(None)] or [hint]
         if len(options) != 1 or options[0] not in (Shared, Rows, Picks, int, float, str, bool):
-            raise TypeError(f"{message.__name__}.{name}: a message field is Shared, Rows, Picks or a scalar, not {hint}")
+            raise TypeError(
+                f"{message.__name__}.{name}: a message field is Shared, Rows, Picks or a scalar, not {hint}"
+            )
         found[name] = options[0]
     return found
 
@@ -131,7 +142,9 @@ def frames(message: Any, default: int) -> int:
     """How many frames a batch message stands for (`default` where it has no field with a frame axis)."""
     lengths = {len(v) for v in vars(message).values() if isinstance(v, Batched)}
     if len(lengths) > 1:
-        raise FrameError(f"{type(message).__name__}: its fields disagree on the number of frames: {sorted(lengths)}")
+        raise FrameError(
+            f"{type(message).__name__}: its fields disagree on the number of frames: {sorted(lengths)}"
+        )
     return lengths.pop() if lengths else default
 
 
@@ -151,7 +164,9 @@ def _join(name: str, first: Any, column: list[Any]) -> Any:
     if isinstance(first, Batched):
         tables = [v.values if isinstance(v, Rows) else v.table for v in column]
         if len({(t.shape[1:], t.dtype) for t in tables}) > 1:
-            raise FrameError(f"{name}: the frames differ in shape or type: {sorted({str(tuple(t.shape[1:])) for t in tables})}")
+            raise FrameError(
+                f"{name}: the frames differ in shape or type: {sorted({str(tuple(t.shape[1:])) for t in tables})}"
+            )
         if isinstance(first, Rows):
             return Rows(torch.cat(tables))
         starts = [sum(len(t) for t in tables[:k]) for k in range(len(tables))]
@@ -159,7 +174,10 @@ def _join(name: str, first: Any, column: list[Any]) -> Any:
         return Picks(torch.cat(tables), picks)
     if isinstance(first, Shared):
         kind = (first.value.shape, first.value.dtype)
-        same = all((v.value.shape, v.value.dtype) == kind and torch.equal(v.value, first.value) for v in column)
+        same = all(
+            (v.value.shape, v.value.dtype) == kind and torch.equal(v.value, first.value)
+            for v in column
+        )
     else:
         same = all(v == first for v in column)
     if not same:
@@ -196,7 +214,9 @@ class Call:
     to: tuple[int, ...]
     query: Any
     members: tuple[int, ...]
-    asker: tuple[int, ...] = ()  # the local parameter server that asks each of `to`; empty: the server itself does
+    asker: tuple[
+        int, ...
+    ] = ()  # the local parameter server that asks each of `to`; empty: the server itself does
 
     def header(self, position: int) -> Header:
         """The header of the request to `to[position]`."""
@@ -205,7 +225,16 @@ class Call:
             sender, recipient = f"lps/{self.to[position]}", "server"
         elif self.asker:
             sender = f"lps/{self.asker[position]}"
-        return Header(self.config, self.method, self.verb, self.round, self.step, sender, recipient, self.members[position])
+        return Header(
+            self.config,
+            self.method,
+            self.verb,
+            self.round,
+            self.step,
+            sender,
+            recipient,
+            self.members[position],
+        )
 
     def select(self, positions: Sequence[int]) -> Call:
         """The same call to some of its recipients."""
@@ -220,7 +249,7 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class Response:
     """The replies that came, as a batch over `ids`; who is missing dropped out."""
 
     ids: tuple[int, ...]
@@ -233,10 +262,10 @@ def reply_header(request: Header) -> Header:
 
 
 @dataclass(frozen=True, eq=False)
-class Hello:
+class Empty:
     """Server to client: send your public key."""
 
 
 @dataclass(frozen=True, eq=False)
-class Done:
+class Ack:
     """Client to server: understood; nothing else."""

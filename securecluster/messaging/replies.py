@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UpdateError
 from securecluster.messaging.bounds import squared, too_long
-from securecluster.messaging.messages import Answer, Call, Rows, Shared
+from securecluster.messaging.messages import Call, Response, Rows, Shared
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -48,18 +48,28 @@ class Pairs(Generic[B]):
     step: int
 
 
-def check_finite(call: Call, answer: Answer) -> None:
+def check_finite(call: Call, answer: Response) -> None:
     """Raise UpdateError, with the clients' numbers, for replies that are not finite."""
     for name, value in vars(answer.reply).items():
         if isinstance(value, Rows) and value.table.is_floating_point():
             good = _finite(value.table)
             if not bool(good.all()):
-                bad = [i for k, i in enumerate(answer.ids) if not good[k if value.index is None else value.index[k]]]
+                bad = [
+                    i
+                    for k, i in enumerate(answer.ids)
+                    if not good[k if value.index is None else value.index[k]]
+                ]
                 raise UpdateError(
                     f"round {call.round}: {name} of client(s) {', '.join(map(str, bad[:5]))} is not finite: lower the learning rate (--lr)"
                 )
-        elif isinstance(value, Shared) and value.value.is_floating_point() and not bool(torch.isfinite(value.value).all()):
-            raise UpdateError(f"round {call.round}: {name} of the clients' replies is not finite: lower the learning rate (--lr)")
+        elif (
+            isinstance(value, Shared)
+            and value.value.is_floating_point()
+            and not bool(torch.isfinite(value.value).all())
+        ):
+            raise UpdateError(
+                f"round {call.round}: {name} of the clients' replies is not finite: lower the learning rate (--lr)"
+            )
 
 
 def check_squares(number: int, ids: Sequence[int], reply: object) -> None:

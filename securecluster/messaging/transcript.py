@@ -15,10 +15,21 @@ from securecluster.core.manifest import EMPTY, Log, Mark
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import UsageError
 from securecluster.messaging import wire
-from securecluster.messaging.messages import RELAY, Answer, Call, Picks, Rows, Shared, kinds, placed, reply_header, select
+from securecluster.messaging.messages import (
+    RELAY,
+    Call,
+    Picks,
+    Response,
+    Rows,
+    Shared,
+    kinds,
+    placed,
+    reply_header,
+    select,
+)
 from securecluster.messaging.parties import SERVER, WIRE, Party, Present, client, lps
 
-B = TypeVar("B", Call, Answer)
+B = TypeVar("B", Call, Response)
 MODES = ("none", "sizes", "full")
 INDEX = "index.jsonl"
 
@@ -38,8 +49,12 @@ class Entry:
     lost: tuple[int, ...]
     down: tuple[int, ...]
     up: tuple[int, ...]
-    asker: tuple[int, ...] = ()  # the local parameter server that asked each of `to`; empty: the server did
-    sha256: str = field(default="", compare=False)  # of the file with the contents, where they are kept in one
+    asker: tuple[
+        int, ...
+    ] = ()  # the local parameter server that asked each of `to`; empty: the server did
+    sha256: str = field(
+        default="", compare=False
+    )  # of the file with the contents, where they are kept in one
 
     def ends(self, k: int) -> tuple[Party, Party]:
         """Who asked `to[k]`, and who that is."""
@@ -49,7 +64,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedMessage:
     """One frame as a party saw it: `content` is its message (a batch of one), or None to a party that sees only its length."""
 
     sender: Party
@@ -104,7 +119,7 @@ class Transcript:
         self._folder = folder
         self._index = Log(folder / INDEX, atomic_files.OWNER) if folder and mode != "none" else None
         self._messages = messages
-        self._kept: list[tuple[Call, Answer]] = []
+        self._kept: list[tuple[Call, Response]] = []
         self._totals: dict[str, Counter[str]] = defaultdict(Counter)
 
     @classmethod
@@ -131,7 +146,7 @@ class Transcript:
             found._count(entry)
         return found
 
-    def record(self, call: Call, answer: Answer) -> None:
+    def record(self, call: Call, answer: Response) -> None:
         """Append one call."""
         entry = entry_of(call, answer)
         if self.mode == "full":
@@ -148,7 +163,7 @@ class Transcript:
             self.entries.append(entry)
         self.count += 1
 
-    def _keep(self, call: Call, answer: Answer) -> str:
+    def _keep(self, call: Call, answer: Response) -> str:
         """Keep the contents of a call; return the digest of the file they are in, if any."""
         if self._folder is None:
             self._kept.append((_at_rest(call, "query"), _at_rest(answer, "reply")))
@@ -166,13 +181,21 @@ class Transcript:
     def totals(self) -> dict[str, Any]:
         """Bytes sent so far: `up`, `down`, `servers` (between server-side parties) and `by_message`."""
         both = ("up", "down")
-        by = {name: {k: c[k] for k in (*both, "servers") if k in both or c[k]} for name, c in sorted(self._totals.items())}
-        return {**{k: sum(c[k] for c in self._totals.values()) for k in (*both, "servers")}, "by_message": by}
+        by = {
+            name: {k: c[k] for k in (*both, "servers") if k in both or c[k]}
+            for name, c in sorted(self._totals.items())
+        }
+        return {
+            **{k: sum(c[k] for c in self._totals.values()) for k in (*both, "servers")},
+            "by_message": by,
+        }
 
-    def content(self, position: int) -> tuple[Call, Answer]:
+    def content(self, position: int) -> tuple[Call, Response]:
         """The call and answer of one entry, from memory or disk."""
         if self.mode != "full":
-            raise UsageError(f"this transcript holds {self.mode} only: run with --transcript full to read its contents")
+            raise UsageError(
+                f"this transcript holds {self.mode} only: run with --transcript full to read its contents"
+            )
         if self._folder is None:
             return self._kept[position]
         assert self._messages is not None
@@ -186,9 +209,13 @@ class Transcript:
         query, reply = self._messages(batch.call["method"])
         head: dict[str, Any] = {k: _tuples(v) for k, v in batch.call.items()}
         answered = None if batch.reply is None else _rebuild(reply, batch.reply)
-        return Call(**head, query=_rebuild(query, batch.query)), Answer(tuple(batch.ids), answered)
+        return Call(**head, query=_rebuild(query, batch.query)), Response(
+            tuple(batch.ids), answered
+        )
 
-    def seen_by(self, parties: Party | int | str | Iterable[Party | int | str]) -> Iterator[Seen]:
+    def seen_by(
+        self, parties: Party | int | str | Iterable[Party | int | str]
+    ) -> Iterator[ObservedMessage]:
         """Return the frames that a set of colluding parties saw, in order.
 
         `WIRE` sees lengths and timing, never contents. A party that exists and took part in no call saw nothing.
@@ -200,7 +227,9 @@ class Transcript:
             UsageError: nobody is named, or somebody who does not exist in this run, or no entries were kept.
         """
         if self.mode == "none":
-            raise UsageError("this transcript holds none only: run with --transcript sizes or full to see who saw what")
+            raise UsageError(
+                "this transcript holds none only: run with --transcript sizes or full to see who saw what"
+            )
         return self._seen(self._present().resolve(parties))
 
     def _present(self) -> Present:
@@ -212,7 +241,7 @@ class Transcript:
         askers = max((max(entry.asker, default=-1) for entry in asked), default=-1) + 1
         return Present(max(clients, len(self.names)), max(relayed, askers), self.names)
 
-    def _seen(self, who: frozenset[Party]) -> Iterator[Seen]:
+    def _seen(self, who: frozenset[Party]) -> Iterator[ObservedMessage]:
         for position, entry in enumerate(self.entries):
             ends = [entry.ends(k) for k in range(len(entry.to))]
             inside = any(who & set(both) for both in ends)
@@ -222,9 +251,17 @@ class Transcript:
                 if not readable and WIRE not in who:
                     continue
                 query = select(call.query, [k]) if readable and call else None
-                reply = select(answer.reply, [answer.ids.index(i)]) if readable and answer and i not in entry.lost else None
-                down = Seen(asker, asked, entry.method, entry.round, entry.step, entry.down[k], query)
-                up = Seen(asked, asker, entry.method, entry.round, entry.step, entry.up[k], reply)
+                reply = (
+                    select(answer.reply, [answer.ids.index(i)])
+                    if readable and answer and i not in entry.lost
+                    else None
+                )
+                down = ObservedMessage(
+                    asker, asked, entry.method, entry.round, entry.step, entry.down[k], query
+                )
+                up = ObservedMessage(
+                    asked, asker, entry.method, entry.round, entry.step, entry.up[k], reply
+                )
                 if entry.verb == RELAY:  # the local parameter server begins
                     yield from (replace(up, content=query), replace(down, content=reply))
                 else:
@@ -233,7 +270,11 @@ class Transcript:
     def surplus(self) -> list[Path]:
         """Return the files of contents in the folder that belong to no call."""
         assert self._folder is not None
-        own = {self._file(position) for position in range(self.count)} if self.mode == "full" else set()
+        own = (
+            {self._file(position) for position in range(self.count)}
+            if self.mode == "full"
+            else set()
+        )
         return sorted(set(_contents(self._folder)) - own)
 
     def snapshot(self) -> Recording:
@@ -258,13 +299,15 @@ class Transcript:
                 path.unlink()
 
 
-def entry_of(call: Call, answer: Answer) -> Entry:
+def entry_of(call: Call, answer: Response) -> Entry:
     """Return the index entry of a call and its answer, with the length of each frame in bytes."""
     place = {i: k for k, i in enumerate(answer.ids)}
     headers = [call.header(k) for k in range(len(call.to))]
     down = tuple(wire.sizes(headers, call.query, range(len(call.to))))
     back = [reply_header(header) for header, i in zip(headers, call.to, strict=True) if i in place]
-    came = iter(wire.sizes(back, answer.reply, [place[i] for i in call.to if i in place]) if back else ())
+    came = iter(
+        wire.sizes(back, answer.reply, [place[i] for i in call.to if i in place]) if back else ()
+    )
     up = tuple(next(came) if i in place else 0 for i in call.to)
     lost = tuple(i for i in call.to if i not in place)
     if call.verb == RELAY:  # the local parameter server asks, and the server answers
@@ -290,7 +333,9 @@ def _contents(folder: Path) -> list[Path]:
 
 def _plain(message: Any) -> dict[str, Any]:
     """A message's fields as a tree that `pack` takes."""
-    return {k: vars(v) if isinstance(v, Shared | Rows | Picks) else v for k, v in vars(message).items()}
+    return {
+        k: vars(v) if isinstance(v, Shared | Rows | Picks) else v for k, v in vars(message).items()
+    }
 
 
 def _at_rest(batch: B, field: str) -> B:

@@ -41,7 +41,10 @@ def _split(message: Any, position: int) -> tuple[dict[str, Any], dict[str, tuple
         if isinstance(value, Shared):
             tensors[name] = (value.value, None)
         elif isinstance(value, Rows):
-            tensors[name] = (value.table, position if value.index is None else value.index[position])
+            tensors[name] = (
+                value.table,
+                position if value.index is None else value.index[position],
+            )
         elif isinstance(value, Picks):
             tensors[name] = (value.table, list(value.picks[position]))
         elif value is not None:
@@ -50,7 +53,9 @@ def _split(message: Any, position: int) -> tuple[dict[str, Any], dict[str, tuple
 
 
 def _metadata(header: Header, scalars: dict[str, Any]) -> str:
-    return json.dumps([list(vars(header).values()), scalars], separators=(",", ":"), ensure_ascii=True)
+    return json.dumps(
+        [list(vars(header).values()), scalars], separators=(",", ":"), ensure_ascii=True
+    )
 
 
 def encode(header: Header, message: Any, position: int = 0) -> bytes:
@@ -59,7 +64,12 @@ def encode(header: Header, message: Any, position: int = 0) -> bytes:
 
     scalars, tensors = _split(message, position)
     cut = {name: table if row is None else table[row] for name, (table, row) in tensors.items()}
-    return bytes(save({k: t.detach().cpu().contiguous().clone() for k, t in cut.items()}, {"frame": _metadata(header, scalars)}))
+    return bytes(
+        save(
+            {k: t.detach().cpu().contiguous().clone() for k, t in cut.items()},
+            {"frame": _metadata(header, scalars)},
+        )
+    )
 
 
 def size(header: Header, message: Any, position: int = 0) -> int:
@@ -70,13 +80,17 @@ def size(header: Header, message: Any, position: int = 0) -> int:
 def sizes(headers: Iterable[Header], message: Any, positions: Iterable[int]) -> list[int]:
     """`size` of several frames of one batch message."""
     picked = [value.picks for value in vars(message).values() if isinstance(value, Picks)]
-    known: dict[tuple[int, ...], tuple[dict[str, Any], int, int]] = {}  # frames with as many rows have tensors of one shape
+    known: dict[
+        tuple[int, ...], tuple[dict[str, Any], int, int]
+    ] = {}  # frames with as many rows have tensors of one shape
     found = []
     for header, position in zip(headers, positions, strict=True):
         rows = tuple(len(picks[position]) for picks in picked)
         if rows not in known:
             scalars, tensors = _split(message, position)
-            shapes = {name: (_shape(table, row), table.dtype) for name, (table, row) in tensors.items()}
+            shapes = {
+                name: (_shape(table, row), table.dtype) for name, (table, row) in tensors.items()
+            }
             known[rows] = (scalars, *_tensor_table(tuple(sorted(shapes.items()))))
         scalars, table, data = known[rows]
         found.append(_file_size(_metadata(header, scalars), table, data))
@@ -90,19 +104,27 @@ def _shape(table: torch.Tensor, row: Any) -> tuple[int, ...]:
 
 
 def _file_size(metadata: str, table: int, data: int) -> int:
-    header = len('{"__metadata__":{"frame":}}') + len(json.dumps(metadata, ensure_ascii=False).encode()) + table
+    header = (
+        len('{"__metadata__":{"frame":}}')
+        + len(json.dumps(metadata, ensure_ascii=False).encode())
+        + table
+    )
     return 8 + -(-header // 8) * 8 + data
 
 
 @cache
-def _tensor_table(shapes: tuple[tuple[str, tuple[tuple[int, ...], torch.dtype]], ...]) -> tuple[int, int]:
+def _tensor_table(
+    shapes: tuple[tuple[str, tuple[tuple[int, ...], torch.dtype]], ...],
+) -> tuple[int, int]:
     """Bytes of the tensors' entries in the safetensors header, and of their data."""
     known = _dtypes()
     text, start = 0, 0
     for name, (shape, dtype) in sorted(shapes, key=lambda s: (-known[s[1][1]][1], s[0])):
         end = start + torch.Size(shape).numel() * dtype.itemsize
         entry = {"dtype": known[dtype][0], "shape": list(shape), "data_offsets": [start, end]}
-        text += len(json.dumps({name: entry}, separators=(",", ":"), ensure_ascii=False).encode()) - 1  # braces out, comma in
+        text += (
+            len(json.dumps({name: entry}, separators=(",", ":"), ensure_ascii=False).encode()) - 1
+        )  # braces out, comma in
         start = end
     return text, start
 
@@ -113,7 +135,9 @@ def _read(data: bytes) -> tuple[str, dict[str, torch.Tensor]]:
     from safetensors.torch import load
 
     if len(data) < 8 or len(data) > MAX_FRAME:
-        raise FrameError(f"a frame of {len(data)} bytes is refused: ask the sender for a frame between 8 bytes and {MAX_FRAME >> 30} GiB")
+        raise FrameError(
+            f"a frame of {len(data)} bytes is refused: ask the sender for a frame between 8 bytes and {MAX_FRAME >> 30} GiB"
+        )
     length = int.from_bytes(data[:8], "little")
     try:
         if length > len(data) - 8:
@@ -127,7 +151,9 @@ def _read(data: bytes) -> tuple[str, dict[str, torch.Tensor]]:
         return text, tensors
     except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FrameError(f"a frame does not parse ({reason}): it was damaged or forged, ask for it again") from None
+        raise FrameError(
+            f"a frame does not parse ({reason}): it was damaged or forged, ask for it again"
+        ) from None
 
 
 def peek(data: bytes) -> Header:
@@ -140,13 +166,17 @@ def _header(text: str) -> tuple[Header, Any]:
     try:
         values, scalars = json.loads(text)
         fields = dataclasses.fields(Header)
-        if len(values) != len(fields) or any(type(v).__name__ != f.type for v, f in zip(values, fields, strict=True)):
+        if len(values) != len(fields) or any(
+            type(v).__name__ != f.type for v, f in zip(values, fields, strict=True)
+        ):
             raise ValueError("its fields are not those of a header")
         if any(type(v) is int and not 0 <= v < 1 << 63 for v in values):
             raise ValueError("a count is out of range")
         return Header(*values), scalars
     except (ValueError, TypeError, RecursionError) as error:
-        raise FrameError(f"a frame's header does not parse ({error}): it was damaged or forged, ask for it again") from None
+        raise FrameError(
+            f"a frame's header does not parse ({error}): it was damaged or forged, ask for it again"
+        ) from None
 
 
 def decode(data: bytes, message: type[A]) -> tuple[Header, A]:
@@ -158,16 +188,24 @@ def decode(data: bytes, message: type[A]) -> tuple[Header, A]:
     text, tensors = _read(data)
     header, scalars = _header(text)
     if not isinstance(scalars, dict) or set(scalars) & set(tensors):
-        raise FrameError(f"a {message.__name__} frame does not parse: it was damaged or forged, ask for it again")
+        raise FrameError(
+            f"a {message.__name__} frame does not parse: it was damaged or forged, ask for it again"
+        )
     fields: dict[str, Any] = {}
     for name, kind in kinds(cast(Hashable, message)).items():
-        value = tensors.pop(name, None) if kind in (Shared, Rows, Picks) else scalars.pop(name, None)
+        value = (
+            tensors.pop(name, None) if kind in (Shared, Rows, Picks) else scalars.pop(name, None)
+        )
         if value is None and not optional(message, name):
-            raise FrameError(f"a {message.__name__} frame lacks the field {name!r}: both sides must run the same version")
+            raise FrameError(
+                f"a {message.__name__} frame lacks the field {name!r}: both sides must run the same version"
+            )
         fields[name] = _wrap(message, name, kind, value)
     extra = sorted([*scalars, *tensors])
     if extra:
-        raise FrameError(f"a {message.__name__} frame has unknown fields {extra}: both sides must run the same version")
+        raise FrameError(
+            f"a {message.__name__} frame has unknown fields {extra}: both sides must run the same version"
+        )
     return header, message(**fields)
 
 
@@ -183,5 +221,7 @@ def _wrap(message: type, name: str, kind: type, value: Any) -> Any:
             raise FrameError(f"{message.__name__}.{name}: rows were expected, a single number came")
         return Picks(value, (tuple(range(len(value))),))
     if type(value) is not kind:
-        raise FrameError(f"{message.__name__}.{name}: {kind.__name__} was expected, {type(value).__name__} came")
+        raise FrameError(
+            f"{message.__name__}.{name}: {kind.__name__} was expected, {type(value).__name__} came"
+        )
     return value

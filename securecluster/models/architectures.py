@@ -11,14 +11,21 @@ from torch import nn
 
 from securecluster.errors import UsageError, unknown
 from securecluster.models.objectives import Objective
-from securecluster.models.sequence_architectures import lstm_chars, lstm_chars_256, lstm_trajectory, lstm_words
+from securecluster.models.sequence_architectures import (
+    lstm_chars,
+    lstm_chars_256,
+    lstm_trajectory,
+    lstm_words,
+)
 
 Shape = tuple[int, ...]
 
 
 def mlp(shape: Shape, classes: int, hidden: int = 64) -> nn.Module:
     """Input-`hidden`-`classes` with ReLU."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(_features(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(_features(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
+    )
 
 
 def linear(shape: Shape, classes: int) -> nn.Module:
@@ -33,7 +40,12 @@ def cnn_briggs(shape: Shape, classes: int) -> nn.Module:
     """
     channels, height, width = _image("cnn-briggs", shape, 4)
     convolutions = [*_block(channels, 32, padding=2), *_block(32, 64, padding=2)]
-    return nn.Sequential(*convolutions, nn.Flatten(), *_dense(64 * (height // 4) * (width // 4), 512), nn.Linear(512, classes))
+    return nn.Sequential(
+        *convolutions,
+        nn.Flatten(),
+        *_dense(64 * (height // 4) * (width // 4), 512),
+        nn.Linear(512, classes),
+    )
 
 
 def cnn_ali(shape: Shape, classes: int) -> nn.Module:
@@ -44,7 +56,13 @@ def cnn_ali(shape: Shape, classes: int) -> nn.Module:
     channels, height, width = _image("cnn-ali", shape, 16)
     size = ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2)
     convolutions = [*_block(channels, 6), *_block(6, 16)]
-    return nn.Sequential(*convolutions, nn.Flatten(), *_dense(16 * size, 120), *_dense(120, 84), nn.Linear(84, classes))
+    return nn.Sequential(
+        *convolutions,
+        nn.Flatten(),
+        *_dense(16 * size, 120),
+        *_dense(120, 84),
+        nn.Linear(84, classes),
+    )
 
 
 def cnn_cifar(shape: Shape, classes: int) -> nn.Module:
@@ -76,14 +94,26 @@ def resnet9(shape: Shape, classes: int) -> nn.Module:
     channels, _, _ = _image("resnet9", shape, 8)
 
     def block(before: int, after: int, pool: bool = False) -> nn.Sequential:
-        layers = [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.GroupNorm(8, after), nn.ReLU()]
+        layers = [
+            nn.Conv2d(before, after, 3, padding=1, bias=False),
+            nn.GroupNorm(8, after),
+            nn.ReLU(),
+        ]
         return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []))
 
     def residual(width: int) -> nn.Module:
         return Residual(nn.Sequential(block(width, width), block(width, width)))
 
-    body = [block(channels, 64), block(64, 128, pool=True), residual(128), block(128, 256, pool=True), block(256, 512, pool=True)]
-    return nn.Sequential(*body, residual(512), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+    body = [
+        block(channels, 64),
+        block(64, 128, pool=True),
+        residual(128),
+        block(128, 256, pool=True),
+        block(256, 512, pool=True),
+    ]
+    return nn.Sequential(
+        *body, residual(512), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(512, classes)
+    )
 
 
 Make = Callable[[Shape, int], nn.Module]
@@ -99,12 +129,22 @@ IMAGES: dict[str, Make] = {
 }
 NETWORKS: dict[str, dict[str, Make]] = {  # by kind of objective, the default first
     "classification": IMAGES,
-    "trajectory": {"lstm-trajectory": lstm_trajectory, **{name: IMAGES[name] for name in ("mlp", "mlp-32", "mlp-200", "linear")}},
-    "language": {"lstm-words": lstm_words, "lstm-chars": lstm_chars, "lstm-chars-256": lstm_chars_256},
+    "trajectory": {
+        "lstm-trajectory": lstm_trajectory,
+        **{name: IMAGES[name] for name in ("mlp", "mlp-32", "mlp-200", "linear")},
+    },
+    "language": {
+        "lstm-words": lstm_words,
+        "lstm-chars": lstm_chars,
+        "lstm-chars-256": lstm_chars_256,
+    },
 }
 AUTO = "auto"
 RATE = {"sgd": 0.2, "adam": 0.001}  # learning rates (ours) of networks that have none of their own
-RATES = {"sgd": {"lstm-words": 3.0, "lstm-chars": 4.0, "lstm-chars-256": 4.0, "lstm-trajectory": 0.1}, "adam": {"lstm-trajectory": 0.003}}
+RATES = {
+    "sgd": {"lstm-words": 3.0, "lstm-chars": 4.0, "lstm-chars-256": 4.0, "lstm-trajectory": 0.1},
+    "adam": {"lstm-trajectory": 0.003},
+}
 DENSE = ("mlp", "mlp-32", "mlp-200", "linear")  # networks whose first layer sees a whole image
 BRIGHT_RATE = 0.03  # theirs with sgd, on images of large norm (`benchmarks.rates`); convolutions learn little at it
 CHARACTERS = 256  # tokens up to which text is taken for characters
@@ -134,7 +174,9 @@ def network(name: str, objective: Objective, classes: int) -> Make:
         raise unknown("model", name, (AUTO, *known))
     if name not in own:
         kinds = ", ".join(kind for kind, networks in NETWORKS.items() if name in networks)
-        raise UsageError(f"the model {name} is made for {kinds}, and these data are for {objective.kind}: choose {', '.join(own)}, or auto")
+        raise UsageError(
+            f"the model {name} is made for {kinds}, and these data are for {objective.kind}: choose {', '.join(own)}, or auto"
+        )
     return own[name]
 
 
@@ -187,6 +229,8 @@ def _image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
             " seem to come last: move them with np.moveaxis(X, -1, 1), or try mlp"
         )
     if len(shape) != 3 or min(shape[1:]) < least:
-        raise UsageError(f"the model {name} takes images of at least {least}×{least} pixels, not samples of shape {printed}: try mlp")
+        raise UsageError(
+            f"the model {name} takes images of at least {least}×{least} pixels, not samples of shape {printed}: try mlp"
+        )
     channels, height, width = shape
     return channels, height, width

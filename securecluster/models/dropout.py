@@ -53,11 +53,19 @@ def with_seeded_dropout(module: nn.Module) -> nn.Module:
         UsageError: a dropout layer of another kind.
     """
     module = copy.deepcopy(module)
-    layers = [(parent, name, part) for parent in module.modules() for name, part in parent._modules.items()]
-    for number, (parent, name, part) in enumerate(layers):  # a layer under two names is drawn once for each
+    layers = [
+        (parent, name, part)
+        for parent in module.modules()
+        for name, part in parent._modules.items()
+    ]
+    for number, (parent, name, part) in enumerate(
+        layers
+    ):  # a layer under two names is drawn once for each
         if isinstance(part, nn.modules.dropout._DropoutNd):
             if type(part) not in _KINDS or not 0 <= part.p < 1:
-                raise UsageError(f"{type(part).__name__}(p={part.p}) cannot be drawn per client: use nn.Dropout or nn.Dropout2d with p < 1")
+                raise UsageError(
+                    f"{type(part).__name__}(p={part.p}) cannot be drawn per client: use nn.Dropout or nn.Dropout2d with p < 1"
+                )
             setattr(parent, name, SeededDropout(part.p, number, _KINDS[type(part)]))
     return module
 
@@ -82,7 +90,9 @@ def example_keys(keys: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 def _mixed(z: torch.Tensor) -> torch.Tensor:
     """SplitMix64's output function (Steele, Lea, Flood 2014) on int64 words, which wrap around."""
     z = z ^ _shifted(z, 30)
-    z.mul_(-0x40A7B892E31B1A47)  # in place: a new tensor an operation would take as long as the operation
+    z.mul_(
+        -0x40A7B892E31B1A47
+    )  # in place: a new tensor an operation would take as long as the operation
     z.bitwise_xor_(_shifted(z, 27)).mul_(-0x6B2FB644ECCEEE15)
     return z.bitwise_xor_(_shifted(z, 31))
 

@@ -48,7 +48,9 @@ class FlatModel:
     @cached_property
     def stack(self) -> Stack | None:
         """The same computation with gradients by hand, where the module is a common stack of layers."""
-        plain = isinstance(self.objective, Classification) and all(p.requires_grad for p in self.module.parameters())
+        plain = isinstance(self.objective, Classification) and all(
+            p.requires_grad for p in self.module.parameters()
+        )
         return compile_stack(self.module) if plain else None
 
     @cached_property
@@ -64,7 +66,10 @@ class FlatModel:
     def views(self, flat: torch.Tensor) -> Params:
         """Parameters by name as views into flat rows (…, d) -> (…, *shape)."""
         parts = torch.split(flat, [s.numel() for s in self.shapes.values()], dim=-1)
-        return {n: p.view((*flat.shape[:-1], *s)) for (n, s), p in zip(self.shapes.items(), parts, strict=True)}
+        return {
+            n: p.view((*flat.shape[:-1], *s))
+            for (n, s), p in zip(self.shapes.items(), parts, strict=True)
+        }
 
     def call(self, views: Params, x: torch.Tensor, key: torch.Tensor | None = None) -> torch.Tensor:
         """The module's output on x (n, …) with these parameters; dropout is drawn from `key`, or off without one."""
@@ -72,21 +77,36 @@ class FlatModel:
         try:
             with seeded(self.dropouts, key):
                 # torch's own tie_weights leaves a module that is used twice with a stranger's tensor
-                outputs: torch.Tensor = torch.func.functional_call(self.module, named, (x,), tie_weights=False)
+                outputs: torch.Tensor = torch.func.functional_call(
+                    self.module, named, (x,), tie_weights=False
+                )
         except Exception as error:  # a user's own forward pass may raise anything
             name = type(self.module).__name__
-            raise UsageError(f"{name} does not take samples of shape {tuple(x.shape[1:])}: {reason(error)}") from error
+            raise UsageError(
+                f"{name} does not take samples of shape {tuple(x.shape[1:])}: {reason(error)}"
+            ) from error
         return outputs
 
-    def stacked(self, views: Params, x: torch.Tensor, keys: torch.Tensor | None = None) -> torch.Tensor:
+    def stacked(
+        self, views: Params, x: torch.Tensor, keys: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Outputs (b, n, …) of b models, views (b, *shape), each on its own samples x (b, n, …), with its own key (b,)."""
         if len(x) == 1:
-            return self.call({n: v[0] for n, v in views.items()}, x[0], None if keys is None else keys[0])[None]
+            return self.call(
+                {n: v[0] for n, v in views.items()}, x[0], None if keys is None else keys[0]
+            )[None]
         arguments = (views, x) if keys is None else (views, x, keys)
         outputs: torch.Tensor = torch.func.vmap(self.call)(*arguments)
         return outputs
 
-    def gradients(self, views: Params, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, keys: torch.Tensor | None) -> Params:
+    def gradients(
+        self,
+        views: Params,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        weight: torch.Tensor,
+        keys: torch.Tensor | None,
+    ) -> Params:
         """Of b models' weighted losses, by name: one backward of their sum, for no parameter is shared.
 
         Args:
@@ -95,20 +115,30 @@ class FlatModel:
         with torch.enable_grad():  # whatever mode the caller is in
             leaves = {name: p.detach().requires_grad_() for name, p in views.items()}
             outputs = self.stacked(leaves, x, keys)
-            losses = self.objective.losses(outputs.flatten(0, 1), y.flatten(0, 1)).view(weight.shape)
-            found = torch.autograd.grad((losses * weight).sum(), list(leaves.values()), materialize_grads=True)
+            losses = self.objective.losses(outputs.flatten(0, 1), y.flatten(0, 1)).view(
+                weight.shape
+            )
+            found = torch.autograd.grad(
+                (losses * weight).sum(), list(leaves.values()), materialize_grads=True
+            )
         return dict(zip(leaves, found, strict=True))
 
     @cached_property
     def _places(self) -> dict[str, str]:
         """Every place that holds a parameter -> the parameter's first name (another one where weights are tied)."""
         first = {id(p): name for name, p in self.module.named_parameters() if p.requires_grad}
-        places = ((f"{m}.{n}".lstrip("."), p) for m, module in self.module.named_modules() for n, p in module._parameters.items())
+        places = (
+            (f"{m}.{n}".lstrip("."), p)
+            for m, module in self.module.named_modules()
+            for n, p in module._parameters.items()
+        )
         return {place: first[id(p)] for place, p in places if p is not None and p.requires_grad}
 
     def initial(self) -> torch.Tensor:
         """The module's own parameters as one vector (d,)."""
-        return torch.cat([p.detach().flatten() for p in self.module.parameters() if p.requires_grad])
+        return torch.cat(
+            [p.detach().flatten() for p in self.module.parameters() if p.requires_grad]
+        )
 
     def redrawn(self, randomness: Randomness, *path: Part) -> torch.Tensor:
         """Initial weights drawn anew from (seed, *path) by the layers' own `reset_parameters`, (d,).
@@ -124,8 +154,14 @@ class FlatModel:
             torch.default_generator.manual_seed(randomness.integer(*path))
             for p in own.values():
                 p.fill_(torch.nan)
-            for name, part in reversed(list(module.named_modules())):  # a whole may draw over what its parts drew
-                tied = [(p, p.clone()) for n, p in part.named_parameters(recurse=False) if f"{name}.{n}".lstrip(".") not in own]
+            for name, part in reversed(
+                list(module.named_modules())
+            ):  # a whole may draw over what its parts drew
+                tied = [
+                    (p, p.clone())
+                    for n, p in part.named_parameters(recurse=False)
+                    if f"{name}.{n}".lstrip(".") not in own
+                ]
                 _reset(name, part)
                 for p, value in tied:
                     p.copy_(value)
@@ -139,8 +175,14 @@ class FlatModel:
     def state_dict(self, flat: torch.Tensor) -> dict[str, Any]:
         """The module's own `state_dict` with these parameters (d,): what is frozen and constant is in it, tied weights under each name."""
         views, names = self.views(flat), {id(p): name for name, p in self.module.named_parameters()}
-        state = {place: views.get(names.get(id(value), ""), value) for place, value in self.module.state_dict(keep_vars=True).items()}
-        return {place: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value for place, value in state.items()}
+        state = {
+            place: views.get(names.get(id(value), ""), value)
+            for place, value in self.module.state_dict(keep_vars=True).items()
+        }
+        return {
+            place: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+            for place, value in state.items()
+        }
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FlatModel:
         """A copy of its own, whose frozen parameters and constants lie where the data do."""
@@ -152,14 +194,21 @@ class FlatModel:
 
 
 def _reset(name: str, part: nn.Module) -> None:
-    reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)  # nn.MultiheadAttention's own
+    reset = getattr(part, "reset_parameters", None) or getattr(
+        part, "_reset_parameters", None
+    )  # nn.MultiheadAttention's own
     try:
         if callable(reset):
             reset()
     except Exception as error:  # a user's own code
-        raise UsageError(f"reset_parameters of {name or 'the model'} ({type(part).__name__}) fails: {reason(error)}") from error
+        raise UsageError(
+            f"reset_parameters of {name or 'the model'} ({type(part).__name__}) fails: {reason(error)}"
+        ) from error
 
 
 def reason(error: Exception) -> str:
     """What a user's own code raised, in one line."""
-    return textwrap.shorten((str(error).splitlines() or [""])[0], 200, placeholder=" …") or type(error).__name__
+    return (
+        textwrap.shorten((str(error).splitlines() or [""])[0], 200, placeholder=" …")
+        or type(error).__name__
+    )

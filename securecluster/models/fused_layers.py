@@ -32,7 +32,9 @@ class Layer(Protocol):
         """The output, and what `backward` needs."""
         ...
 
-    def backward(self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool) -> torch.Tensor:
+    def backward(
+        self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool
+    ) -> torch.Tensor:
         """Step the weights; the gradient at the input where it is `needed`, before the step."""
         ...
 
@@ -51,7 +53,9 @@ class Dense:
             return torch.bmm(weight, x.mT).mT.contiguous(), x
         return torch.baddbmm(params[self.bias][..., None], weight, x.mT).mT.contiguous(), x
 
-    def backward(self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool) -> torch.Tensor:
+    def backward(
+        self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool
+    ) -> torch.Tensor:
         """dW = dᵀx."""
         inner = torch.bmm(d, params[self.weight]) if needed else d
         optimizer.product(self.weight, d.mT, kept)
@@ -59,10 +63,14 @@ class Dense:
             optimizer.value(self.bias, d.sum(1))
         return inner
 
-    def examples(self, params: Params, d: torch.Tensor, kept: Any, needed: bool) -> tuple[torch.Tensor, Parts]:
+    def examples(
+        self, params: Params, d: torch.Tensor, kept: Any, needed: bool
+    ) -> tuple[torch.Tensor, Parts]:
         """The gradient at the input where it is `needed`, and those of each example at the weights."""
         inner = torch.bmm(d, params[self.weight]) if needed else d
-        return inner, {self.weight: Outer(d, kept)} | ({} if self.bias is None else {self.bias: Each(d)})
+        return inner, {self.weight: Outer(d, kept)} | (
+            {} if self.bias is None else {self.bias: Each(d)}
+        )
 
 
 @dataclass(frozen=True)
@@ -80,28 +88,54 @@ class Conv:
         """Channels last: pooling is faster so, and the convolution no slower."""
         flat = _channels_last(x.flatten(0, 1))
         bias = None if self.bias is None else params[self.bias][0]
-        out = torch.conv2d(flat, self._kernel(params), bias, self.stride, self.padding, self.dilation, self.groups)
+        out = torch.conv2d(
+            flat, self._kernel(params), bias, self.stride, self.padding, self.dilation, self.groups
+        )
         return out[None], flat
 
-    def backward(self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool) -> torch.Tensor:
+    def backward(
+        self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool
+    ) -> torch.Tensor:
         """By aten's own backward."""
         kernel, no = self._kernel(params), [0, 0]
         mask = [needed, True, self.bias is not None]
         inner, weight, bias = aten.convolution_backward(
-            d[0], kept, kernel, [len(kernel)], self.stride, self.padding, self.dilation, False, no, self.groups, mask
+            d[0],
+            kept,
+            kernel,
+            [len(kernel)],
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            no,
+            self.groups,
+            mask,
         )
         optimizer.value(self.weight, weight[None])
         if self.bias is not None:
             optimizer.value(self.bias, bias[None])
         return inner[None] if needed else d
 
-    def examples(self, params: Params, d: torch.Tensor, kept: Any, needed: bool) -> tuple[torch.Tensor, Parts]:
+    def examples(
+        self, params: Params, d: torch.Tensor, kept: Any, needed: bool
+    ) -> tuple[torch.Tensor, Parts]:
         """The gradient at the input where it is `needed`, and those of each example at the weights, by the windows of its input."""
         inner, kernel = d, self._kernel(params)
         if needed:
-            rest = (self.stride, self.padding, self.dilation, False, [0, 0], self.groups, [True, False, False])
+            rest = (
+                self.stride,
+                self.padding,
+                self.dilation,
+                False,
+                [0, 0],
+                self.groups,
+                [True, False, False],
+            )
             inner = aten.convolution_backward(d[0], kept, kernel, None, *rest)[0][None]
-        windows = torch.nn.functional.unfold(kept, kernel.shape[2:], self.dilation, self.padding, self.stride)
+        windows = torch.nn.functional.unfold(
+            kept, kernel.shape[2:], self.dilation, self.padding, self.stride
+        )
         n, _, places = windows.shape
         own = d[0].reshape(n, self.groups, -1, places) @ windows.view(n, self.groups, -1, places).mT
         found: Parts = {self.weight: Each(own.flatten(1)[None])}
@@ -112,7 +146,7 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class Pool:
+class Pooling:
     """Max-pooling of one client (b = 1)."""
 
     size: tuple[int, int]
@@ -124,10 +158,14 @@ class Pool:
     def forward(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """The largest of each window, and where it was."""
         flat = _channels_last(x.flatten(0, 1))
-        out, where = aten.max_pool2d_with_indices(flat, self.size, self.stride, self.padding, self.dilation, self.ceil)
+        out, where = aten.max_pool2d_with_indices(
+            flat, self.size, self.stride, self.padding, self.dilation, self.ceil
+        )
         return out[None], (flat, where)
 
-    def backward(self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool) -> torch.Tensor:
+    def backward(
+        self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool
+    ) -> torch.Tensor:
         """To where the largest was."""
         x, where = kept
         flat = d[0].contiguous(memory_format=torch.channels_last)
@@ -145,7 +183,9 @@ class Relu:
         """In place."""
         return x.relu_(), x
 
-    def backward(self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool) -> torch.Tensor:
+    def backward(
+        self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool
+    ) -> torch.Tensor:
         """Where the output was positive."""
         inner: torch.Tensor = aten.threshold_backward(d, kept, 0)
         return inner
@@ -159,7 +199,9 @@ class Flatten:
         """In the order of the axes."""
         return x.flatten(2), x.shape
 
-    def backward(self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool) -> torch.Tensor:
+    def backward(
+        self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool
+    ) -> torch.Tensor:
         """Back to the axes."""
         return d.reshape(kept)
 
@@ -173,12 +215,14 @@ class Stack:
     @property
     def convolves(self) -> bool:
         """Whether it takes one client at a time."""
-        return any(isinstance(layer, Conv | Pool) for layer in self.layers)
+        return any(isinstance(layer, Conv | Pooling) for layer in self.layers)
 
     @cached_property
     def _first(self) -> int:
         """The first layer with weights: no gradient is needed below it."""
-        return next(number for number, layer in enumerate(self.layers) if isinstance(layer, Dense | Conv))
+        return next(
+            number for number, layer in enumerate(self.layers) if isinstance(layer, Dense | Conv)
+        )
 
     def forward(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
         """Outputs (b, n, classes) on x (b, n, …), which may be overwritten, and what `step` needs of each layer."""
@@ -188,13 +232,22 @@ class Stack:
             kept.append(own)
         return x, kept
 
-    def step(self, params: Params, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, optimizer: Optimizer) -> None:
+    def step(
+        self,
+        params: Params,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        weight: torch.Tensor,
+        optimizer: Optimizer,
+    ) -> None:
         """One step of each client on its own mini-batch: x (b, n, …), labels y (b, n), the losses' weights (b, n)."""
         out, kept = self.forward(params, x)
         d = _cross_entropy(out, y).mul_(weight[..., None])
         optimizer.begin()
         for number in reversed(range(self._first, len(self.layers))):
-            d = self.layers[number].backward(params, d, kept[number], optimizer, needed=number > self._first)
+            d = self.layers[number].backward(
+                params, d, kept[number], optimizer, needed=number > self._first
+            )
 
     def examples(self, params: Params, x: torch.Tensor, y: torch.Tensor) -> Parts:
         """The gradient of each example's loss, (b, n) of them, by the weights' names: one backward pass."""
@@ -225,11 +278,15 @@ def compile_stack(module: nn.Module) -> Stack | None:
         layer = _layer(name, part, flat=any(isinstance(own, Flatten) for own in layers))
         if layer is None:
             return None
-        if isinstance(layer, Pool) and layers and isinstance(layers[-1], Relu):
-            layers.insert(-1, layer)  # both orders have the same values and gradients; this one has the smaller ReLU
+        if isinstance(layer, Pooling) and layers and isinstance(layers[-1], Relu):
+            layers.insert(
+                -1, layer
+            )  # both orders have the same values and gradients; this one has the smaller ReLU
         else:
             layers.append(layer)
-    whole = any(isinstance(own, Flatten) for own in layers) and any(isinstance(own, Dense | Conv) for own in layers)
+    whole = any(isinstance(own, Flatten) for own in layers) and any(
+        isinstance(own, Dense | Conv) for own in layers
+    )
     return Stack(tuple(layers)) if whole else None
 
 
@@ -255,15 +312,30 @@ def _layer(name: str, part: nn.Module, flat: bool) -> Layer | None:
         return Dense(f"{name}.weight", bias)
     if type(part) is nn.Conv2d and not flat and part.padding_mode == "zeros":
         padding = _padding(part)
-        return None if padding is None else Conv(f"{name}.weight", bias, part.stride, padding, part.dilation, part.groups)
+        return (
+            None
+            if padding is None
+            else Conv(f"{name}.weight", bias, part.stride, padding, part.dilation, part.groups)
+        )
     if type(part) is nn.MaxPool2d and not flat and not part.return_indices:
-        return Pool(_two(part.kernel_size), _two(part.stride), _two(part.padding), _two(part.dilation), part.ceil_mode)
+        return Pooling(
+            _two(part.kernel_size),
+            _two(part.stride),
+            _two(part.padding),
+            _two(part.dilation),
+            part.ceil_mode,
+        )
     return None
 
 
 def _altered(part: nn.Module) -> bool:
     """Whether it does more than its class says."""
-    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    hooks = (
+        part._forward_hooks,
+        part._forward_pre_hooks,
+        part._backward_hooks,
+        part._backward_pre_hooks,
+    )
     return any(hooks) or "forward" in vars(part)
 
 
@@ -271,7 +343,10 @@ def _padding(part: nn.Conv2d) -> tuple[int, ...] | None:
     """In numbers; None where the two sides of an axis differ ("same" with an even kernel)."""
     if not isinstance(part.padding, str):
         return part.padding
-    whole = [0 if part.padding == "valid" else d * (k - 1) for k, d in zip(part.kernel_size, part.dilation, strict=True)]
+    whole = [
+        0 if part.padding == "valid" else d * (k - 1)
+        for k, d in zip(part.kernel_size, part.dilation, strict=True)
+    ]
     return None if any(w % 2 for w in whole) else tuple(w // 2 for w in whole)
 
 

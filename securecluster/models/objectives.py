@@ -46,7 +46,9 @@ class Objective(ABC):
         return np.minimum(means, MOST)
 
     @abstractmethod
-    def example(self, shape: Sequence[int], classes: int) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    def example(
+        self, shape: Sequence[int], classes: int
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
         """Three samples a network can be tried on, their targets, and the shape of one sample's outputs."""
 
     def predicted(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -94,7 +96,9 @@ class Classification(Objective):
         """1 where the largest logit is the label's."""
         return outputs.argmax(-1) == y
 
-    def example(self, shape: Sequence[int], classes: int) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    def example(
+        self, shape: Sequence[int], classes: int
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
         """Uniform numbers, all of class 0."""
         return _uniform(shape), torch.zeros(3, dtype=torch.int64), (classes,)
 
@@ -121,7 +125,9 @@ class Language(Objective):
 
     def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy of a sample's tokens, nats."""
-        each = torch.nn.functional.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none")
+        each = torch.nn.functional.cross_entropy(
+            outputs.flatten(0, 1), y.flatten(), reduction="none"
+        )
         return each.view(y.shape).mean(1)
 
     def scores(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -132,7 +138,9 @@ class Language(Objective):
         """exp(nats)."""
         return super().judged(np.exp(np.minimum(means, np.log(MOST))))
 
-    def example(self, shape: Sequence[int], classes: int) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    def example(
+        self, shape: Sequence[int], classes: int
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
         """Random tokens."""
         draw = torch.Generator().manual_seed(0)
         x = torch.randint(classes, (3, *shape), generator=draw)
@@ -145,7 +153,9 @@ class Language(Objective):
     def check(self, name: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
         """Tokens are whole numbers in 0 … classes − 1, and every place has a next one."""
         if x.dtype.kind not in "iu" or x.ndim != 2 or x.shape != y.shape:
-            raise UsageError(f"client {name!r}: text is x and y of token numbers, both (n, L), not {x.dtype} {x.shape} and {y.shape}")
+            raise UsageError(
+                f"client {name!r}: text is x and y of token numbers, both (n, L), not {x.dtype} {x.shape} and {y.shape}"
+            )
         for tokens in (x, y):
             _check_range(name, "token", tokens, classes)
 
@@ -171,8 +181,12 @@ class Trajectory(Objective):
     metric: ClassVar[str] = "position_error"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.metres, tuple | list) or not all(isinstance(v, Real) and 0 < float(v) < np.inf for v in self.metres):
-            raise UsageError(f"metres = {self.metres!r} are positive numbers, one for each coordinate, as (10_000, 6_200); () is no unit")
+        if not isinstance(self.metres, tuple | list) or not all(
+            isinstance(v, Real) and 0 < float(v) < np.inf for v in self.metres
+        ):
+            raise UsageError(
+                f"metres = {self.metres!r} are positive numbers, one for each coordinate, as (10_000, 6_200); () is no unit"
+            )
         object.__setattr__(self, "metres", tuple(float(v) for v in self.metres))
 
     @property
@@ -191,7 +205,9 @@ class Trajectory(Objective):
         found: torch.Tensor = torch.linalg.vector_norm(scaled, dim=1)
         return found
 
-    def example(self, shape: Sequence[int], classes: int) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    def example(
+        self, shape: Sequence[int], classes: int
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
         """Uniform positions."""
         return _uniform(shape), torch.zeros(3, classes), (classes,)
 
@@ -211,9 +227,13 @@ class Trajectory(Objective):
                 " positions, and the next one"
             )
         if not np.isfinite(y).all():
-            raise UsageError(f"client {name!r}: a position is NaN or infinite: clean the data first")
+            raise UsageError(
+                f"client {name!r}: a position is NaN or infinite: clean the data first"
+            )
         if self.metres and len(self.metres) != classes:
-            raise UsageError(f"metres are {len(self.metres)} numbers, and positions have {classes} coordinates: give one for each")
+            raise UsageError(
+                f"metres are {len(self.metres)} numbers, and positions have {classes} coordinates: give one for each"
+            )
 
     def chance_loss(self, y: NDArray[Any], classes: int) -> float:
         """Return the mean variance of the coordinates: the answer is the mean position."""
@@ -230,7 +250,9 @@ class Trajectory(Objective):
 
 CLASSIFICATION = Classification()
 
-OBJECTIVES: dict[str, type[Objective]] = {kind.kind: kind for kind in (Classification, Language, Trajectory)}
+OBJECTIVES: dict[str, type[Objective]] = {
+    kind.kind: kind for kind in (Classification, Language, Trajectory)
+}
 
 
 def objective(values: Mapping[str, Any]) -> Objective:
@@ -249,9 +271,21 @@ def _check_range(name: str, what: str, values: NDArray[Any], classes: int) -> No
         return
     low, high = int(values.min()), int(values.max())
     if low < 0:
-        raise UsageError(f"client {name!r}: a {what} lies outside 0 … {classes - 1}, {low}: {what}s start at 0")
+        raise UsageError(
+            f"client {name!r}: a {what} lies outside 0 … {classes - 1}, {low}: {what}s start at 0"
+        )
     if high >= classes:
-        raise UsageError(f"client {name!r}: a {what} lies outside 0 … {classes - 1}, {high}: give classes={high + 1} or more, or mend it")
+        raise UsageError(
+            f"client {name!r}: a {what} lies outside 0 … {classes - 1}, {high}: give classes={high + 1} or more, or mend it"
+        )
 
 
-__all__ = ["CLASSIFICATION", "OBJECTIVES", "Classification", "Language", "Objective", "Trajectory", "objective"]
+__all__ = [
+    "CLASSIFICATION",
+    "OBJECTIVES",
+    "Classification",
+    "Language",
+    "Objective",
+    "Trajectory",
+    "objective",
+]

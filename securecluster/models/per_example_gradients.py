@@ -12,7 +12,9 @@ from typing import TypeVar
 from securecluster.core.floating_point import margin
 from securecluster.core.lazy_torch import torch
 
-HUGE = 2.0**90  # norms beyond so many C have factors, or products with them, that are no normal float32
+HUGE = (
+    2.0**90
+)  # norms beyond so many C have factors, or products with them, that are no normal float32
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,9 @@ class Outer:
 
     def without(self, wrong: torch.Tensor) -> Outer:
         """The same with zeros for some examples, (b, n)."""
-        return Outer(self.left.masked_fill(wrong[..., None], 0), self.right.masked_fill(wrong[..., None], 0))
+        return Outer(
+            self.left.masked_fill(wrong[..., None], 0), self.right.masked_fill(wrong[..., None], 0)
+        )
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,9 @@ class Each:
     @classmethod
     def of(cls, gradients: torch.Tensor) -> Each:
         """Those of one client (n, …), in the order in which they lie in memory: autograd's own is often the transpose."""
-        turned = gradients.ndim == 3 and not gradients.is_contiguous() and gradients.mT.is_contiguous()
+        turned = (
+            gradients.ndim == 3 and not gradients.is_contiguous() and gradients.mT.is_contiguous()
+        )
         return cls((gradients.mT if turned else gradients).reshape(1, len(gradients), -1), turned)
 
     def sides(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,12 +68,16 @@ class Each:
 
     def add_to(self, total: torch.Tensor, factors: torch.Tensor) -> None:
         """Add Σ_n factors[n] rows_n, of factors (b, n), to (b, …)."""
-        self._order(total).add_(torch.bmm(factors[:, None], self.rows).view(self._order(total).shape))
+        self._order(total).add_(
+            torch.bmm(factors[:, None], self.rows).view(self._order(total).shape)
+        )
 
     def deal_to(self, total: torch.Tensor, factors: torch.Tensor, owners: torch.Tensor) -> None:
         """As `add_to`, of one client's row of examples that belong to several rows of `total` (k, …)."""
         rows = self.rows[0] * factors[0, :, None]
-        total.index_add_(0, owners, self._order(rows.view(len(rows), *self._order(total).shape[1:])))
+        total.index_add_(
+            0, owners, self._order(rows.view(len(rows), *self._order(total).shape[1:]))
+        )
 
     def without(self, wrong: torch.Tensor) -> Each:
         """The same with zeros for some examples, (b, n)."""
@@ -86,18 +96,27 @@ def _norms(rows: torch.Tensor) -> torch.Tensor:
 Part = TypeVar("Part", Each, Outer, Each | Outer)
 
 
-def clipped(found: Mapping[str, Part], weight: torch.Tensor, clip: float) -> tuple[Mapping[str, Part], torch.Tensor]:
+def clipped(
+    found: Mapping[str, Part], weight: torch.Tensor, clip: float
+) -> tuple[Mapping[str, Part], torch.Tensor]:
     """The parts of gradients g, and the factors min(1, C/‖g‖)·weight of examples, (b, n).
 
     An example whose norm is no finite number, or so large that float32 could not scale it down to C, counts as nothing:
     an error would tell that it is there.
     """
     sides: list[tuple[torch.Tensor, torch.Tensor]] = [own.sides() for own in found.values()]
-    norms = torch.linalg.vector_norm(torch.stack([scaled * other for scaled, other in sides]), dim=0)
+    norms = torch.linalg.vector_norm(
+        torch.stack([scaled * other for scaled, other in sides]), dim=0
+    )
     limit = clip * (1 - margin(weight.dtype))
-    factors = (limit / norms).clamp_(max=1).to(weight.dtype).mul_(weight)  # of a gradient of zeros min(1, ∞)
+    factors = (
+        (limit / norms).clamp_(max=1).to(weight.dtype).mul_(weight)
+    )  # of a gradient of zeros min(1, ∞)
     largest = torch.stack([norms, *(other for _, other in sides)]).amax(0)
     wrong = ~(largest < clip * HUGE)  # also where it is no number
     if bool(wrong.any()):  # 0 times an infinity would be NaN
-        found, factors = {name: own.without(wrong) for name, own in found.items()}, factors.masked_fill_(wrong, 0)
+        found, factors = (
+            {name: own.without(wrong) for name, own in found.items()},
+            factors.masked_fill_(wrong, 0),
+        )
     return found, factors

@@ -49,18 +49,24 @@ class LSTM(nn.Module):
             UsageError: x is not (n, T, in), or T = 0.
         """
         if x.ndim != 3 or x.shape[2] != self.inputs or not x.shape[1]:
-            raise UsageError(f"an LSTM of {self.inputs} inputs takes (n, T, {self.inputs}) with T ≥ 1, not {tuple(x.shape)}")
+            raise UsageError(
+                f"an LSTM of {self.inputs} inputs takes (n, T, {self.inputs}) with T ≥ 1, not {tuple(x.shape)}"
+            )
         weights = (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
         if x.device.type == "cpu" and not _vmapped(x, *weights):
             return _own(x, *weights)
-        return lstm(x[None], *(w[None] for w in weights))[0]  # cuDNN wants weights in one piece, as rows of models are not
+        return lstm(x[None], *(w[None] for w in weights))[
+            0
+        ]  # cuDNN wants weights in one piece, as rows of models are not
 
     def extra_repr(self) -> str:
         """As nn.LSTM's."""
         return f"{self.inputs}, {self.cells}"
 
 
-def lstm(x: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor) -> torch.Tensor:
+def lstm(
+    x: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor
+) -> torch.Tensor:
     """The outputs (b, n, T, H) of b layers, each on its own x (b, n, T, in).
 
     Args:
@@ -86,7 +92,9 @@ def _vmapped(*tensors: torch.Tensor) -> bool:
 def _own(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     """One client's outputs, by torch's own kernel."""
     zero = x.new_zeros(1, len(x), weights[1].shape[1])
-    out: torch.Tensor = torch.lstm(x, (zero, zero), weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)[0]
+    out: torch.Tensor = torch.lstm(
+        x, (zero, zero), weights, True, 1, 0.0, torch.is_grad_enabled(), False, True
+    )[0]
     return out
 
 
@@ -102,9 +110,14 @@ class _Vmap(torch.autograd.Function):
         raise NotImplementedError
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *every: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], *every: torch.Tensor
+    ) -> tuple[torch.Tensor, int]:
         size = info.batch_size
-        rows = (t.expand(size, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(every, in_dims, strict=True))
+        rows = (
+            t.expand(size, *t.shape) if d is None else t.movedim(d, 0)
+            for t, d in zip(every, in_dims, strict=True)
+        )
         out = lstm(*(t.flatten(0, 1) for t in rows))
         return out.view(size, -1, *out.shape[1:]), 0
 
@@ -113,7 +126,9 @@ class _Recurrence(torch.autograd.Function):
     """All clients' steps together, and back through time."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
         b, n, steps, _ = x.shape
         before = x.transpose(1, 2).reshape(b, steps * n, -1)  # (b, T n, in)
         out, gates, cells = _forward(torch.bmm(before, w_ih.mT).view(b, steps, n, -1), w_hh, bias)
@@ -126,7 +141,11 @@ class _Recurrence(torch.autograd.Function):
         before, w_ih, w_hh, out, gates, cells = ctx.saved_tensors
         steps, b, n, _ = cells.shape
         d = _backward(d_out.transpose(1, 2), w_hh, gates, cells).view(b, steps * n, -1)
-        d_x = torch.bmm(d, w_ih).view(b, steps, n, -1).transpose(1, 2) if ctx.needs_input_grad[0] else None
+        d_x = (
+            torch.bmm(d, w_ih).view(b, steps, n, -1).transpose(1, 2)
+            if ctx.needs_input_grad[0]
+            else None
+        )
         d_hh = torch.bmm(d[:, n:].mT, out.flatten(1, 2)[:, :-n])  # h_0 = 0
         return d_x, torch.bmm(d.mT, before), d_hh, d.sum(1)
 
@@ -135,12 +154,17 @@ def _forward(projected: torch.Tensor, w_hh: torch.Tensor, bias: torch.Tensor) ->
     """h (b, T, n, H), the gates (T, 4, b, n, H) and c (T, b, n, H) from the inputs' products (b, T, n, 4H)."""
     b, steps, n, width = projected.shape
     weight, bias = w_hh.mT.contiguous(), bias[:, None]  # the faster order for few samples
-    gates, out = projected.new_empty(steps, 4, b, n, width // 4), projected.new_empty(b, steps, n, width // 4)
+    gates, out = (
+        projected.new_empty(steps, 4, b, n, width // 4),
+        projected.new_empty(b, steps, n, width // 4),
+    )
     cells = torch.empty_like(gates[:, 0])
     product, tanh = bias.repeat(1, n, 1), torch.empty_like(cells[0])
     view = _gates_first(product[:, None])[0]
     last_h = last_c = None
-    for p, gate, c, h in zip(_gates_first(projected), gates.unbind(0), cells.unbind(0), out.unbind(1), strict=True):
+    for p, gate, c, h in zip(
+        _gates_first(projected), gates.unbind(0), cells.unbind(0), out.unbind(1), strict=True
+    ):
         if last_h is not None:
             torch.baddbmm(bias, last_h, weight, out=product)
         torch.add(p, view, out=gate)
@@ -153,7 +177,9 @@ def _forward(projected: torch.Tensor, w_hh: torch.Tensor, bias: torch.Tensor) ->
     return out, gates, cells
 
 
-def _backward(d_out: torch.Tensor, w_hh: torch.Tensor, gates: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+def _backward(
+    d_out: torch.Tensor, w_hh: torch.Tensor, gates: torch.Tensor, cells: torch.Tensor
+) -> torch.Tensor:
     """The gradient at the gates' inputs, (b, T, n, 4H), from the one at the outputs, (b, T, n, H)."""
     steps, _, b, n, width = gates.shape
     found, d = gates.new_empty(b, steps, n, 4 * width), torch.empty_like(gates[0])

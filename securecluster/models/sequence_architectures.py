@@ -19,20 +19,28 @@ class LanguageLSTM(nn.Module):
         tokens: V. embedding: its width. cells: of each layer. dropout: before each layer but the first, and before the last Linear.
     """
 
-    alone_on_cpu = True  # a client's products fill a core: batching gains nothing (benchmarks.recurrent)
+    alone_on_cpu = (
+        True  # a client's products fill a core: batching gains nothing (benchmarks.recurrent)
+    )
 
     def __init__(self, tokens: int, embedding: int, cells: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.embedding = nn.Embedding(tokens, embedding)
         self.lstm1, self.lstm2 = LSTM(embedding, cells), LSTM(cells, cells)
-        self.dropout1, self.dropout2, self.dropout3 = nn.Dropout(dropout), nn.Dropout(dropout), nn.Dropout(dropout)
+        self.dropout1, self.dropout2, self.dropout3 = (
+            nn.Dropout(dropout),
+            nn.Dropout(dropout),
+            nn.Dropout(dropout),
+        )
         self.out = nn.Linear(cells, tokens)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (n, L, V) of the token after each of x (n, L)."""
         h = self.lstm1(self.dropout1(self.embedding(x)))
         h = self.dropout3(self.lstm2(self.dropout2(h)))
-        found: torch.Tensor = self.out(h.flatten(0, 1)).unflatten(0, x.shape)  # of (n, L, H) vmap makes n products of each client's
+        found: torch.Tensor = self.out(h.flatten(0, 1)).unflatten(
+            0, x.shape
+        )  # of (n, L, H) vmap makes n products of each client's
         return found
 
 
@@ -47,12 +55,22 @@ class TrajectoryLSTM(nn.Module):
         coordinates: k. cells: of the LSTM, of which the last step's output goes on. width: of the three hidden layers.
     """
 
-    def __init__(self, coordinates: int, outputs: int, cells: int = 4, width: int = 20, dropout: float = 0.2) -> None:
+    def __init__(
+        self, coordinates: int, outputs: int, cells: int = 4, width: int = 20, dropout: float = 0.2
+    ) -> None:
         super().__init__()
         self.lstm = LSTM(coordinates, cells)
-        self.hidden1, self.hidden2, self.hidden3 = nn.Linear(cells, width), nn.Linear(width, width), nn.Linear(width, width)
+        self.hidden1, self.hidden2, self.hidden3 = (
+            nn.Linear(cells, width),
+            nn.Linear(width, width),
+            nn.Linear(width, width),
+        )
         self.activation = nn.LeakyReLU()
-        self.dropout1, self.dropout2, self.dropout3 = nn.Dropout(dropout), nn.Dropout(dropout), nn.Dropout(dropout)
+        self.dropout1, self.dropout2, self.dropout3 = (
+            nn.Dropout(dropout),
+            nn.Dropout(dropout),
+            nn.Dropout(dropout),
+        )
         self.out = nn.Linear(width, outputs)
         self.reset_parameters()
 
@@ -66,7 +84,11 @@ class TrajectoryLSTM(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The position (n, k) after the T of x (n, T, k)."""
         h = self.lstm((x - MIDDLE) / SPREAD)[:, -1]
-        for dropout, hidden in ((self.dropout1, self.hidden1), (self.dropout2, self.hidden2), (self.dropout3, self.hidden3)):
+        for dropout, hidden in (
+            (self.dropout1, self.hidden1),
+            (self.dropout2, self.hidden2),
+            (self.dropout3, self.hidden3),
+        ):
             h = dropout(self.activation(hidden(h)))
         found: torch.Tensor = MIDDLE + self.out(h)
         return found
@@ -95,13 +117,17 @@ def lstm_chars_256(shape: Shape, classes: int) -> nn.Module:
 def lstm_trajectory(shape: Shape, classes: int) -> nn.Module:
     """An LSTM of 4 cells, three Linear layers of 20 with leaky ReLU and dropout 0.2, and the coordinates (Pacheco et al. 2021, IV)."""
     if len(shape) != 2 or not min(shape):
-        raise UsageError(f"the model lstm-trajectory takes positions of shape (T, k), not samples of shape {_printed(shape)}")
+        raise UsageError(
+            f"the model lstm-trajectory takes positions of shape (T, k), not samples of shape {_printed(shape)}"
+        )
     return TrajectoryLSTM(shape[1], classes)
 
 
 def _tokens(name: str, shape: Shape) -> None:
     if len(shape) != 1 or not shape[0]:
-        raise UsageError(f"the model {name} takes tokens of shape (L,), not samples of shape {_printed(shape)}")
+        raise UsageError(
+            f"the model {name} takes tokens of shape (L,), not samples of shape {_printed(shape)}"
+        )
 
 
 def _printed(shape: Shape) -> str:

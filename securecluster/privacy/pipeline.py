@@ -11,8 +11,8 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from securecluster.privacy.dp.client_noise import Guard
-    from securecluster.privacy.dp.noise_streams import Draws
+    from securecluster.privacy.dp.client_noise import ClientNoise
+    from securecluster.privacy.dp.noise_streams import NoiseStreams
     from securecluster.privacy.masking.sealing import Seal
 
 
@@ -65,11 +65,13 @@ class Overwriting(Protocol):
 class Personal(Protocol):
     """A stage that draws for each client apart."""
 
-    def arm(self, draws: Draws) -> None:
+    def arm(self, draws: NoiseStreams) -> None:
         """Hand in what it draws from."""
         ...
 
-    def forward_for(self, rows: torch.Tensor, step: int, ids: Sequence[int], field: str) -> torch.Tensor:
+    def forward_for(
+        self, rows: torch.Tensor, step: int, ids: Sequence[int], field: str
+    ) -> torch.Tensor:
         """What leaves the clients `ids` of rows (b, d), which may be overwritten."""
         ...
 
@@ -134,7 +136,11 @@ class Pipeline:
     """
 
     def __init__(
-        self, stages: Sequence[Stage] = (), seal: Seal | None = None, fields: Mapping[str, Pipeline] | None = None, common: int = 0
+        self,
+        stages: Sequence[Stage] = (),
+        seal: Seal | None = None,
+        fields: Mapping[str, Pipeline] | None = None,
+        common: int = 0,
     ) -> None:
         kinds = [s.kind for s in stages]
         for before, after in itertools.pairwise(kinds):
@@ -146,10 +152,12 @@ class Pipeline:
             raise UsageError("noise without a clip bounds nothing: add a clip norm")
         self.stages = tuple(stages)
         self.seal, self.fields, self.common = seal, dict(fields or {}), common
-        self.guard: Guard | None = None  # at clients, where the run has noise
-        self.private = False  # whether the run has noise of any kind, so that no error may depend on data
+        self.guard: ClientNoise | None = None  # at clients, where the run has noise
+        self.private = (
+            False  # whether the run has noise of any kind, so that no error may depend on data
+        )
 
-    def arm(self, draws: Draws) -> None:
+    def arm(self, draws: NoiseStreams) -> None:
         """Hand in what the clients' noise is drawn from."""
         for stage in self.stages:
             if isinstance(stage, Personal):
@@ -207,7 +215,14 @@ class Pipeline:
         """What a field of a reply goes through."""
         return self.fields.get(field, self)
 
-    def forward(self, rows: torch.Tensor, step: int, own: bool = False, ids: Sequence[int] = (), field: str = "") -> torch.Tensor:
+    def forward(
+        self,
+        rows: torch.Tensor,
+        step: int,
+        own: bool = False,
+        ids: Sequence[int] = (),
+        field: str = "",
+    ) -> torch.Tensor:
         """Apply every stage.
 
         Args:
@@ -218,12 +233,20 @@ class Pipeline:
             if isinstance(stage, Personal):
                 rows = stage.forward_for(rows, step, ids, field)
             else:
-                rows = stage.overwrite(rows, step) if own and isinstance(stage, Overwriting) else stage.forward(rows, step)
+                rows = (
+                    stage.overwrite(rows, step)
+                    if own and isinstance(stage, Overwriting)
+                    else stage.forward(rows, step)
+                )
         return rows
 
     def room(self, d: int) -> int:
         """The width of rows, zero after the first d numbers, that `forward` can overwrite with what leaves the client."""
-        return self.stages[0].width(d) if len(self.stages) == 1 and isinstance(self.stages[0], Overwriting) else d
+        return (
+            self.stages[0].width(d)
+            if len(self.stages) == 1 and isinstance(self.stages[0], Overwriting)
+            else d
+        )
 
     def width(self, d: int) -> int:
         """Numbers in what leaves the client of a row of d."""

@@ -9,9 +9,12 @@ from typing import Any, Protocol
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
-from securecluster.messaging.messages import Answer, Call, Rows
+from securecluster.messaging.messages import Call, Response, Rows
 
-CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}  # on a CPU, memory that the allocator reuses and caches hold
+CHUNK_BYTES = {
+    "cpu": 1 << 25,
+    "cuda": 1 << 28,
+}  # on a CPU, memory that the allocator reuses and caches hold
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +32,9 @@ class Aggregator(Protocol):
     name: str
     server_reads_replies: bool
 
-    def run(self, exchange: Callable[[Call], Answer], call: Call, by: Sequence[int], groups: int) -> Total:
+    def run(
+        self, exchange: Callable[[Call], Response], call: Call, by: Sequence[int], groups: int
+    ) -> Total:
         """Call every client and sum the replies; `by[k]` is the group of `call.to[k]`."""
         ...
 
@@ -50,7 +55,9 @@ class Plain:
         """
         self._chunk, self._wide = chunk, wide
 
-    def run(self, exchange: Callable[[Call], Answer], call: Call, by: Sequence[int], groups: int) -> Total:
+    def run(
+        self, exchange: Callable[[Call], Response], call: Call, by: Sequence[int], groups: int
+    ) -> Total:
         """Call chunk by chunk and add up."""
         total, counts = None, [0] * groups
         ids: list[int] = []
@@ -81,9 +88,15 @@ def _step(total: Any) -> int:
 def _add(total: Any, reply: Any, place: list[int], groups: int, wide: bool) -> Any:
     fields = {name: value.values for name, value in vars(reply).items() if isinstance(value, Rows)}
     if wide:
-        fields = {name: rows.double() if rows.is_floating_point() else rows for name, rows in fields.items()}
+        fields = {
+            name: rows.double() if rows.is_floating_point() else rows
+            for name, rows in fields.items()
+        }
     if total is None:
-        empty = {n: Rows(torch.zeros(groups, *v.shape[1:], dtype=v.dtype, device=v.device)) for n, v in fields.items()}
+        empty = {
+            n: Rows(torch.zeros(groups, *v.shape[1:], dtype=v.dtype, device=v.device))
+            for n, v in fields.items()
+        }
         total = dataclasses.replace(reply, **empty)
     for name, value in vars(reply).items():
         if (value is None) != (getattr(total, name) is None):
@@ -91,7 +104,9 @@ def _add(total: Any, reply: Any, place: list[int], groups: int, wide: bool) -> A
     for name, value in fields.items():
         held = getattr(total, name).table
         if (held.shape[1:], held.dtype) != (value.shape[1:], value.dtype):
-            raise FrameError(f"{name}: the replies differ in shape or type: {tuple(held.shape[1:])} and {tuple(value.shape[1:])}")
+            raise FrameError(
+                f"{name}: the replies differ in shape or type: {tuple(held.shape[1:])} and {tuple(value.shape[1:])}"
+            )
         for group in sorted(set(place)):
             held[group] += _of_group(value, place, group).sum(0)
     return total

@@ -15,25 +15,37 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from securecluster.errors import FrameError, PolicyError, SecureClusterError, UnforeseenError, UsageError
+from securecluster.errors import (
+    FrameError,
+    PolicyError,
+    SecureClusterError,
+    UnforeseenError,
+    UsageError,
+)
 from securecluster.messaging import wire
 from securecluster.messaging.bounds import Limits, check, out_of_range
 from securecluster.messaging.messages import (
     RELAY,
-    Answer,
+    Ack,
     Batched,
     Call,
-    Done,
+    Empty,
     Header,
-    Hello,
     Picks,
+    Response,
     Rows,
     Shared,
     kinds,
     optional,
     reply_header,
 )
-from securecluster.privacy.masking.key_agreement import Box, Boxes, KeyRing, Peers, PublicKey
+from securecluster.privacy.masking.key_agreement import (
+    KeyRing,
+    Peers,
+    PublicKey,
+    SealedSeed,
+    SealedSeeds,
+)
 from securecluster.privacy.pipeline import Pipeline
 
 C = TypeVar("C")
@@ -42,7 +54,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 GATHER, SUM, PAIRS = "gather", "sum", "pairs"
 _SENDER = re.compile(r"server|lps/\d{1,9}")
 MINIMUM = 2  # the fewest members of a sum of answers that may leave in sums only
-KEY_METHODS = {"key_offer": (Hello, PublicKey), "key_seal": (Peers, Boxes), "key_open": (Box, Done)}
+KEY_METHODS = {
+    "key_offer": (Empty, PublicKey),
+    "key_seal": (Peers, SealedSeeds),
+    "key_open": (SealedSeed, Ack),
+}
 
 
 @dataclass(frozen=True)
@@ -85,12 +101,16 @@ def answers(*via: str, **declared: Any) -> Callable[[F], F]:
     return mark
 
 
-def _declared(method: Callable[..., Any], via: tuple[str, ...], declared: Mapping[str, Any]) -> Release:
+def _declared(
+    method: Callable[..., Any], via: tuple[str, ...], declared: Mapping[str, Any]
+) -> Release:
     """Return what a method declares, after a check of its signature."""
     name = method.__qualname__
     verbs = (GATHER, SUM, PAIRS, RELAY)
     if not via or any(verb not in verbs for verb in via):
-        raise UsageError(f"@answers on {name} names the verbs of its answer: one or more of {', '.join(verbs)}")
+        raise UsageError(
+            f"@answers on {name} names the verbs of its answer: one or more of {', '.join(verbs)}"
+        )
     known = [field.name for field in dataclasses.fields(Release)][1:]
     strange = sorted(set(declared) - set(known))
     if strange:
@@ -99,14 +119,21 @@ def _declared(method: Callable[..., Any], via: tuple[str, ...], declared: Mappin
     expected = ["query"] if via == (RELAY,) else ["turn", "query"]
     if parameters[1:] != expected:
         written, wanted = ", ".join(parameters), ", ".join(["self", *expected])
-        raise UsageError(f"the server cannot call {name}({written}): a method with @answers takes ({wanted})")
-    for part, what in (("query", "the message class that it is asked with"), ("return", "the message class that it replies with")):
+        raise UsageError(
+            f"the server cannot call {name}({written}): a method with @answers takes ({wanted})"
+        )
+    for part, what in (
+        ("query", "the message class that it is asked with"),
+        ("return", "the message class that it replies with"),
+    ):
         if method.__annotations__.get(part) in (None, "None"):
             raise UsageError(f"{name} does not say what its {part} is: annotate it with {what}")
     release = Release(via, **declared)
     open_ = set(release.sealed) - set(release.through)
     if open_:
-        raise UsageError(f"@answers on {name} seals {', '.join(sorted(open_))}: name it in through as well, or it leaves as it is")
+        raise UsageError(
+            f"@answers on {name} seals {', '.join(sorted(open_))}: name it in through as well, or it leaves as it is"
+        )
     return release
 
 
@@ -114,7 +141,9 @@ def release_of(method: Callable[..., Any]) -> Release:
     """A method's declaration."""
     found = getattr(method, "__release__", None)
     if not isinstance(found, Release):
-        raise PolicyError(f"{getattr(method, '__name__', method)} is not a remote method: declare it with @answers")
+        raise PolicyError(
+            f"{getattr(method, '__name__', method)} is not a remote method: declare it with @answers"
+        )
     return found
 
 
@@ -124,11 +153,15 @@ def message_types(client: type, method: str) -> tuple[type, type]:
         return KEY_METHODS[method]
     target = getattr(client, method, None)
     if target is None or not hasattr(target, "__release__"):
-        raise FrameError(f"{method!r} is not a method this client answers: both sides must run the same protocol")
+        raise FrameError(
+            f"{method!r} is not a method this client answers: both sides must run the same protocol"
+        )
     try:
         hints = get_type_hints(target)
     except NameError as error:
-        raise UsageError(f"{target.__qualname__} is annotated with a class that is not there: {error}") from None
+        raise UsageError(
+            f"{target.__qualname__} is annotated with a class that is not there: {error}"
+        ) from None
     for part in ("query", "return"):
         _check_message(target, part, hints[part])
     return hints["query"], hints["return"]
@@ -138,14 +171,18 @@ def _check_message(method: Callable[..., Any], part: str, kind: Any) -> None:
     """Raise UsageError where what a method is asked with, or replies with, is no message."""
     name = f"{method.__qualname__}'s {part}"
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        raise UsageError(f"{name} is {getattr(kind, '__name__', kind)}, no message: make it a frozen dataclass of Rows, Shared and scalars")
+        raise UsageError(
+            f"{name} is {getattr(kind, '__name__', kind)}, no message: make it a frozen dataclass of Rows, Shared and scalars"
+        )
     try:
         kinds(kind)
     except TypeError as error:
         raise UsageError(f"{name} cannot be sent: {error}") from None
 
 
-def check_reply(method: Callable[..., Any], release: Release, reply: Any, expected: type, clients: int) -> None:
+def check_reply(
+    method: Callable[..., Any], release: Release, reply: Any, expected: type, clients: int
+) -> None:
     """Check that a reply is what its method declares, before any of it is masked.
 
     Args:
@@ -158,21 +195,33 @@ def check_reply(method: Callable[..., Any], release: Release, reply: Any, expect
     """
     name = method.__qualname__
     if not isinstance(reply, expected):
-        raise UsageError(f"{name} replied with a {type(reply).__name__}: it declares a {expected.__name__}, so it must return one")
+        raise UsageError(
+            f"{name} replied with a {type(reply).__name__}: it declares a {expected.__name__}, so it must return one"
+        )
     declared = kinds(expected)
     absent = sorted({*release.through, *release.unmasked} - set(declared))
     if absent:
-        raise UsageError(f"@answers on {name} names {absent[0]!r}: a {expected.__name__} has {', '.join(declared) or 'no fields'}")
+        raise UsageError(
+            f"@answers on {name} names {absent[0]!r}: a {expected.__name__} has {', '.join(declared) or 'no fields'}"
+        )
     for field, kind in declared.items():
         value = getattr(reply, field)
         if value is None and optional(expected, field):
             continue
         if kind in (Rows, Picks, Shared) and not isinstance(value, kind):
             found = type(value).__name__
-            raise UsageError(f"{name} replied with a {found} as {field}: put it into {kind.__name__}(…), as {expected.__name__} declares")
+            raise UsageError(
+                f"{name} replied with a {found} as {field}: put it into {kind.__name__}(…), as {expected.__name__} declares"
+            )
         if isinstance(value, Batched) and len(value) != clients:
-            raise UsageError(f"{name} replied with {len(value)} row(s) of {field} for {clients} client(s): each has one row of its own")
-        if release.private and field not in (*release.through, *release.unmasked) and _is_numbers(value):
+            raise UsageError(
+                f"{name} replied with {len(value)} row(s) of {field} for {clients} client(s): each has one row of its own"
+            )
+        if (
+            release.private
+            and field not in (*release.through, *release.unmasked)
+            and _is_numbers(value)
+        ):
             raise PolicyError(
                 f"{name} would send {field} without a mask: name it in through=, or in unmasked= where no mask is to cover it"
             )
@@ -186,7 +235,7 @@ def _is_numbers(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Turn:
+class CallContext:
     """Who is asked, and when: `ids` are client numbers, `at` their positions at this endpoint."""
 
     ids: tuple[int, ...]
@@ -224,7 +273,7 @@ class Endpoint(Generic[C]):
         self._config, self._pipeline = config, pipeline
         self._place = {i: k for k, i in enumerate(self.ids)}
 
-    def answer(self, call: Call) -> Answer:
+    def answer(self, call: Call) -> Response:
         """One batched pass over the clients that are asked.
 
         Raises:
@@ -237,10 +286,12 @@ class Endpoint(Generic[C]):
             )
         strangers = [i for i in call.to if i not in self._place]
         if strangers:
-            raise FrameError(f"frames for clients {strangers[:3]} reached another client: check the addresses")
+            raise FrameError(
+                f"frames for clients {strangers[:3]} reached another client: check the addresses"
+            )
         self._check_counts(call)
         check(call.query, self.limits)
-        return Answer(call.to, self._reply(call))
+        return Response(call.to, self._reply(call))
 
     def _check_counts(self, call: Call) -> None:
         """Raise FrameError for a round, step or group that the configuration does not allow."""
@@ -254,7 +305,9 @@ class Endpoint(Generic[C]):
 
     def _reply(self, call: Call) -> Any:
         if call.method in KEY_METHODS and call.verb != GATHER:
-            raise PolicyError(f"{call.method} may leave its client through {GATHER}, not {call.verb}: the request is refused")
+            raise PolicyError(
+                f"{call.method} may leave its client through {GATHER}, not {call.verb}: the request is refused"
+            )
         if call.method == "key_offer":
             return self.keys.offer(call.to)
         if call.method == "key_seal":
@@ -273,7 +326,7 @@ class Endpoint(Generic[C]):
                 f"a sum over {min(call.members)} client(s) would show a single {call.method} answer: clients ask for {self.minimum} or more"
             )
         self.keys.use(call.to)
-        turn = Turn(call.to, tuple(self._place[i] for i in call.to), call.round, call.step)
+        turn = CallContext(call.to, tuple(self._place[i] for i in call.to), call.round, call.step)
         reply = method(turn, call.query)
         check_reply(method, release, reply, expected, len(call.to))
         changes: dict[str, Rows] = {}
@@ -294,8 +347,12 @@ class Endpoint(Generic[C]):
     def answer_frame(self, data: bytes) -> bytes:
         """Answer one real frame, as a node with one client does."""
         header = wire.peek(data)
-        if not _SENDER.fullmatch(header.sender) or header.recipient not in {f"client/{i}" for i in self.ids}:
-            raise FrameError(f"a frame from {header.sender[:40]} to {header.recipient[:40]} reached another client: check the addresses")
+        if not _SENDER.fullmatch(header.sender) or header.recipient not in {
+            f"client/{i}" for i in self.ids
+        }:
+            raise FrameError(
+                f"a frame from {header.sender[:40]} to {header.recipient[:40]} reached another client: check the addresses"
+            )
         query: Any
         _, query = wire.decode(data, message_types(type(self.client), header.method)[0])
         try:
@@ -311,4 +368,13 @@ class Endpoint(Generic[C]):
 
 def _call_of(header: Header, query: Any) -> Call:
     to = (int(header.recipient.partition("/")[2]),)
-    return Call(header.config, header.method, header.verb, header.round, header.step, to, query, (header.members,))
+    return Call(
+        header.config,
+        header.method,
+        header.verb,
+        header.round,
+        header.step,
+        to,
+        query,
+        (header.members,),
+    )

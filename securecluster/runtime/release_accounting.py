@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from securecluster.messaging.messages import Rows, Shared
-from securecluster.privacy.dp.gaussian_mechanism import REPLACE, Curator
+from securecluster.privacy.dp.gaussian_mechanism import REPLACE, TrustedCurator
 from securecluster.privacy.dp.ledger import Event, Mechanism
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.endpoint import Release
@@ -19,7 +19,7 @@ A = TypeVar("A")
 
 
 @dataclass(frozen=True)
-class Costs:
+class ReleaseAccounting:
     """The noise of a run's replies.
 
     Args:
@@ -36,13 +36,17 @@ class Costs:
     multipliers: Mapping[str, float] = field(default_factory=dict)
     replace: Mapping[str, float] = field(default_factory=dict)
     training: Mapping[str, LocalTraining] = field(default_factory=dict)
-    curator: Curator | None = None
+    curator: TrustedCurator | None = None
     trained: Mapping[str, float] = field(default_factory=dict)
 
     def noise(self, name: str, d: int, trains: str = "usual") -> float:
         """The expected squared norm of the noise in one row of this field, made of an update of d numbers, whoever added it."""
         pipeline, curator = self.pipeline.of(name), self._curator(name)
-        return pipeline.noise(d) + (curator.squared_noise(pipeline.width(d)) if curator else 0.0) + self.trained.get(trains, 0.0) * d
+        return (
+            pipeline.noise(d)
+            + (curator.squared_noise(pipeline.width(d)) if curator else 0.0)
+            + self.trained.get(trains, 0.0) * d
+        )
 
     def read(self, release: Release, reply: A, step: int, counts: Sequence[int] | None = None) -> A:
         """A reply as the protocol sees it: decoded, and, where the server is trusted to add it, with noise.
@@ -141,9 +145,11 @@ class Costs:
                     digests=own,
                 )
 
-    def _curator(self, name: str) -> Curator | None:
+    def _curator(self, name: str) -> TrustedCurator | None:
         """The trusted server's noise on a field, which is for rows that are clipped alone."""
-        return self.curator if self.pipeline.of(name).clips and name not in self.multipliers else None
+        return (
+            self.curator if self.pipeline.of(name).clips and name not in self.multipliers else None
+        )
 
     def _closed(self, release: Release, name: str) -> bool:
         return self.pipeline.seal is not None and name in release.sealed

@@ -27,7 +27,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Kept:
+class CheckpointPart:
     """A part of the run's state that lives elsewhere: its class, how to read it and how to put it back."""
 
     kind: type
@@ -66,7 +66,7 @@ class _Clock:
 
 
 class Run:
-    """What a protocol's `serve` sees of its run.
+    """What a protocol's `run_server` sees of its run.
 
     Args:
         folder: where to checkpoint; None keeps everything in memory. A folder with a checkpoint is resumed.
@@ -79,7 +79,7 @@ class Run:
     def __init__(
         self,
         folder: Path | None = None,
-        kept: dict[str, Kept] | None = None,
+        kept: dict[str, CheckpointPart] | None = None,
         observe: Callable[[Any], Line] = lambda state: {},
         report: Callable[[Line], None] = lambda line: None,
         begin: Callable[[int], None] = lambda number: None,
@@ -136,7 +136,9 @@ class Run:
             self.history.append(line)
             self._checkpoint()
             self._report(line)
-        self._begin(int(total) + 1)  # of the phases that follow, also where the run goes on in the midst of them
+        self._begin(
+            int(total) + 1
+        )  # of the phases that follow, also where the run goes on in the midst of them
 
     def _restore_history(self, lines: list[Line]) -> None:
         self.history = lines
@@ -189,7 +191,9 @@ class Run:
         atomic_files.make_new_folder(draft)
         marks = {name: Mark.of(data) for name, data in parts.items()}
         for name, data in {**parts, manifest.NAME: manifest.encode(marks)}.items():
-            atomic_files.write_atomic(draft / name, data, 0o600 if name.startswith("clients") else 0o644)
+            atomic_files.write_atomic(
+                draft / name, data, 0o600 if name.startswith("clients") else 0o644
+            )
         atomic_files.move(draft, final)
         for old in checkpoints(self._folder):
             if old != final:
@@ -198,7 +202,9 @@ class Run:
     def _load(self, folder: Path) -> None:
         """Go on from the last checkpoint, every part of which must be what was written."""
         for name, appended in self._appended.items():
-            lasting = appended.recall is not None  # what stays after a kill stays after a power cut, too
+            lasting = (
+                appended.recall is not None
+            )  # what stays after a kill stays after a power cut, too
             self._logs[name] = Log(folder / f"{name}.jsonl", durable=lasting)
         found = checkpoints(folder)
         self.resumed = bool(found)
@@ -238,7 +244,11 @@ class Run:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a run folder, oldest first."""
-    found = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d{6,}", path.name)]
+    found = [
+        path
+        for path in folder.glob("checkpoint-*")
+        if re.fullmatch(r"checkpoint-\d{6,}", path.name)
+    ]
     return sorted(found, key=lambda path: int(path.name.partition("-")[2]))
 
 

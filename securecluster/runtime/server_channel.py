@@ -17,14 +17,34 @@ from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.digests import reply_digests, tells_noise
-from securecluster.messaging.messages import APART, RELAY, Answer, Call, Hello, Rows, Shared, frames, placed, select, stack
+from securecluster.messaging.messages import (
+    FIRST_SEPARATE_STEP,
+    RELAY,
+    Call,
+    Empty,
+    Response,
+    Rows,
+    Shared,
+    frames,
+    placed,
+    select,
+    stack,
+)
 from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, check_squares
 from securecluster.privacy.dp.ledger import CHOICE, Event, Ledger
-from securecluster.privacy.masking.key_agreement import Box, Peers
+from securecluster.privacy.masking.key_agreement import Peers, SealedSeed
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.aggregators import Aggregator, Plain
-from securecluster.runtime.endpoint import GATHER, MINIMUM, PAIRS, SUM, Release, Turn, release_of
-from securecluster.runtime.release_accounting import Costs
+from securecluster.runtime.endpoint import (
+    GATHER,
+    MINIMUM,
+    PAIRS,
+    SUM,
+    CallContext,
+    Release,
+    release_of,
+)
+from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.transport import Transport
 
 C = TypeVar("C")
@@ -34,18 +54,18 @@ B = TypeVar("B")
 
 
 @dataclass
-class NetworkState:
+class ChannelState:
     """What the server's side of the network remembers between calls."""
 
     step: int = 0  # of calls to protocol methods: batches and masks are drawn from it, so the key agreement counts apart
     key_step: int = 0
-    post_step: int = APART
+    post_step: int = FIRST_SEPARATE_STEP
     keyed: list[int] = field(default_factory=list)
     lost: dict[int, list[int]] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
 
 
-class Network:
+class ServerChannel:
     """Client ids and three verbs; no client object, no data.
 
     Args:
@@ -68,20 +88,22 @@ class Network:
         randomness: Randomness,
         aggregator: Aggregator | None = None,
         agreed: Mapping[str, Any] | None = None,
-        costs: Costs | None = None,
+        costs: ReleaseAccounting | None = None,
         device: torch.device | None = None,
         limits: Limits | None = None,
     ) -> None:
         self.clients = tuple(range(clients))
         self.limits = limits or Limits()
-        self.state = NetworkState()
+        self.state = ChannelState()
         self.round = 0
         self.randomness, self.agreed = randomness, dict(agreed or {})
-        self._costs = costs or Costs(pipeline)
+        self._costs = costs or ReleaseAccounting(pipeline)
         self.aggregator = aggregator or Plain(wide=self._costs.curator is not None)
         self._transport, self._config = transport, config
         if pipeline.shares > 1 and self.aggregator.server_reads_replies:
-            raise UsageError("noise in shares protects sums alone, and this aggregator reads every reply: let each client add all of it")
+            raise UsageError(
+                "noise in shares protects sums alone, and this aggregator reads every reply: let each client add all of it"
+            )
         self.common = pipeline.common  # the first numbers of an average that are the common layers'
         self._keyed = pipeline.keyed
         self._asker: dict[int, int] = {}
@@ -93,7 +115,14 @@ class Network:
         for event in events:
             self.state.ledger.add(event)
 
-    def gather(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int], step: int | None = None, tries: int = 1) -> Replies[A]:
+    def gather(
+        self,
+        method: Callable[[C, CallContext, Q], A],
+        query: Q,
+        to: Sequence[int],
+        step: int | None = None,
+        tries: int = 1,
+    ) -> Replies[A]:
         """Each client's reply on its own, in the order of `to`.
 
         Args:
@@ -101,21 +130,32 @@ class Network:
             tries: how often who does not reply is asked, for the mask's key and then, in the same words and under the same mask, for this.
         """
         ready, step = self._open(method, query, to, step, tries)
-        answer = self._insist(method, self._call(method, GATHER, query, to, ready, step, [1] * len(ready)), tries)
+        answer = self._insist(
+            method, self._call(method, GATHER, query, to, ready, step, [1] * len(ready)), tries
+        )
         reply = self._costs.read(release_of(method), answer.reply, step)
         if not self._recorded_at_once(method):
-            own = not release_of(method).private  # who trains for itself may have done so though no reply came
+            own = not release_of(
+                method
+            ).private  # who trains for itself may have done so though no reply came
             self._record(method, GATHER, ready if own else answer.ids, reply, step)
         check_squares(self.round, answer.ids, reply)
         return Replies(answer.ids, cast(A, reply), self._missing(to, answer.ids), step)
 
-    def post(self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int]) -> Replies[A]:
+    def post(
+        self, method: Callable[[C, CallContext, Q], A], query: Q, to: Sequence[int]
+    ) -> Replies[A]:
         """As `gather`, with a number, hence a mask, of its own that no other call's batches depend on."""
         self.state.post_step += 1
         return self.gather(method, query, to, self.state.post_step)
 
     def sum(
-        self, method: Callable[[C, Turn, Q], A], query: Q, to: Sequence[int], by: Sequence[int] | None = None, groups: int | None = None
+        self,
+        method: Callable[[C, CallContext, Q], A],
+        query: Q,
+        to: Sequence[int],
+        by: Sequence[int] | None = None,
+        groups: int | None = None,
     ) -> Sums[A]:
         """Only sums, one per group: `by[k]` is the group of `to[k]` (one group without it). The client weighs what it sends.
 
@@ -132,7 +172,9 @@ class Network:
         total = self.aggregator.run(partial(self._exchange, method), call, own, number)
         rows = self._costs.read(release_of(method), total.rows, step, total.counts)
         rows = self._in_run_type(release_of(method), rows)
-        if not self._recorded_at_once(method) and total.ids:  # the noise is the sum's: of another sum it is another one
+        if (
+            not self._recorded_at_once(method) and total.ids
+        ):  # the noise is the sum's: of another sum it is another one
             sums = reply_digests(rows, number)
             self._record(method, SUM, total.ids, rows, step, [sums[group[i]] for i in total.ids])
         return Sums(total.ids, cast(A, rows), total.counts, self._missing(to, total.ids), step)
@@ -153,14 +195,23 @@ class Network:
 
     def relay(self, method: Callable[[Q], A], query: Q, to: Sequence[int]) -> A:
         """A frame of each of the local parameter servers `to` to the server, and its replies: what `method` makes of them."""
-        call = Call(self._config, method.__name__, RELAY, self.round, self.state.step, tuple(to), query, (1,) * len(to))
+        call = Call(
+            self._config,
+            method.__name__,
+            RELAY,
+            self.round,
+            self.state.step,
+            tuple(to),
+            query,
+            (1,) * len(to),
+        )
         reply = method(query)
-        self._transport.relay(call, Answer(call.to, reply))
+        self._transport.relay(call, Response(call.to, reply))
         return reply
 
     def pairs(
         self,
-        method: Callable[[C, Turn, Q], A],
+        method: Callable[[C, CallContext, Q], A],
         query: Q,
         to: Sequence[int],
         then: Callable[[torch.Tensor], B] = lambda r: r,  # type: ignore[assignment, return-value]
@@ -175,18 +226,27 @@ class Network:
             tries: how often who does not reply is asked.
         """
         ready, step = self._open(method, query, to, tries=tries)
-        answer = self._insist(method, self._call(method, PAIRS, query, to, ready, step, [2] * len(ready)), tries)
+        answer = self._insist(
+            method, self._call(method, PAIRS, query, to, ready, step, [2] * len(ready)), tries
+        )
         self._missing(to, answer.ids)
         if len(answer.ids) < 2:
             raise UsageError(f"pairs needs at least two replies, {len(answer.ids)} came: try again")
         (rows,) = (v.values for v in vars(answer.reply).values())
         if rows.shape != (len(answer.ids), len(to)):
-            raise FrameError(f"pairs needs a row of {len(to)} numbers per client, {tuple(rows.shape[1:])} came")
+            raise FrameError(
+                f"pairs needs a row of {len(to)} numbers per client, {tuple(rows.shape[1:])} came"
+            )
         square = rows[:, [list(to).index(i) for i in answer.ids]]
         return Pairs(answer.ids, then((square + square.T) / 2), step)
 
     def _open(
-        self, method: Callable[..., Any], query: Any, to: Sequence[int], step: int | None = None, tries: int = 1
+        self,
+        method: Callable[..., Any],
+        query: Any,
+        to: Sequence[int],
+        step: int | None = None,
+        tries: int = 1,
     ) -> tuple[list[int], int]:
         """The clients that can answer now, and the number of this call: the next one, where it is not given."""
         expected = frames(query, len(to))
@@ -203,16 +263,33 @@ class Network:
         return ready, self.state.step if step is None else step
 
     def _call(
-        self, method: Callable[..., Any], verb: str, query: Any, to: Sequence[int], ready: Sequence[int], step: int, members: Sequence[int]
+        self,
+        method: Callable[..., Any],
+        verb: str,
+        query: Any,
+        to: Sequence[int],
+        ready: Sequence[int],
+        step: int,
+        members: Sequence[int],
     ) -> Call:
         asker = tuple(self._asker[i] for i in to) if self._asker else ()
-        whole = Call(self._config, method.__name__, verb, self.round, step, tuple(to), query, (1,) * len(to), asker)
+        whole = Call(
+            self._config,
+            method.__name__,
+            verb,
+            self.round,
+            step,
+            tuple(to),
+            query,
+            (1,) * len(to),
+            asker,
+        )
         place = {i: k for k, i in enumerate(to)}
         return dataclasses.replace(whole.select([place[i] for i in ready]), members=tuple(members))
 
-    def _insist(self, method: Callable[..., Any], call: Call, tries: int) -> Answer:
+    def _insist(self, method: Callable[..., Any], call: Call, tries: int) -> Response:
         """The replies of all who answer one of several tries."""
-        found: dict[int, tuple[Answer, int]] = {}
+        found: dict[int, tuple[Response, int]] = {}
         for _ in range(tries):
             left = [k for k, i in enumerate(call.to) if i not in found]
             if left:
@@ -220,12 +297,12 @@ class Network:
                 found |= {i: (answer, k) for k, i in enumerate(answer.ids)}
         answers = list({id(a): a for a, _ in found.values()}.values())
         if len(answers) < 2:
-            return answers[0] if answers else Answer((), None)
+            return answers[0] if answers else Response((), None)
         ids, joined = tuple(i for a in answers for i in a.ids), stack([a.reply for a in answers])
         order = [ids.index(i) for i in call.to if i in found]
-        return Answer(tuple(ids[k] for k in order), select(joined, order))
+        return Response(tuple(ids[k] for k in order), select(joined, order))
 
-    def _exchange(self, method: Callable[..., Any], call: Call) -> Answer:
+    def _exchange(self, method: Callable[..., Any], call: Call) -> Response:
         """Return the replies to a call, which are in the ledger before anybody uses them."""
         answer = self._transport.exchange(call)
         if answer.reply is None:
@@ -303,31 +380,45 @@ class Network:
         new = [i for i in to if i not in self.state.keyed]
         if not new:
             return
-        offers = self._key("key_offer", new, Hello())
+        offers = self._key("key_offer", new, Empty())
         if offers.reply is None:
             return
         most = len(self.clients)  # what one frame may name, however many join
         for first in range(0, len(offers.ids), most):
             part = range(first, min(first + most, len(offers.ids)))
-            self._agree_with(Answer(offers.ids[first : first + most], select(offers.reply, part)))
+            self._agree_with(Response(offers.ids[first : first + most], select(offers.reply, part)))
 
-    def _agree_with(self, offers: Answer) -> None:
+    def _agree_with(self, offers: Response) -> None:
         """Have the mask seed sealed to some clients by the first that can, and hand it on."""
         peers, table = offers.ids, offers.reply.key.values
-        query = Peers(Shared(torch.as_tensor(peers)), Shared(table), Shared(offers.reply.signature.values))
+        query = Peers(
+            Shared(torch.as_tensor(peers)), Shared(table), Shared(offers.reply.signature.values)
+        )
         seeded = dict(zip(offers.ids, offers.reply.seeded.values.tolist(), strict=True))
         for leader in self.state.keyed or sorted(peers, key=lambda i: not seeded[i]):
             sealed = self._key("key_seal", [leader], query)
             if sealed.reply is not None:
-                boxes, signatures = Rows(sealed.reply.boxes.values[0]), Rows(sealed.reply.signatures.values[0])
-                box = Box(leader, Shared(sealed.reply.key.values[0]), boxes, signatures)
+                boxes, signatures = (
+                    Rows(sealed.reply.boxes.values[0]),
+                    Rows(sealed.reply.signatures.values[0]),
+                )
+                box = SealedSeed(leader, Shared(sealed.reply.key.values[0]), boxes, signatures)
                 opened = self._key("key_open", peers, box)
                 self.state.keyed = sorted({*self.state.keyed, *opened.ids})
                 return
 
-    def _key(self, name: str, to: Sequence[int], query: Any) -> Answer:
+    def _key(self, name: str, to: Sequence[int], query: Any) -> Response:
         self.state.key_step += 1
-        call = Call(self._config, name, GATHER, self.round, self.state.key_step, tuple(to), query, (1,) * len(to))
+        call = Call(
+            self._config,
+            name,
+            GATHER,
+            self.round,
+            self.state.key_step,
+            tuple(to),
+            query,
+            (1,) * len(to),
+        )
         answer = self._transport.exchange(call)
         if answer.reply is not None:
             check(answer.reply, self.limits.beside(query))

@@ -37,12 +37,17 @@ def check_threads(threads: int) -> None:
     """Raise UsageError for a number of CPU threads that no machine has; torch would crash on it."""
     most = max(MOST_THREADS, os.cpu_count() or 1)
     if not isinstance(threads, Integral) or not 0 <= threads <= most:
-        raise UsageError(f"threads is a whole number from 0 to {most}, not {threads!r}: 0 leaves torch's own choice")
+        raise UsageError(
+            f"threads is a whole number from 0 to {most}, not {threads!r}: 0 leaves torch's own choice"
+        )
 
 
 def check_settings(settings: Settings, federation: Federation) -> None:
     """Raise UsageError for settings or a federation no protocol can run with."""
-    for what, value, known in (("dtype", settings.dtype, DTYPES), ("transcript", settings.transcript, MODES)):
+    for what, value, known in (
+        ("dtype", settings.dtype, DTYPES),
+        ("transcript", settings.transcript, MODES),
+    ):
         if value not in known:
             raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(known)}")
     check_threads(settings.threads)

@@ -44,11 +44,16 @@ def packed(
         sizes = np.array([len(batch) for batch in own])
         filled = np.arange(width) < sizes[:, None]
         # padding is the client's own: 0 times another's overflow would be NaN
-        index[: len(own), k] = np.array([batch[0] if len(batch) else first[k] for batch in own])[:, None]
+        index[: len(own), k] = np.array([batch[0] if len(batch) else first[k] for batch in own])[
+            :, None
+        ]
         index[: len(own), k][filled] = np.concatenate(own)
         divisor = sizes if divisors is None else np.full(len(own), divisors[k])
         weight[: len(own), k][filled] = np.repeat(1 / np.maximum(divisor, 1), sizes)
     active = [sum(len(own) > s for own in batches) for s in range(len(index))]
-    widths = [width if divisors is None else max(len(own[s]) for own in batches[:k]) for s, k in enumerate(active)]
+    widths = [
+        width if divisors is None else max(len(own[s]) for own in batches[:k])
+        for s, k in enumerate(active)
+    ]
     placed = torch.as_tensor(index).to(device), torch.as_tensor(weight).to(device, dtype)
     return Chunk(*placed, active, widths, torch.as_tensor(first, device=device)[:, None])

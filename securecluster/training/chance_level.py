@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.messaging.messages import Rows
-from securecluster.training.local_trainer import Cohort
+from securecluster.training.local_trainer import LocalTrainer
 
 ENOUGH_ROUNDS = 10
 """rounds of averaging that are asked for, from which on a model that has learned nothing is worth a word"""
@@ -42,7 +42,7 @@ class Chance:
         return len(self.clients) > 0 and len(self.clients) >= SHARE * self.judged
 
 
-def at_chance(cohort: Cohort, models: Rows, scores: NDArray[np.float64]) -> Chance:
+def at_chance(cohort: LocalTrainer, models: Rows, scores: NDArray[np.float64]) -> Chance:
     """Return the clients whose model has learned nothing.
 
     A model that ignores its input, as after too large steps, has at least the training loss of the best single answer to the
@@ -85,7 +85,9 @@ def _sharing(models: Rows) -> list[list[int]]:
     return list(groups.values())
 
 
-def _above_frequent_label(cohort: Cohort, members: Sequence[int], scores: NDArray[np.float64]) -> bool:
+def _above_frequent_label(
+    cohort: LocalTrainer, members: Sequence[int], scores: NDArray[np.float64]
+) -> bool:
     """Return whether a model's accuracy is above the share of the most frequent label among its clients' held-out samples."""
     tested = [k for k in members if not np.isnan(scores[k])]
     if not cohort.model.objective.higher or not tested:

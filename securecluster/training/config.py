@@ -63,14 +63,20 @@ class LocalTraining:
         if self.optimizer != "sgd":
             return 0.0
         mu, steps = float(self.momentum), self.number(size)
-        weights = (steps - 2 * mu * (1 - mu**steps) / (1 - mu) + mu**2 * (1 - mu ** (2 * steps)) / (1 - mu**2)) / (1 - mu) ** 2
+        weights = (
+            steps
+            - 2 * mu * (1 - mu**steps) / (1 - mu)
+            + mu**2 * (1 - mu ** (2 * steps)) / (1 - mu**2)
+        ) / (1 - mu) ** 2
         return float((self.lr * self.noise * self.clip / min(self.batch_size, size)) ** 2 * weights)
 
 
 def check_training(plan: LocalTraining) -> None:
     """Raise UsageError for hyper-parameters that cannot train."""
     if plan.optimizer not in OPTIMIZERS:
-        raise UsageError(f"unknown optimizer {plan.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
+        raise UsageError(
+            f"unknown optimizer {plan.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}"
+        )
     checks = {name: _whole(getattr(plan, name)) for name in ("epochs", "batch_size")}
     checks["lr"] = isinstance(plan.lr, Real) and 0 < float(plan.lr) < math.inf
     checks["momentum"] = isinstance(plan.momentum, Real) and 0 <= float(plan.momentum) < 1
@@ -92,7 +98,9 @@ def _check_kept(plan: LocalTraining) -> None:
     if not plan.keep_momentum:
         return
     if plan.optimizer != "sgd" or not plan.momentum:
-        raise UsageError("keep_momentum keeps the momentum of sgd: give a momentum too, or leave it out")
+        raise UsageError(
+            "keep_momentum keeps the momentum of sgd: give a momentum too, or leave it out"
+        )
     if plan.private:
         raise UsageError(
             "keep_momentum would carry a training whose reply was lost, and is not counted, into later"
@@ -103,8 +111,14 @@ def _check_kept(plan: LocalTraining) -> None:
 def _check_private(plan: LocalTraining) -> None:
     for name in ("clip", "noise"):
         value = getattr(plan, name)
-        if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) < math.inf:
-            raise UsageError(f"{name} = {value!r} is no bound or noise of a gradient: give a finite number from 0")
+        if (
+            not isinstance(value, Real)
+            or isinstance(value, bool)
+            or not 0 <= float(value) < math.inf
+        ):
+            raise UsageError(
+                f"{name} = {value!r} is no bound or noise of a gradient: give a finite number from 0"
+            )
     if plan.noise and not plan.clip:
         raise UsageError(
             f"noise = {plan.noise!r} protects nothing without a bound: give a clip too, the largest norm of an example's gradient"
@@ -115,4 +129,6 @@ def _whole(value: object) -> bool:
     return isinstance(value, Integral) and int(value) >= 1
 
 
-FULL = LocalTraining(lr=1.0, epochs=1, batch_size=1 << 62, dropout=False)  # one step over all samples: θ − ∇r(θ)
+FULL_GRADIENT = LocalTraining(
+    lr=1.0, epochs=1, batch_size=1 << 62, dropout=False
+)  # one step over all samples: θ − ∇r(θ)

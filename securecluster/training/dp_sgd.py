@@ -32,7 +32,7 @@ CONVOLVED = 64  # examples whose convolutions' gradients are in memory at once (
 FEW = 8  # clients whose examples fill a block (ours): that many go one at a time, more go together
 
 
-class Private:
+class DPSGDState:
     """The secret draws of a chunk's clients in one call, and their steps.
 
     Args:
@@ -56,11 +56,17 @@ class Private:
     ) -> None:
         self._plan, self._sizes, self._block = plan, sizes, block
         about = [own + mine for own, mine in zip(_digests(weights, plan), data, strict=True)]
-        self._batches = [secret.seed(i, "dp-sgd batches", step, a) for i, a in zip(ids, about, strict=True)]
-        self._secrets = [secret.seed(i, "dp-sgd noise", step, a) for i, a in zip(ids, about, strict=True)]
+        self._batches = [
+            secret.seed(i, "dp-sgd batches", step, a) for i, a in zip(ids, about, strict=True)
+        ]
+        self._secrets = [
+            secret.seed(i, "dp-sgd noise", step, a) for i, a in zip(ids, about, strict=True)
+        ]
         self._steps = 0
         d = weights.shape[1]
-        reach = [plan.clip / min(plan.batch_size, n) for n in sizes]  # of a sum, in the unit of a mean gradient
+        reach = [
+            plan.clip / min(plan.batch_size, n) for n in sizes
+        ]  # of a sum, in the unit of a mean gradient
         self._grid = [spacing(plan.noise, r, d) for r in reach] if plan.noise else []
         self._sigma = [deviation(plan.noise, r, d) for r in reach] if plan.noise else []
         self._room = torch.empty_like(weights)
@@ -84,9 +90,13 @@ class Private:
         """
         grid = self._grid[: len(sums)]
         spacings = sums.new_tensor(grid)[:, None]
-        sums.div_(spacings).round_().mul_(spacings)  # exact: a power of two, and no more bits than there were
+        sums.div_(spacings).round_().mul_(
+            spacings
+        )  # exact: a power of two, and no more bits than there were
         about = f"step {self._steps} ".encode()
-        seeds = [_keyed(secret, about, row) for secret, row in zip(self._secrets, sums, strict=False)]
+        seeds = [
+            _keyed(secret, about, row) for secret, row in zip(self._secrets, sums, strict=False)
+        ]
         GridNoise(seeds).add_to(sums, grid, self._sigma[: len(sums)])
         self._steps += 1
 
@@ -145,7 +155,9 @@ def _keyed(secret: bytes, about: bytes, row: torch.Tensor) -> bytes:
 def _digests(weights: torch.Tensor, plan: LocalTraining) -> Iterator[bytes]:
     """What each client's call is about, beside its number: the weights it starts from, often its neighbour's, and how it trains."""
     plain = astuple(plan)[:-1]  # without keep_momentum, which DP-SGD has not
-    values = [v if v is None or isinstance(v, str | bool) else float(v) for v in plain]  # numpy's numbers are the same numbers
+    values = [
+        v if v is None or isinstance(v, str | bool) else float(v) for v in plain
+    ]  # numpy's numbers are the same numbers
     training, found = json.dumps(values).encode(), b""
     for k, row in enumerate(weights):
         if not k or not torch.equal(row, weights[k - 1]):
@@ -154,12 +166,22 @@ def _digests(weights: torch.Tensor, plan: LocalTraining) -> Iterator[bytes]:
 
 
 @torch.no_grad()
-def _by_hand(stack: Stack, params: Params, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, clip: float, total: Params) -> None:
+def _by_hand(
+    stack: Stack,
+    params: Params,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    weight: torch.Tensor,
+    clip: float,
+    total: Params,
+) -> None:
     """Add the clipped and weighted gradients to `total`, by name."""
     block = CONVOLVED if stack.convolves else max(1, x.shape[1])
     for first in range(0, x.shape[1], block):
         part = slice(first, first + block)
-        found, factors = clipped(stack.examples(params, x[:, part], y[:, part]), weight[:, part], clip)
+        found, factors = clipped(
+            stack.examples(params, x[:, part], y[:, part]), weight[:, part], clip
+        )
         for name, own in found.items():
             own.add_to(total[name], factors)
 
@@ -186,10 +208,17 @@ def _one_by_one(
     owners, places = weight.nonzero(as_tuple=True)
     for first in range(0, len(owners), block):
         i, j = owners[first : first + block], places[first : first + block]
-        own = {name: p.expand(len(i), *p.shape[1:]) if len(p) == 1 else p[i] for name, p in params.items()}
+        own = {
+            name: p.expand(len(i), *p.shape[1:]) if len(p) == 1 else p[i]
+            for name, p in params.items()
+        }
         ones = weight.new_ones(len(i), 1)
-        gradients = model.gradients(own, x[i, j][:, None], y[i, j][:, None], ones, None if keys is None else keys[i, j])
-        found, factors = clipped({name: Each.of(g) for name, g in gradients.items()}, weight[i, j][None], clip)
+        gradients = model.gradients(
+            own, x[i, j][:, None], y[i, j][:, None], ones, None if keys is None else keys[i, j]
+        )
+        found, factors = clipped(
+            {name: Each.of(g) for name, g in gradients.items()}, weight[i, j][None], clip
+        )
         for name, each in found.items():
             if len(x) == 1:
                 each.add_to(total[name], factors)

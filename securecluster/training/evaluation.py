@@ -28,7 +28,13 @@ class Samples:
     offsets: NDArray[np.int64]
 
     @classmethod
-    def of(cls, x: Sequence[NDArray[Any]], y: Sequence[NDArray[Any]], device: torch.device, dtype: torch.dtype | None) -> Samples:
+    def of(
+        cls,
+        x: Sequence[NDArray[Any]],
+        y: Sequence[NDArray[Any]],
+        device: torch.device,
+        dtype: torch.dtype | None,
+    ) -> Samples:
         """One client after the other, on the device where they are used; labels and tokens stay whole numbers."""
         ends = np.cumsum([0, *map(len, y)])
 
@@ -70,9 +76,15 @@ class Samples:
         found = np.full(len(who), np.nan)
         index = flat.index if flat.index is not None else tuple(range(len(flat)))
         for row, own in enumerate(flat.table):
-            mine = [n for n, k in enumerate(who) if index[n] == row and self.offsets[k] < self.offsets[k + 1]]
+            mine = [
+                n
+                for n, k in enumerate(who)
+                if index[n] == row and self.offsets[k] < self.offsets[k + 1]
+            ]
             if mine:
-                places = [np.arange(self.offsets[k], self.offsets[k + 1]) for k in (who[n] for n in mine)]
+                places = [
+                    np.arange(self.offsets[k], self.offsets[k + 1]) for k in (who[n] for n in mine)
+                ]
                 scores = self._scores(score, model, own, np.concatenate(places))
                 scores = scores if bound is None else scores.clip(0, bound)
                 parts = np.split(scores, np.cumsum([len(p) for p in places])[:-1])
@@ -90,6 +102,8 @@ class Samples:
         views = model.views(flat)
         with torch.no_grad():
             parts = torch.split(torch.as_tensor(places).to(self.x.device), EVALUATED)
-            values = torch.cat([score(model.call(views, self.x[part]), self.y[part]) for part in parts])
+            values = torch.cat(
+                [score(model.call(views, self.x[part]), self.y[part]) for part in parts]
+            )
         found: NDArray[np.float64] = values.double().cpu().numpy()
         return np.where(np.isnan(found), np.inf, found)

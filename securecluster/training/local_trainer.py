@@ -29,9 +29,9 @@ from securecluster.training.evaluation import Samples
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
-    from securecluster.training.dp_sgd import Private
+    from securecluster.training.dp_sgd import DPSGDState
 
-__all__ = ["CPU_CHUNK", "GPU_CHUNK", "Cohort", "LocalTraining", "check_training"]
+__all__ = ["CPU_CHUNK", "GPU_CHUNK", "LocalTrainer", "LocalTraining", "check_training"]
 
 CPU_CHUNK, GPU_CHUNK = 1 << 22, 1 << 28  # parameters of the clients that train together
 
@@ -55,10 +55,12 @@ class _Task:
     scale: Sequence[float] | None
     out: torch.Tensor  # (len(who), d)
     largest: int  # clients of a chunk
-    jobs: deque[list[int] | None]  # chunks, then a None for each worker: so it is empty only when all are to stop
+    jobs: deque[
+        list[int] | None
+    ]  # chunks, then a None for each worker: so it is empty only when all are to stop
 
 
-class Cohort:
+class LocalTrainer:
     """The data of some clients, (N, …) concatenated, and batched training on it.
 
     Args:
@@ -91,14 +93,27 @@ class Cohort:
         shards = [federation.shards[k] for k in here]
         kept = [self._kept(i, len(s.y), aside) for i, s in zip(self.ids, shards, strict=True)]
         self.sizes, self.aside = [int(k.sum()) for k in kept], [int((~k).sum()) for k in kept]
-        trained = [(s.x, s.y) if k.all() else (s.x[k], s.y[k]) for s, k in zip(shards, kept, strict=True)]  # no copy of whole shards
+        trained = [
+            (s.x, s.y) if k.all() else (s.x[k], s.y[k]) for s, k in zip(shards, kept, strict=True)
+        ]  # no copy of whole shards
         apart = [(s.x[~k], s.y[~k]) for s, k in zip(shards, kept, strict=True)]
-        self._train_on, self._aside_on = (Samples.of([x for x, _ in p], [y for _, y in p], device, self.dtype) for p in (trained, apart))
-        self._test_on = Samples.of([s.x_test for s in shards], [s.y_test for s in shards], device, self.dtype)
+        self._train_on, self._aside_on = (
+            Samples.of([x for x, _ in p], [y for _, y in p], device, self.dtype)
+            for p in (trained, apart)
+        )
+        self._test_on = Samples.of(
+            [s.x_test for s in shards], [s.y_test for s in shards], device, self.dtype
+        )
         self._x, self._y, self._offsets = self._train_on.x, self._train_on.y, self._train_on.offsets
 
     def train(
-        self, start: Rows, who: Sequence[int], plan: LocalTraining, step: int, room: int = 0, scale: Sequence[float] | None = None
+        self,
+        start: Rows,
+        who: Sequence[int],
+        plan: LocalTraining,
+        step: int,
+        room: int = 0,
+        scale: Sequence[float] | None = None,
     ) -> torch.Tensor:
         """Updates SGD_n(θ_i, D_i) − θ_i of the clients `who`, (len(who), d) (Sattler et al. 2019, eq. 1).
 
@@ -117,7 +132,9 @@ class Cohort:
             PolicyError: clients that keep their momentum have trained in a later call.
         """
         if plan.private and self.secret is None:
-            raise UsageError("DP-SGD draws its noise and its batches from each client's own key: this cohort was given none (secret=…)")
+            raise UsageError(
+                "DP-SGD draws its noise and its batches from each client's own key: this cohort was given none (secret=…)"
+            )
         if plan.keep_momentum:
             self._momenta = self._momenta or Momenta(len(self.ids), self.start)
             self._momenta.begin(who, step)
@@ -129,7 +146,9 @@ class Cohort:
         out[:, d:] = 0
         workers = self._for_threads(max(1, min(threads, len(parts))))
         jobs: deque[list[int] | None] = deque([*parts, *[None] * len(workers)])
-        task = _Task(start, who, plan, step, scale, out[:, :d], max(map(len, parts), default=0), jobs)
+        task = _Task(
+            start, who, plan, step, scale, out[:, :d], max(map(len, parts), default=0), jobs
+        )
         if len(workers) == 1:
             self._work(workers[0], task)
         else:
@@ -139,7 +158,9 @@ class Cohort:
     def _for_threads(self, number: int) -> list[_Worker]:
         """What as many threads may work with at once, made when first needed."""
         none = self.start.new_empty(0, self.model.dimension)
-        self._workers += [_Worker(self.model.copy(), none) for _ in range(number - len(self._workers))]
+        self._workers += [
+            _Worker(self.model.copy(), none) for _ in range(number - len(self._workers))
+        ]
         return self._workers[:number]
 
     def _work(self, worker: _Worker, task: _Task) -> None:
@@ -149,14 +170,18 @@ class Cohort:
         for part in iter(task.jobs.popleft, None):
             origin = part if task.start.index is None else [task.start.index[k] for k in part]
             weights = worker.room[: len(part)]
-            torch.index_select(task.start.table, 0, torch.as_tensor(origin, device=self.device), out=weights)
+            torch.index_select(
+                task.start.table, 0, torch.as_tensor(origin, device=self.device), out=weights
+            )
             self._train(worker.model, weights, [task.who[k] for k in part], task)
             for row, k, o in zip(weights, part, origin, strict=True):
                 update = torch.sub(row, task.start.table[o], out=task.out[k])
                 if task.scale is not None:
                     update *= task.scale[k]
 
-    def _train(self, model: FlatModel, weights: torch.Tensor, who: Sequence[int], task: _Task) -> None:
+    def _train(
+        self, model: FlatModel, weights: torch.Tensor, who: Sequence[int], task: _Task
+    ) -> None:
         """All steps of a chunk, weights (b, d) in place."""
         private = self._private(who, task, weights)
         chunk, params = self._schedule(who, task.plan, task.step, private), model.views(weights)
@@ -172,7 +197,10 @@ class Cohort:
             x = self._x.index_select(0, index.flatten()).view(*index.shape, *self._x.shape[1:])
             y = self._y.index_select(0, index.flatten()).view(*index.shape, *self._y.shape[1:])
             own = params if k == len(who) else {name: p[:k] for name, p in params.items()}
-            keys, weight = None if chunk.keys is None else chunk.keys[s, :k], chunk.weight[s, :k, : chunk.width[s]]
+            keys, weight = (
+                None if chunk.keys is None else chunk.keys[s, :k],
+                chunk.weight[s, :k, : chunk.width[s]],
+            )
             if private is None:
                 self._step(model, own, x, y, weight, keys, optimizer)
             else:
@@ -200,15 +228,18 @@ class Cohort:
         for name, gradient in gradients.items():
             optimizer.value(name, gradient)
 
-    def _private(self, who: Sequence[int], task: _Task, weights: torch.Tensor) -> Private | None:
+    def _private(self, who: Sequence[int], task: _Task, weights: torch.Tensor) -> DPSGDState | None:
         """What DP-SGD from these weights (b, d) draws and remembers; None for plain training."""
         if not task.plan.private or self.secret is None:
             return None
-        from securecluster.training.dp_sgd import Private
+        from securecluster.training.dp_sgd import DPSGDState
 
         ids, sizes = [self.ids[i] for i in who], [self.sizes[i] for i in who]
-        block, data = self._fitting() if self.model.together else 1, [self._train_on.digest(k) for k in who]
-        return Private(self.secret, ids, sizes, weights, task.plan, task.step, block, data)
+        block, data = (
+            self._fitting() if self.model.together else 1,
+            [self._train_on.digest(k) for k in who],
+        )
+        return DPSGDState(self.secret, ids, sizes, weights, task.plan, task.step, block, data)
 
     def _chunk_size(self) -> int:
         """Clients trained together: on a CPU as many as keep their weights in cache, and one where it convolves or says so."""
@@ -218,29 +249,46 @@ class Cohort:
 
     def _fitting(self) -> int:
         """Models that fit into a chunk."""
-        return max(1, (CPU_CHUNK if self.device.type == "cpu" else GPU_CHUNK) // self.model.dimension)
+        return max(
+            1, (CPU_CHUNK if self.device.type == "cpu" else GPU_CHUNK) // self.model.dimension
+        )
 
     def _batches(self, who: int, plan: LocalTraining, step: int) -> Iterator[NDArray[np.int64]]:
         """Client `who`'s mini-batches in order: a fresh permutation an epoch, the last batch of an epoch may be smaller."""
         size, left, epoch = self.sizes[who], plan.number(self.sizes[who]), 0
         while left > 0:
-            order = self._randomness.generator("client", self.ids[who], "batches", step, epoch).permutation(size) + self._offsets[who]
+            order = (
+                self._randomness.generator(
+                    "client", self.ids[who], "batches", step, epoch
+                ).permutation(size)
+                + self._offsets[who]
+            )
             for first in range(0, min(size, left * plan.batch_size), plan.batch_size):
                 yield order[first : first + plan.batch_size]
                 left -= 1
             epoch += 1
 
-    def _schedule(self, who: Sequence[int], plan: LocalTraining, step: int, private: Private | None) -> Chunk:
+    def _schedule(
+        self, who: Sequence[int], plan: LocalTraining, step: int, private: DPSGDState | None
+    ) -> Chunk:
         if private is None:
             batches = [list(self._batches(i, plan, step)) for i in who]
         else:
-            batches = [[batch + self._offsets[i] for batch in private.batches(k)] for k, i in enumerate(who)]
+            batches = [
+                [batch + self._offsets[i] for batch in private.batches(k)]
+                for k, i in enumerate(who)
+            ]
         divisors = None if private is None else [min(plan.batch_size, self.sizes[i]) for i in who]
         chunk = packed(batches, self._offsets[list(who)], divisors, self.device, self.dtype)
         if not (self.model.dropouts and plan.dropout):
             return chunk
         steps = len(chunk.active)
-        drawn = [self._randomness.generator("client", self.ids[i], "dropout", step).integers(1 << 62, size=steps) for i in who]
+        drawn = [
+            self._randomness.generator("client", self.ids[i], "dropout", step).integers(
+                1 << 62, size=steps
+            )
+            for i in who
+        ]
         return replace(chunk, keys=torch.as_tensor(np.stack(drawn, 1)).to(self.device))
 
     @property
@@ -275,18 +323,24 @@ class Cohort:
     def scores(self, models: Rows) -> NDArray[np.float64]:
         """The objective's metric on each client's own test data under its model, (m,); NaN for a client without test data."""
         judge = self.model.objective
-        return judge.judged(self._test_on.mean(judge.scores, self.model, models, range(len(self.ids))))
+        return judge.judged(
+            self._test_on.mean(judge.scores, self.model, models, range(len(self.ids)))
+        )
 
     def _kept(self, client: int, size: int, aside: float) -> NDArray[np.bool_]:
         """Which of a client's samples are trained on."""
         order = self._randomness.generator("client", client, "aside").permutation(size)
         return order >= math.floor(aside * size)  # of one sample none is kept aside
 
-    def loss_aside(self, models: Rows, who: Sequence[int], bound: float | None = None) -> NDArray[np.float64]:
+    def loss_aside(
+        self, models: Rows, who: Sequence[int], bound: float | None = None
+    ) -> NDArray[np.float64]:
         """As `loss`, of the samples kept aside; NaN where there are none."""
         return self._aside_on.mean(self.model.objective.losses, self.model, models, who, bound)
 
-    def loss(self, models: Rows, who: Sequence[int], bound: float | None = None) -> NDArray[np.float64]:
+    def loss(
+        self, models: Rows, who: Sequence[int], bound: float | None = None
+    ) -> NDArray[np.float64]:
         """The mean loss (of labels and tokens in nats) on each of `who`'s training samples under its own row of `models`, (len(who),).
 
         Args:
@@ -294,7 +348,9 @@ class Cohort:
         """
         return self._train_on.mean(self.model.objective.losses, self.model, models, who, bound)
 
-    def losses(self, models: torch.Tensor, who: Sequence[int], bound: float | None = None) -> NDArray[np.float64]:
+    def losses(
+        self, models: torch.Tensor, who: Sequence[int], bound: float | None = None
+    ) -> NDArray[np.float64]:
         """As `loss`, of several models (r, d) on the samples of each of `who`: (len(who), r).
 
         Each model sees the samples of all of `who` in one go: products of many samples with one model's weights are what a processor
@@ -311,7 +367,9 @@ def _split(order: list[int], size: int, threads: int) -> list[list[int]]:
     return [[int(k) for k in part] for part in np.array_split(order, number)] if order else []
 
 
-def _each_in_a_thread(work: Callable[[_Worker], None], workers: list[_Worker], jobs: deque[Any]) -> None:
+def _each_in_a_thread(
+    work: Callable[[_Worker], None], workers: list[_Worker], jobs: deque[Any]
+) -> None:
     """Let each worker work in a thread of its own, in which torch uses one thread."""
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(len(workers), initializer=lambda: torch.set_num_threads(1))
@@ -321,4 +379,6 @@ def _each_in_a_thread(work: Callable[[_Worker], None], workers: list[_Worker], j
     finally:
         jobs.clear()  # after an error or an interrupt the others end with the step they are at
         pool.shutdown()
-        torch.set_num_threads(threads)  # the number is the process's, not the thread's, for threads that start later
+        torch.set_num_threads(
+            threads
+        )  # the number is the process's, not the thread's, for threads that start later

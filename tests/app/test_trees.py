@@ -10,13 +10,13 @@ from scipy.cluster.hierarchy import linkage
 from securecluster.app.plots.curves import RELATED
 from securecluster.app.plots.dendrogram import dendrogram
 from securecluster.clustering.agglomerative import cut
-from securecluster.protocols.flhc import Look
+from securecluster.protocols.flhc import LinkageRecord
 
 
-def look_at(points: np.ndarray, at: float, ids: list[int]) -> tuple[Look, list[int]]:
+def look_at(points: np.ndarray, at: float, ids: list[int]) -> tuple[LinkageRecord, list[int]]:
     tree = linkage(points, "average")
     labels = dict(zip(ids, cut(tree, at), strict=True))
-    look = Look(ids, torch.zeros(len(ids), len(ids)), torch.from_numpy(tree), at)
+    look = LinkageRecord(ids, torch.zeros(len(ids), len(ids)), torch.from_numpy(tree), at)
     return look, [labels.get(i, 0) for i in range(1 + max(ids))]
 
 
@@ -54,7 +54,10 @@ def test_any_size_and_any_cut_is_drawn(m: int, at: float) -> None:
 def test_the_title_says_what_was_merged() -> None:
     look, labels = look_at(np.array([[0.0], [1.0], [5.0]]), 2.0, [0, 1, 2])
     figure = dendrogram(look, labels, *RELATED)
-    assert figure.axes[0].get_title() == "merges of 3 clients by relevance of data, cut into 2 clusters"
+    assert (
+        figure.axes[0].get_title()
+        == "merges of 3 clients by relevance of data, cut into 2 clusters"
+    )
     assert "3 clients' updates" in dendrogram(look, labels).axes[0].get_title()
 
 

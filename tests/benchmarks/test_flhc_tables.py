@@ -54,13 +54,26 @@ def test_the_cells_of_every_table(monkeypatch: pytest.MonkeyPatch) -> None:
         iid = flhc_iid.cells(scale, 1)
         assert len(iid) == 4 + 16 + 10
         for cells in (iid, *(script.cells(scale, 1) for script in (*GRIDS, *PAIRS))):
-            assert len({tuple(sorted((k, str(v)) for k, v in cell.items())) for cell in cells}) == len(cells)
-            assert cells[0]["method"] == "fl" and all(cell["paper"] for cell in cells if cell["method"] == "flhc")
+            assert len(
+                {tuple(sorted((k, str(v)) for k, v in cell.items())) for cell in cells}
+            ) == len(cells)
+            assert cells[0]["method"] == "fl" and all(
+                cell["paper"] for cell in cells if cell["method"] == "flhc"
+            )
 
 
-def test_a_table_over_cf_and_n(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_over_cf_and_n(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def cells(scale: str, seeds: int) -> list[Any]:
-        return flhc_runs.grid("digits", "label-swap", scale, seeds, 2.0, dict.fromkeys(((c, n) for c in (0.5, 1.0) for n in (1, 3)), "p"))
+        return flhc_runs.grid(
+            "digits",
+            "label-swap",
+            scale,
+            seeds,
+            2.0,
+            dict.fromkeys(((c, n) for c in (0.5, 1.0) for n in (1, 3)), "p"),
+        )
 
     flhc_runs.table("t", cells, ("cf", "n"), OPTIONS)
     rows = on_disk("t")
@@ -68,15 +81,25 @@ def test_a_table_over_cf_and_n(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert [row["method"] for row in done] == ["fl", "flhc", "flhc"] * 2
     assert [row["scale"] for row in rows if row["status"] != "done"] == ["full"] * 6
     federation = Federation.simulate("digits", scenario=LabelSwap(), clients=8, samples=40, seed=0)
-    training: dict[str, Any] = {"rounds": 5, "model": "mlp-32", "lr": 0.2, "batch_size": 10, "participation": 0.5}
+    training: dict[str, Any] = {
+        "rounds": 5,
+        "model": "mlp-32",
+        "lr": 0.2,
+        "batch_size": 10,
+        "participation": 0.5,
+    }
     fl = FedAvg(**training).fit(federation, Settings(target=0.6)).history_
-    own = FLHC(**training, pre_rounds=3, threshold=2.0).fit(federation, Settings(target=0.6)).history_
+    own = (
+        FLHC(**training, pre_rounds=3, threshold=2.0).fit(federation, Settings(target=0.6)).history_
+    )
     row = next(row for row in done if (row["cf"], row["n"]) == ("0.5", "3"))
     figures = (own[3]["accuracy"], own[4]["accuracy"], own[3]["at_target"], own[4]["at_target"])
     assert [float(row[name]) for name in flhc_runs.FOUR] == pytest.approx(figures, abs=1e-5)
     assert float(row["fl_last_accuracy"]) == pytest.approx(fl[4]["accuracy"], abs=1e-5)
     assert row["last_accuracy_x"] == f"{own[4]['accuracy'] / fl[4]['accuracy']:.2f}"
-    assert int(row["clusters"]) == own[3]["clusters"] and float(row["ari"]) == pytest.approx(own[3]["ari"], abs=1e-5)
+    assert int(row["clusters"]) == own[3]["clusters"] and float(row["ari"]) == pytest.approx(
+        own[3]["ari"], abs=1e-5
+    )
     zero = [row for row in done if row["method"] == "flhc" and float(row["fl_post_share"]) == 0]
     assert zero and all(row["post_share_x"] == "–" for row in zero)
     assert "\n1 3" in capsys.readouterr().out
@@ -85,7 +108,9 @@ def test_a_table_over_cf_and_n(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert on_disk("t") == rows
 
 
-def test_the_best_threshold_stands_beside_the_default_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_threshold_stands_beside_the_default_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     runs: list[dict[str, Any]] = []
     run = flhc_runs._run
 
@@ -95,10 +120,16 @@ def test_the_best_threshold_stands_beside_the_default_rules(monkeypatch: pytest.
 
     monkeypatch.setattr(flhc_runs, "_run", watched)
     monkeypatch.setattr(flhc_runs, "QUANTILES", (0.3, 0.6, 0.8))
-    cell = {**flhc_runs.plain("digits", "label-swap", "cpu", 0, 1.0), **flhc_runs.clustering(3, "l2", "average", "best")}
+    cell = {
+        **flhc_runs.plain("digits", "label-swap", "cpu", 0, 1.0),
+        **flhc_runs.clustering(3, "l2", "average", "best"),
+    }
     found = flhc_runs._best(cell)
     assert found["last_accuracy"] == max(one["last_accuracy"] for one in runs)
-    assert found["rule_last_accuracy"] == runs[0]["last_accuracy"] and found["rule_clusters"] == runs[0]["clusters"]
+    assert (
+        found["rule_last_accuracy"] == runs[0]["last_accuracy"]
+        and found["rule_clusters"] == runs[0]["clusters"]
+    )
     counts = [one["clusters"] for one in runs]
     assert len(set(counts)) == len(counts) > 2
     for one in runs[1:]:
@@ -109,4 +140,6 @@ def test_numbers_of_the_paper_are_four_each() -> None:
     for script in (*GRIDS, *PAIRS):
         for text in script.PAPER.values():
             figures = [word for word in text.split() if not word.startswith("(")]
-            assert text == "not completed" or (all(0 <= value <= 100 for value in numbers(" ".join(figures))) and len(figures) == 4)
+            assert text == "not completed" or (
+                all(0 <= value <= 100 for value in numbers(" ".join(figures))) and len(figures) == 4
+            )

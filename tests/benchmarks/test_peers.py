@@ -33,7 +33,10 @@ def test_the_export_is_read_back(tmp_path: Path) -> None:
     written = export.export(tmp_path / "work.npz", "mlp", 4, 2, samples=25)
     read = load(str(tmp_path / "work.npz"))
     for name, value in vars(written).items():
-        assert np.array_equal(getattr(read, name), value) and np.asarray(value).dtype == np.asarray(getattr(read, name)).dtype
+        assert (
+            np.array_equal(getattr(read, name), value)
+            and np.asarray(value).dtype == np.asarray(getattr(read, name)).dtype
+        )
     assert read.x.shape == (4, 25, 1, 28, 28) and read.images(0).max() <= 1
     assert (np.sort(read.order, axis=2) == np.arange(25)).all()
     assert (read.order[0] != read.order[1]).any() and (read.order[0, 0] != read.order[0, 1]).any()
@@ -66,19 +69,34 @@ def test_this_project_and_a_plain_loop_do_equal_work(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_fails_or_is_late_is_named_and_gone(tmp_path: Path) -> None:
-    with worker("plain", tmp_path / "missing.npz") as running, pytest.raises(PeerError, match=r"timed out after 0 s in getting ready"):
+    with (
+        worker("plain", tmp_path / "missing.npz") as running,
+        pytest.raises(PeerError, match=r"timed out after 0 s in getting ready"),
+    ):
         running.ready(0)
     assert tagged(running._tag) == []
-    with worker("nobody", tmp_path / "missing.npz") as running, pytest.raises(PeerError, match=r"No module named peers\.work_nobody"):
+    with (
+        worker("nobody", tmp_path / "missing.npz") as running,
+        pytest.raises(PeerError, match=r"No module named peers\.work_nobody"),
+    ):
         running.ready(60)
 
 
 def test_what_was_not_run_says_so(tmp_path: Path) -> None:
-    plan = chosen(parsed(["--peers", "ours", "--clients", "4", "--where", str(environment(tmp_path))]), tmp_path)
+    plan = chosen(
+        parsed(["--peers", "ours", "--clients", "4", "--where", str(environment(tmp_path))]),
+        tmp_path,
+    )
     ours = Measured("ours", 2, seconds=[9.0, 2.0, 4.0, 3.0])
     lines = {line["peer"]: line for line in rows(plan, "mlp", 4, [ours], {})}
     assert set(lines) == set(ENVIRONMENTS)
-    assert [lines["ours"][c] for c in ("first", "median", "min", "max", "times_ours")] == ["9.0000", "3.0000", "2.0000", "4.0000", "1.00"]
+    assert [lines["ours"][c] for c in ("first", "median", "min", "max", "times_ours")] == [
+        "9.0000",
+        "3.0000",
+        "2.0000",
+        "4.0000",
+        "1.00",
+    ]
     assert lines["ours"]["samples_per_second"] == "133"  # 4 × 100 / 3
     assert lines["pfl"]["status"] == "not run" and lines["pfl"]["median"] == ""
 
@@ -86,7 +104,9 @@ def test_what_was_not_run_says_so(tmp_path: Path) -> None:
 def environment(tmp_path: Path) -> Path:
     """A folder in which this project's environment looks complete."""
     (tmp_path / "securecluster").mkdir()
-    (tmp_path / "securecluster" / "complete").write_text("\n".join(make.NEEDS["securecluster"]) + "\n")
+    (tmp_path / "securecluster" / "complete").write_text(
+        "\n".join(make.NEEDS["securecluster"]) + "\n"
+    )
     return tmp_path
 
 
@@ -104,7 +124,9 @@ def test_mistakes_get_a_sentence(tmp_path: Path, arguments: list[str], sentence:
         chosen(parsed([*arguments, "--where", str(tmp_path)]), tmp_path)
 
 
-def test_a_failed_installation_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_installation_names_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(make.NEEDS, "plain", ("--no-index", "no-such-package"))
     with pytest.raises(UsageError, match=r"installing plain failed: read .*plain\.log"):
         make.make("plain", tmp_path)
@@ -113,7 +135,9 @@ def test_a_failed_installation_names_its_log(tmp_path: Path, monkeypatch: pytest
 
 def test_peak_memory_counts_children() -> None:
     alone = peak(os.getpid())
-    with subprocess.Popen([sys.executable, "-c", "x = bytearray(60 << 20); input()"], stdin=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", "x = bytearray(60 << 20); input()"], stdin=subprocess.PIPE
+    ) as child:
         assert child.stdin is not None
         assert wait_until(lambda: peak(child.pid) > 60 << 20, 30)
         assert peak(os.getpid()) > alone + (50 << 20)

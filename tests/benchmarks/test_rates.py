@@ -28,7 +28,9 @@ def known(federation: Federation, data: str, scenario: str) -> Federation:
 
 
 def convolution() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(72, 10))
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(72, 10)
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,10 +50,15 @@ def convolution() -> torch.nn.Module:
         ("femnist", "inversion", 0.03),
     ],
 )
-def test_bright_images_of_known_sets_have_a_lower_rate(data: str, scenario: str, lr: float, small: Federation) -> None:
+def test_bright_images_of_known_sets_have_a_lower_rate(
+    data: str, scenario: str, lr: float, small: Federation
+) -> None:
     dealt = known(small, data, scenario)
     assert resolved(dealt) == lr
-    assert resolved(dealt, model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))) == lr
+    assert (
+        resolved(dealt, model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)))
+        == lr
+    )
     assert resolved(dealt, model="mlp-32") == resolved(dealt, model="linear") == lr
     assert resolved(dealt, model="cnn-briggs") == resolved(dealt, model=convolution()) == 0.2
     assert resolved(dealt, optimizer="adam") == RATE["adam"]
@@ -59,7 +66,11 @@ def test_bright_images_of_known_sets_have_a_lower_rate(data: str, scenario: str,
 
 
 def test_a_simulated_scenario_is_known_by_its_parts() -> None:
-    for scenario in (Inversion(), LabelSwap(clusters=2) + Inversion(), Rotation(clusters=2) + Inversion()):
+    for scenario in (
+        Inversion(),
+        LabelSwap(clusters=2) + Inversion(),
+        Rotation(clusters=2) + Inversion(),
+    ):
         dealt = Federation.simulate("digits", scenario=scenario, clients=4, samples=20, seed=0)
         assert not dealt.bright
         assert replace(dealt, data="mnist").bright
@@ -69,9 +80,16 @@ def test_a_simulated_scenario_is_known_by_its_parts() -> None:
 def test_own_data_keep_the_networks_rate_whatever_they_are_called(tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     draw = np.random.default_rng(0)
-    table = {"who": ["a"] * 20 + ["b"] * 20, "label": [0, 1] * 20, "v": draw.normal(size=40), "w": draw.normal(size=40)}
+    table = {
+        "who": ["a"] * 20 + ["b"] * 20,
+        "label": [0, 1] * 20,
+        "v": draw.normal(size=40),
+        "w": draw.normal(size=40),
+    }
     pq.write_table(pa.table(table), tmp_path / "femnist.parquet")
-    own = Federation.from_parquet(tmp_path / "femnist.parquet", client_column="who", label_column="label", seed=0)
+    own = Federation.from_parquet(
+        tmp_path / "femnist.parquet", client_column="who", label_column="label", seed=0
+    )
     assert own.data == "femnist"
     assert resolved(own) == RATE["sgd"]
     arrays = {name: (draw.normal(size=(20, 4)), np.arange(20) % 2) for name in ("a", "b")}

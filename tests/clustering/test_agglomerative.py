@@ -43,7 +43,9 @@ def groups(seed: int, sizes: list[int], far: float, d: int = 50) -> tuple[Points
     """Normal points around centres that lie `far` apart, and whose each is."""
     draw = np.random.default_rng(seed)
     truth = [k for k, n in enumerate(sizes) for _ in range(n)]
-    return far / np.sqrt(2) * np.eye(len(sizes), d)[truth] + draw.normal(size=(len(truth), d)) / np.sqrt(d), truth
+    return far / np.sqrt(2) * np.eye(len(sizes), d)[truth] + draw.normal(
+        size=(len(truth), d)
+    ) / np.sqrt(d), truth
 
 
 @settings(deadline=None, max_examples=40)
@@ -54,7 +56,9 @@ def test_a_cut_is_scipys(m: int, seed: int, kind: str, quantile: float) -> None:
     np.testing.assert_allclose(tree, linkage(points, kind), rtol=1e-9)
     at = float(np.quantile(tree[:, 2], quantile))
     monotone = tree.copy()
-    monotone[:, 2] = np.maximum.accumulate(tree[:, 2])  # scipy's fcluster is undefined where heights fall
+    monotone[:, 2] = np.maximum.accumulate(
+        tree[:, 2]
+    )  # scipy's fcluster is undefined where heights fall
     found = cut(tree, at)
     assert partition(found) == partition(fcluster(monotone, at, "distance"))
     firsts = [found.index(c) for c in range(max(found) + 1)]
@@ -62,7 +66,12 @@ def test_a_cut_is_scipys(m: int, seed: int, kind: str, quantile: float) -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(3, 25), st.integers(0, 10**6), st.sampled_from(["single", "complete", "average", "ward"]), st.floats(0.2, 0.95))
+@given(
+    st.integers(3, 25),
+    st.integers(0, 10**6),
+    st.sampled_from(["single", "complete", "average", "ward"]),
+    st.floats(0.2, 0.95),
+)
 def test_a_cut_is_scikit_learns(m: int, seed: int, kind: str, quantile: float) -> None:
     points = np.random.default_rng(seed).normal(size=(m, 6))
     tree = merges(apart(points), kind)
@@ -77,13 +86,19 @@ def test_other_metrics_are_scikit_learns_too(metric: str, kind: str) -> None:
     points = np.random.default_rng(0).normal(size=(20, 6))
     tree = merges(apart(points, metric), kind)
     for clusters in range(1, 21):
-        at = np.inf if clusters == 1 else (0 if clusters == 20 else float(tree[20 - clusters - 1, 2]))
+        at = (
+            np.inf
+            if clusters == 1
+            else (0 if clusters == 20 else float(tree[20 - clusters - 1, 2]))
+        )
         labels = AgglomerativeClustering(clusters, metric=metric, linkage=kind).fit_predict(points)
         assert partition(cut(tree, at)) == partition(labels)
 
 
 def test_inversions_of_centroid_linkage_still_give_partitions() -> None:
-    points = np.array([[0, 0], [1, 0], [0.5, 0.9], [5, 5.0]])  # the third is nearer to the middle of two than they are to each other
+    points = np.array(
+        [[0, 0], [1, 0], [0.5, 0.9], [5, 5.0]]
+    )  # the third is nearer to the middle of two than they are to each other
     tree = merges(apart(points), "centroid")
     assert tree[1, 2] < tree[0, 2]
     assert heights(tree).tolist() == [1.0, 1.0, pytest.approx(float(tree[2, 2]))]
@@ -130,7 +145,9 @@ def test_identical_updates_and_ties_are_never_parted(kind: str) -> None:
     for m in (2, 3, 8, 21):
         for distance in (np.zeros((m, m)), 1 - np.eye(m), 1e-300 * (1 - np.eye(m))):
             tree = merges(distance, kind)
-            if kind in EUCLIDEAN and distance.any():  # equal distances, but merged points lie at other heights
+            if (
+                kind in EUCLIDEAN and distance.any()
+            ):  # equal distances, but merged points lie at other heights
                 continue
             assert cut(tree, threshold(tree, 1.2)) == [0] * m
     twins = apart(np.repeat(np.eye(4), 3, axis=0))
@@ -170,7 +187,9 @@ def test_clients_with_larger_updates_are_no_cluster_by_chords() -> None:
         found = {}
         for metric in ("l2", "chord"):
             tree = merges(distances(rows, metric).numpy(), "ward")
-            found[metric] = cut(tree, default_threshold(tree, gap_of(metric, "ward"), cosines, seed))
+            found[metric] = cut(
+                tree, default_threshold(tree, gap_of(metric, "ward"), cosines, seed)
+            )
         assert found["chord"] == truth
         assert found["l2"] != truth
 
@@ -199,7 +218,10 @@ def test_linkages_that_need_euclid_are_refused_elsewhere() -> None:
         merges(np.zeros((2, 2)), "wards")
 
 
-@pytest.mark.parametrize("distance", [np.zeros((1, 1)), np.zeros((2, 3)), np.array([[0, np.nan], [np.nan, 0]]), np.zeros(4)])
+@pytest.mark.parametrize(
+    "distance",
+    [np.zeros((1, 1)), np.zeros((2, 3)), np.array([[0, np.nan], [np.nan, 0]]), np.zeros(4)],
+)
 def test_what_is_no_distance_matrix_is_refused(distance: Points) -> None:
     with pytest.raises(UsageError, match="finite square distance matrix"):
         merges(distance, "single")
@@ -213,12 +235,20 @@ def tasks(sizes: list[int], within: float, across: float) -> tuple[Points, list[
     return apart, truth.tolist()
 
 
-SPLIT, TOGETHER = [(0.02, 0.69), (0.0, 0.1), (0.1, 0.2), (0.5, 0.64)], [(0.1, 0.18), (0.5, 0.62), (0.3, 0.3), (0.0, 0.0)]
+SPLIT, TOGETHER = (
+    [(0.02, 0.69), (0.0, 0.1), (0.1, 0.2), (0.5, 0.64)],
+    [(0.1, 0.18), (0.5, 0.62), (0.3, 0.3), (0.0, 0.0)],
+)
 
 
 @pytest.mark.parametrize("sizes", [[5, 3, 2], [2, 2], [10, 10], [5, 5, 5, 5], [2, 18]])
-@pytest.mark.parametrize(("within", "across", "found"), [*((*two, True) for two in SPLIT), *((*two, False) for two in TOGETHER)])
-def test_the_number_of_tasks_comes_of_the_largest_gap_of_angles(sizes: list[int], within: float, across: float, found: bool) -> None:
+@pytest.mark.parametrize(
+    ("within", "across", "found"),
+    [*((*two, True) for two in SPLIT), *((*two, False) for two in TOGETHER)],
+)
+def test_the_number_of_tasks_comes_of_the_largest_gap_of_angles(
+    sizes: list[int], within: float, across: float, found: bool
+) -> None:
     """2·arcsin √0.1, √0.18, √0.2, √0.5, √0.62, √0.64 are 0.644, 0.876, 0.927, 1.571, 1.813, 1.855; the least gap is 0.26."""
     apart, truth = tasks(sizes, within, across)
     tree = merges(apart, "average")
@@ -256,9 +286,19 @@ def test_clients_without_company_are_no_tasks() -> None:
         ([0.10, 0.10, 0.10, 0.10, 0.40], 2, 2),
     ],
 )
-def test_under_noise_a_gap_counts_beside_the_range_below_it(angles: list[float], clean: int, noisy: int) -> None:
+def test_under_noise_a_gap_counts_beside_the_range_below_it(
+    angles: list[float], clean: int, noisy: int
+) -> None:
     high = np.sin(np.array(angles) / 2) ** 2
-    tree = np.array([[0, 1, high[0], 2], [6, 2, high[1], 3], [3, 4, high[2], 2], [8, 5, high[3], 3], [7, 9, high[4], 6]])
+    tree = np.array(
+        [
+            [0, 1, high[0], 2],
+            [6, 2, high[1], 3],
+            [3, 4, high[2], 2],
+            [8, 5, high[3], 3],
+            [7, 9, high[4], 6],
+        ]
+    )
     assert [1 + max(cut(tree, tasks_of(tree, noise))) for noise in (False, True)] == [clean, noisy]
 
 
@@ -266,8 +306,16 @@ def test_under_noise_a_gap_counts_beside_the_range_below_it(angles: list[float],
     ("angles", "clean", "noisy"),
     [
         ([0.05, 0.05, 0.06, 0.06, 0.07, 0.07, 0.36, 0.37, 0.70], 2, 4),  # two pairs of tasks
-        ([0.05, 0.05, 0.06, 0.06, 0.07, 0.07, 0.13, 0.13, 0.70], 2, 2),  # less than a quarter of the largest gap
-        ([0.05, 0.05, 0.10, 0.15, 0.20, 0.25, 0.45, 0.50, 0.90], 2, 2),  # less than twice the range below
+        (
+            [0.05, 0.05, 0.06, 0.06, 0.07, 0.07, 0.13, 0.13, 0.70],
+            2,
+            2,
+        ),  # less than a quarter of the largest gap
+        (
+            [0.05, 0.05, 0.10, 0.15, 0.20, 0.25, 0.45, 0.50, 0.90],
+            2,
+            2,
+        ),  # less than twice the range below
         ([0.05, 0.40, 0.41, 0.42, 0.43, 0.44, 0.45, 0.46, 0.47], 1, 1),  # more clusters than m / 2
     ],
 )

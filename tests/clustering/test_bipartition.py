@@ -18,7 +18,11 @@ Alpha = NDArray[np.float64]
 
 def symmetric(m: int, draw: np.random.Generator, levels: int | None) -> Alpha:
     """Random similarities; with few levels, tied ones."""
-    raw = draw.uniform(-1, 1, (m, m)) if levels is None else draw.integers(0, levels, (m, m)) / max(levels - 1, 1) * 2 - 1
+    raw = (
+        draw.uniform(-1, 1, (m, m))
+        if levels is None
+        else draw.integers(0, levels, (m, m)) / max(levels - 1, 1) * 2 - 1
+    )
     upper = np.triu(raw, 1)
     return upper + upper.T + np.eye(m)
 
@@ -56,7 +60,9 @@ LEVELS = st.sampled_from([None, 1, 2, 3, 6])
 
 @settings(deadline=None, max_examples=120)
 @given(st.integers(2, 12), st.integers(0, 10**6), LEVELS)
-def test_it_is_optimal_and_the_optimum_where_that_is_unique(m: int, seed: int, levels: int | None) -> None:
+def test_it_is_optimal_and_the_optimum_where_that_is_unique(
+    m: int, seed: int, levels: int | None
+) -> None:
     alpha = symmetric(m, np.random.default_rng(seed), levels)
     found = bipartition(alpha)
     best, halves = brute_force(alpha)
@@ -89,7 +95,9 @@ def test_similarities_closer_than_rounding_of_one_minus_alpha_are_told_apart() -
     assert bipartition(alpha)[:2] == ((0, 1), (2, 3))
 
 
-@pytest.mark.parametrize("alpha", [np.ones((1, 1)), np.ones((2, 3)), np.array([[1, np.nan], [np.nan, 1]])])
+@pytest.mark.parametrize(
+    "alpha", [np.ones((1, 1)), np.ones((2, 3)), np.array([[1, np.nan], [np.nan, 1]])]
+)
 def test_what_is_no_similarity_matrix_is_refused(alpha: Alpha) -> None:
     with pytest.raises(UsageError):
         bipartition(alpha)

@@ -5,8 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from securecluster.clustering.density import check_dbscan, dbscan, modularity, most_similar, neighbourhood
-from securecluster.clustering.labels import numbered
+from securecluster.clustering.density import (
+    check_dbscan,
+    dbscan,
+    modularity,
+    most_similar,
+    neighbourhood,
+)
+from securecluster.clustering.labels import relabel
 from securecluster.errors import UsageError
 
 
@@ -20,8 +26,8 @@ def similar(sizes: list[int], within: float, across: float, seed: int = 0) -> np
 
 
 def test_numbered_keeps_clusters_and_gives_each_lone_point_its_own() -> None:
-    assert numbered([3, -1, 3, 0, -1]) == [0, 1, 0, 2, 3]
-    assert numbered([]) == []
+    assert relabel([3, -1, 3, 0, -1]) == [0, 1, 0, 2, 3]
+    assert relabel([]) == []
 
 
 def test_dbscan_by_hand() -> None:
@@ -37,7 +43,10 @@ def test_modularity_is_the_sum_over_pairs() -> None:
     weight = similarity - np.eye(9)
     degree, total = weight.sum(1), weight.sum()
     wanted = sum(
-        (weight[i, j] - degree[i] * degree[j] / total) / total for i in range(9) for j in range(9) if labels[i] == labels[j]
+        (weight[i, j] - degree[i] * degree[j] / total) / total
+        for i in range(9)
+        for j in range(9)
+        if labels[i] == labels[j]
     )  # Newman 2004, eq. 5
     assert modularity(similarity, labels) == pytest.approx(wanted)
     assert modularity(similarity, [0] * 9) == pytest.approx(0)
@@ -48,7 +57,7 @@ def test_modularity_is_the_sum_over_pairs() -> None:
 def test_the_chosen_neighbourhood_finds_blocks(sizes: list[int]) -> None:
     similarity = similar(sizes, 0.8, 0.3)
     truth = np.repeat(np.arange(len(sizes)), sizes).tolist()
-    assert numbered(dbscan(1 - similarity, neighbourhood(similarity, 2), 2)) == truth
+    assert relabel(dbscan(1 - similarity, neighbourhood(similarity, 2), 2)) == truth
 
 
 def test_users_that_are_all_alike_are_one_cluster() -> None:

@@ -17,7 +17,9 @@ SCIPY = {"l1": "cityblock", "l2": "euclidean", "cosine": "cosine"}
 
 
 def rows_of(seed: int, m: int, d: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(m, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(m, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(
+        dtype
+    )
 
 
 def exact(rows: torch.Tensor, metric: str) -> np.ndarray:
@@ -30,11 +32,16 @@ def exact(rows: torch.Tensor, metric: str) -> np.ndarray:
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 60), st.sampled_from(METRICS))
 def test_distances_are_scipys(seed: int, m: int, d: int, metric: str) -> None:
-    for dtype in (torch.float64, torch.float32):  # float32 rows are compared as the float64 numbers they are
+    for dtype in (
+        torch.float64,
+        torch.float32,
+    ):  # float32 rows are compared as the float64 numbers they are
         rows = rows_of(seed, m, d, dtype)
         found = distances(rows, metric)
         assert found.dtype == torch.float64 and found.shape == (m, m)
-        np.testing.assert_allclose(found.numpy(), exact(rows, metric), rtol=1e-9, atol=2e-6 if metric == "chord" else 1e-12)
+        np.testing.assert_allclose(
+            found.numpy(), exact(rows, metric), rtol=1e-9, atol=2e-6 if metric == "chord" else 1e-12
+        )
         assert torch.equal(found, found.T) and (found.diagonal() == 0).all() and (found >= 0).all()
 
 
@@ -49,7 +56,9 @@ def test_rows_of_several_blocks(metric: str, d: int, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("wide", [40, 1 << 18])
 @pytest.mark.parametrize("near", [1e-3, 1e-6, 1e-9])
-def test_nearly_equal_rows_keep_their_digits(near: float, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nearly_equal_rows_keep_their_digits(
+    near: float, wide: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "WIDE", wide)
     base, noise = rows_of(0, 1, 500), rows_of(1, 8, 500)
     together = base + near * noise
@@ -89,7 +98,9 @@ def test_what_each_mask_keeps(metric: str) -> None:
     signs = torch.as_tensor(np.random.default_rng(1).choice([-1.0, 1.0], 40))
     turn = torch.as_tensor(np.linalg.qr(np.random.default_rng(2).normal(size=(40, 40)))[0])
     plain = distances(rows, metric)
-    torch.testing.assert_close(distances(rows[:, shuffle] * signs, metric), plain, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        distances(rows[:, shuffle] * signs, metric), plain, rtol=1e-12, atol=1e-12
+    )
     turned = distances(rows @ turn, metric)
     assert bool(torch.allclose(turned, plain, rtol=1e-10, atol=1e-10)) == (metric != "l1")
 
@@ -113,17 +124,35 @@ def test_the_known_noise_comes_off(metric: str) -> None:
     rows = 3 * rows_of(0, m, d) / d**0.5 + 2 * rows_of(1, 1, d) / d**0.5
     loud = rows + sigma * rows_of(2, m, d)
     off = ~np.eye(m, dtype=bool)
-    true, raw, found = (t.numpy()[off] for t in (distances(rows, metric), distances(loud, metric), distances(loud, metric, sigma**2 * d)))
-    scatter = sigma**2 * d**0.5 / (13 if metric == "cosine" else true.min() / 2**0.5)  # standard deviation of what noise does, about
-    assert np.abs(found - true).max() < 6 * scatter and np.abs((found - true).mean()) < scatter < np.abs(raw - true).min() / 5
+    true, raw, found = (
+        t.numpy()[off]
+        for t in (
+            distances(rows, metric),
+            distances(loud, metric),
+            distances(loud, metric, sigma**2 * d),
+        )
+    )
+    scatter = (
+        sigma**2 * d**0.5 / (13 if metric == "cosine" else true.min() / 2**0.5)
+    )  # standard deviation of what noise does, about
+    assert (
+        np.abs(found - true).max() < 6 * scatter
+        and np.abs((found - true).mean()) < scatter < np.abs(raw - true).min() / 5
+    )
     each = torch.full((m,), sigma**2 * d, dtype=torch.float64)
-    assert torch.allclose(distances(loud, metric, each), distances(loud, metric, sigma**2 * d), atol=1e-12)
+    assert torch.allclose(
+        distances(loud, metric, each), distances(loud, metric, sigma**2 * d), atol=1e-12
+    )
     assert torch.equal(distances(rows, "l1", 5.0), distances(rows, "l1"))
-    assert (distances(rows, metric, 1e9).isfinite()).all(), "more noise than there is: no square root of less than nothing"
+    assert (distances(rows, metric, 1e9).isfinite()).all(), (
+        "more noise than there is: no square root of less than nothing"
+    )
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_similarities_for_clusterers_do_not_mind_the_origin_where_distances_do_not(metric: str) -> None:
+def test_similarities_for_clusterers_do_not_mind_the_origin_where_distances_do_not(
+    metric: str,
+) -> None:
     rows = rows_of(3, 7, 40)
     found, moved = alike(rows, metric).numpy(), alike(rows + 5.0, metric).numpy()
     if metric in ("cosine", "chord"):

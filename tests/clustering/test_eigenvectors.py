@@ -37,9 +37,15 @@ def check(x: torch.Tensor, p: int, rank: int) -> None:
     gram, known, _ = direct(x)
     own, rows = values.numpy(), vectors.numpy()
     k = min(p, rank)
-    assert own.shape == (p,) and rows.shape == (p, x.shape[1]) and values.dtype == vectors.dtype == torch.float64
+    assert (
+        own.shape == (p,)
+        and rows.shape == (p, x.shape[1])
+        and values.dtype == vectors.dtype == torch.float64
+    )
     np.testing.assert_allclose(own[:k], known[:k], rtol=0, atol=1e-12 * known[0])
-    np.testing.assert_allclose(rows[:k] @ gram, own[:k, None] * rows[:k], rtol=0, atol=1e-11 * known[0])
+    np.testing.assert_allclose(
+        rows[:k] @ gram, own[:k, None] * rows[:k], rtol=0, atol=1e-11 * known[0]
+    )
     np.testing.assert_allclose(rows[:k] @ rows[:k].T, np.eye(k), rtol=0, atol=1e-8)
     assert (rows[np.arange(k), np.abs(rows[:k]).argmax(1)] > 0).all()
     assert not own[k:].any() and not rows[k:].any()
@@ -52,8 +58,12 @@ def test_eigenpairs_are_numpys_for_every_shape(seed: int, n: int, d: int, p: int
 
 
 @pytest.mark.parametrize(("n", "d"), [(300, 120), (120, 300), (90, 90)])
-@pytest.mark.parametrize("small", [0, 1024])  # through the features, and through the smaller Gram matrix
-def test_truncated_eigenpairs_are_numpys(n: int, d: int, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "small", [0, 1024]
+)  # through the features, and through the smaller Gram matrix
+def test_truncated_eigenpairs_are_numpys(
+    n: int, d: int, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(eigenvectors, "SMALL", small)
     monkeypatch.setattr(eigenvectors, "WHOLE", 8)
     monkeypatch.setattr(torch.linalg, "eigh", narrow(torch.linalg.eigh, 60))
@@ -69,7 +79,9 @@ def narrow(eigh: object, most: int) -> object:
 
 
 @pytest.mark.parametrize("small", [0, 1024])
-def test_where_arpack_gives_up_the_whole_is_decomposed(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_arpack_gives_up_the_whole_is_decomposed(
+    small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(eigenvectors, "SMALL", small)
     monkeypatch.setattr(eigenvectors, "WHOLE", 8)
     x = data(2, 200, 150, decay=1.0)
@@ -77,13 +89,20 @@ def test_where_arpack_gives_up_the_whole_is_decomposed(small: int, monkeypatch: 
     check(x, 5, 150)
 
 
-@pytest.mark.parametrize(("n", "d", "rank", "p"), [(60, 200, 3, 5), (200, 60, 2, 5), (50, 50, 1, 5), (300, 100, 4, 40)])
+@pytest.mark.parametrize(
+    ("n", "d", "rank", "p"), [(60, 200, 3, 5), (200, 60, 2, 5), (50, 50, 1, 5), (300, 100, 4, 40)]
+)
 @pytest.mark.parametrize("small", [0, 1024])
-def test_vectors_beyond_the_rank_are_zero(n: int, d: int, rank: int, p: int, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_beyond_the_rank_are_zero(
+    n: int, d: int, rank: int, p: int, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(eigenvectors, "SMALL", small)
     monkeypatch.setattr(eigenvectors, "WHOLE", 8)
     draw = np.random.default_rng(3)
-    x = torch.from_numpy(draw.integers(-3, 4, (n, rank)).astype(np.float32) @ draw.integers(-3, 4, (rank, d)).astype(np.float32))
+    x = torch.from_numpy(
+        draw.integers(-3, 4, (n, rank)).astype(np.float32)
+        @ draw.integers(-3, 4, (rank, d)).astype(np.float32)
+    )
     assert np.linalg.matrix_rank(x.numpy()) == rank
     check(x, p, rank)
 
@@ -112,14 +131,22 @@ def test_the_same_bits_every_time() -> None:
     x = data(4, 2000, 1100)  # through the features, as p is small against both sides
     one, two = top(x, 5), top(x.clone(), 5)
     assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
-    low = torch.outer(torch.arange(1.0, 1201), torch.arange(1.0, 1101))  # of rank 1, where ARPACK has to start again
+    low = torch.outer(
+        torch.arange(1.0, 1201), torch.arange(1.0, 1101)
+    )  # of rank 1, where ARPACK has to start again
     one, two = top(low, 5), top(low.clone(), 5)
     torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
     assert one[0].count_nonzero() == 1
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 30), st.integers(1, 80), st.integers(10, 300))
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 30),
+    st.integers(1, 30),
+    st.integers(1, 80),
+    st.integers(10, 300),
+)
 def test_projections_are_direct_products(seed: int, n: int, d: int, r: int, block: int) -> None:
     x = data(seed, n, d)
     vectors = torch.from_numpy(np.random.default_rng(seed).normal(size=(r, d)))
@@ -128,23 +155,36 @@ def test_projections_are_direct_products(seed: int, n: int, d: int, r: int, bloc
         patch.setattr(eigenvectors, "BLOCK", block)
         found = projected(x, vectors)
     assert found.dtype == torch.float64
-    np.testing.assert_allclose(found.numpy(), np.linalg.norm(vectors.numpy() @ gram, axis=1), rtol=1e-10)
+    np.testing.assert_allclose(
+        found.numpy(), np.linalg.norm(vectors.numpy() @ gram, axis=1), rtol=1e-10
+    )
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=8), st.integers(1, 5), st.integers(0, 10**6), st.floats(0, 0.5))
-def test_relevance_is_the_geometric_mean_of_ratios(values: list[float], j: int, seed: int, floor: float) -> None:
+@given(
+    st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=8),
+    st.integers(1, 5),
+    st.integers(0, 10**6),
+    st.floats(0, 0.5),
+)
+def test_relevance_is_the_geometric_mean_of_ratios(
+    values: list[float], j: int, seed: int, floor: float
+) -> None:
     own = np.sort(values)[::-1].copy()
     other = np.random.default_rng(seed).exponential(size=(j, len(own))) * own
     counts = own > floor * own[0]
     ratio = np.minimum(own, other) / np.maximum(own, other)
     found = relevance(torch.from_numpy(own), torch.from_numpy(other), floor)
-    np.testing.assert_allclose(found.numpy(), ratio[:, counts].prod(1) ** (1 / counts.sum()), rtol=1e-9)
+    np.testing.assert_allclose(
+        found.numpy(), ratio[:, counts].prod(1) ** (1 / counts.sum()), rtol=1e-9
+    )
 
 
 def test_relevance_at_its_limits() -> None:
     own = torch.tensor([4.0, 1.0, 0.0], dtype=torch.float64)  # rank two: the padding does not count
-    other = torch.tensor([[4.0, 1.0, 7.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.0], [2.0, 2.0, 0.0]], dtype=torch.float64)
+    other = torch.tensor(
+        [[4.0, 1.0, 7.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.0], [2.0, 2.0, 0.0]], dtype=torch.float64
+    )
     np.testing.assert_allclose(relevance(own, other).numpy(), [1, 0, 0, 0.5], rtol=1e-14)
     np.testing.assert_allclose(relevance(own, other, 0.5).numpy(), [1, 1, 0, 0.5], rtol=1e-14)
     np.testing.assert_allclose(relevance(torch.zeros(3), other).numpy(), np.zeros(4))
@@ -155,9 +195,18 @@ def test_relevance_at_its_limits() -> None:
 def test_clients_of_one_distribution_are_relevant_to_each_other() -> None:
     draw = np.random.default_rng(5)
     bases = [np.linalg.qr(draw.normal(size=(60, 6)))[0] for _ in range(2)]
-    clients = [torch.from_numpy(draw.normal(size=(400, 6)) * np.arange(6, 0, -1) @ bases[k].T) for k in (0, 0, 1)]
+    clients = [
+        torch.from_numpy(draw.normal(size=(400, 6)) * np.arange(6, 0, -1) @ bases[k].T)
+        for k in (0, 0, 1)
+    ]
     spectrum = [top(x, 4) for x in clients]
-    r = [[float(relevance(spectrum[i][0], projected(clients[i], spectrum[j][1])[None])) for j in range(3)] for i in range(3)]
+    r = [
+        [
+            float(relevance(spectrum[i][0], projected(clients[i], spectrum[j][1])[None]))
+            for j in range(3)
+        ]
+        for i in range(3)
+    ]
     np.testing.assert_allclose(np.diag(r), 1, rtol=1e-9)
     assert min(r[0][1], r[1][0]) > 0.8 and max(r[0][2], r[2][0], r[1][2], r[2][1]) < 0.3
 

@@ -37,7 +37,9 @@ def matrices(most: int) -> st.SearchStrategy[Alpha]:
         return st.sampled_from([0.0, 1.0, -1.0, 0.3]).map(lambda v: np.full((m, m), v))
 
     def free(m: int) -> st.SearchStrategy[Alpha]:
-        return st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed).uniform(-1, 1, (m, m)))
+        return st.integers(0, 2**32 - 1).map(
+            lambda seed: np.random.default_rng(seed).uniform(-1, 1, (m, m))
+        )
 
     return sizes.flatmap(lambda m: st.one_of(free(m), tied(m), constant(m))).map(symmetric)
 
@@ -102,8 +104,14 @@ def test_without_ties_it_is_algorithm_1s_and_single_linkages_own_partition(m: in
     for seed in range(10):
         alpha = symmetric(np.random.default_rng(seed).uniform(-1, 1, (m, m)))
         found = as_set(bipartition(alpha))
-        labels = AgglomerativeClustering(2, metric="precomputed", linkage="single").fit_predict(1 - alpha)
-        assert found == algorithm_1(alpha) == {frozenset(np.flatnonzero(labels == c).tolist()) for c in (0, 1)}
+        labels = AgglomerativeClustering(2, metric="precomputed", linkage="single").fit_predict(
+            1 - alpha
+        )
+        assert (
+            found
+            == algorithm_1(alpha)
+            == {frozenset(np.flatnonzero(labels == c).tolist()) for c in (0, 1)}
+        )
 
 
 def test_where_the_optimum_is_unique_it_is_found_also_among_ties() -> None:
@@ -137,7 +145,9 @@ def test_two_blocks_are_recovered_under_any_numbering(one: int, other: int, seed
     draw = np.random.default_rng(seed)
     truth = draw.permutation([0] * one + [1] * other)
     same = np.equal.outer(truth, truth)
-    alpha = symmetric(np.where(same, draw.uniform(0.3, 1, same.shape), draw.uniform(-1, 0.2, same.shape)))
+    alpha = symmetric(
+        np.where(same, draw.uniform(0.3, 1, same.shape), draw.uniform(-1, 0.2, same.shape))
+    )
     found = bipartition(alpha)
     assert found.first == tuple(np.flatnonzero(truth == truth[0]).tolist())
     assert found.cross_max == alpha[~same].max()
@@ -188,7 +198,9 @@ def test_what_is_no_similarity_matrix_is_refused(alpha: Alpha) -> None:
 
 
 def test_the_weakest_similarity_within_a_group() -> None:
-    alpha = symmetric(np.array([[0, 0.9, 0.1, -0.5], [0, 0, 0.4, -0.2], [0, 0, 0, 0.8], [0, 0, 0, 0]]))
+    alpha = symmetric(
+        np.array([[0, 0.9, 0.1, -0.5], [0, 0, 0.4, -0.2], [0, 0, 0, 0.8], [0, 0, 0, 0]])
+    )
     assert intra_min(alpha, (0, 1, 2)) == 0.1
     assert intra_min(alpha, (2, 0)) == 0.1
     assert intra_min(alpha, (0, 1, 2, 3)) == -0.5
@@ -215,7 +227,9 @@ def test_separated_clusters_are_those_of_brute_force() -> None:
             for size in range(2, m):
                 for own in itertools.combinations(range(m), size):
                     rest = [k for k in range(m) if k not in own]
-                    scores.append((size - 1) * (intra_min(alpha, own) - alpha[np.ix_(own, rest)].max()))
+                    scores.append(
+                        (size - 1) * (intra_min(alpha, own) - alpha[np.ix_(own, rest)].max())
+                    )
             score = separated(alpha).score
             assert score == pytest.approx(max(scores)) if max(scores) > 0 else score <= 0
 
@@ -223,11 +237,20 @@ def test_separated_clusters_are_those_of_brute_force() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_k_means_from_inner_products_is_k_means_on_the_points(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    points = rng.normal(size=(4, 300))[rng.integers(4, size=40)] + rng.normal(scale=1.5, size=(40, 300)) + 100
-    best = min((KMeans(4, n_init=20, random_state=s).fit(points) for s in range(3)), key=lambda found: float(found.inertia_))
+    points = (
+        rng.normal(size=(4, 300))[rng.integers(4, size=40)]
+        + rng.normal(scale=1.5, size=(40, 300))
+        + 100
+    )
+    best = min(
+        (KMeans(4, n_init=20, random_state=s).fit(points) for s in range(3)),
+        key=lambda found: float(found.inertia_),
+    )
     found = np.array(kmeans(points @ points.T, 4, seed))
     assert set(found) == set(range(4))
-    inertia = sum(float(((points[found == c] - points[found == c].mean(0)) ** 2).sum()) for c in range(4))
+    inertia = sum(
+        float(((points[found == c] - points[found == c].mean(0)) ** 2).sum()) for c in range(4)
+    )
     assert inertia == pytest.approx(best.inertia_, rel=0.01)
     assert kmeans(points @ points.T, 4, seed) == list(found)
 

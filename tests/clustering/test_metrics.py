@@ -24,7 +24,9 @@ def purity_by_counting(labels: list[int], truth: list[int]) -> float:
 
 @settings(deadline=None, max_examples=60)
 @given(PAIRS)
-def test_scores_are_scikit_learns_and_exact_means_the_same_partition(pairs: list[tuple[int, int]]) -> None:
+def test_scores_are_scikit_learns_and_exact_means_the_same_partition(
+    pairs: list[tuple[int, int]],
+) -> None:
     labels, truth = [a for a, _ in pairs], [b for _, b in pairs]
     found = agreement(labels, truth)
     assert found["ari"] == pytest.approx(adjusted_rand_score(truth, labels))
@@ -37,7 +39,12 @@ def test_scores_are_scikit_learns_and_exact_means_the_same_partition(pairs: list
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.permutations(range(4)))
 def test_the_names_of_the_clusters_do_not_matter(truth: list[int], names: list[int]) -> None:
-    assert agreement([names[t] for t in truth], truth) == {"ari": 1.0, "nmi": pytest.approx(1.0), "purity": 1.0, "exact": True}
+    assert agreement([names[t] for t in truth], truth) == {
+        "ari": 1.0,
+        "nmi": pytest.approx(1.0),
+        "purity": 1.0,
+        "exact": True,
+    }
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from securecluster.clustering.noise_robust import (
     eigengap,
     evidence_for_split,
     gap_between,
-    halves,
     mean_separation,
     partition,
+    split_into_two,
     with_company,
 )
 from securecluster.errors import UsageError
@@ -28,7 +28,9 @@ from securecluster.errors import UsageError
 NOISY = CLUSTERERS[1:]
 
 
-def points(seed: int, k: int, each: int = 6, spread: float = 0.3) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def points(
+    seed: int, k: int, each: int = 6, spread: float = 0.3
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Points around the corners of a simplex, so that clusters' similarities are negative, and their clusters."""
     draw, labels = np.random.default_rng(seed), np.arange(k * each) % k
     corners = np.eye(k) - 1 / k if k > 1 else np.ones((1, 1))
@@ -48,9 +50,13 @@ def test_clusters_are_scikit_learns(k: int, seed: int) -> None:
     alpha = cosines(x)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     theirs = {
-        "average": AgglomerativeClustering(k, metric="precomputed", linkage="average").fit_predict(1 - alpha),
+        "average": AgglomerativeClustering(k, metric="precomputed", linkage="average").fit_predict(
+            1 - alpha
+        ),
         "kmeans": KMeans(k, n_init=10, random_state=0).fit_predict(unit),
-        "spectral": SpectralClustering(k, affinity="precomputed", random_state=0).fit_predict(alpha.clip(0) + 1e-9),
+        "spectral": SpectralClustering(k, affinity="precomputed", random_state=0).fit_predict(
+            alpha.clip(0) + 1e-9
+        ),
     }
     for name, expected in theirs.items():
         assert adjusted_rand_score(partition(alpha, name, k), expected) == 1.0, name
@@ -78,17 +84,28 @@ def test_a_gap_of_eigenvalues_counts_clusters() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(1, 7), st.integers(0, 10**6), st.sampled_from(NOISY), st.one_of(st.none(), st.integers(1, 9)))
-def test_ties_few_points_and_no_similarity_at_all(m: int, seed: int, clusterer: str, k: int | None) -> None:
+@given(
+    st.integers(1, 7),
+    st.integers(0, 10**6),
+    st.sampled_from(NOISY),
+    st.one_of(st.none(), st.integers(1, 9)),
+)
+def test_ties_few_points_and_no_similarity_at_all(
+    m: int, seed: int, clusterer: str, k: int | None
+) -> None:
     draw = np.random.default_rng(seed)
     half = np.triu(draw.choice([-1.0, 0.0, 0.5, 1.0], size=(m, m)), 1)
     alpha = half + half.T + np.eye(m)
     labels = partition(alpha, clusterer, k, seed)
-    assert len(labels) == m and set(labels) == set(range(max(labels) + 1)) and max(labels) < (k or max(1, m // 2))
+    assert (
+        len(labels) == m
+        and set(labels) == set(range(max(labels) + 1))
+        and max(labels) < (k or max(1, m // 2))
+    )
     for equal in (np.ones((m, m)), np.eye(m)):
         assert partition(equal, clusterer) == [0] * m
     if m > 1:
-        first, second, _ = halves(alpha, clusterer, seed)
+        first, second, _ = split_into_two(alpha, clusterer, seed)
         assert sorted(first + second) == list(range(m)) and first and second and first[0] == 0
 
 
@@ -104,14 +121,17 @@ def test_halves_cut_between_clusters_where_there_are_more_than_two(clusterer: st
     for seed in range(5):
         x, truth = points(seed, 4, spread=1.0)
         alpha = cosines(x)
-        found = halves(alpha, clusterer)
-        assert all(len({truth[i] for i in h} & {truth[i] for i in g}) == 0 for h, g in [(found.first, found.second)])
+        found = split_into_two(alpha, clusterer)
+        assert all(
+            len({truth[i] for i in h} & {truth[i] for i in g}) == 0
+            for h, g in [(found.first, found.second)]
+        )
         assert found.cross_max == pytest.approx(alpha[np.ix_(found.first, found.second)].mean())
 
 
 def test_the_papers_halves_are_as_they_were() -> None:
     alpha = cosines(points(0, 3)[0])
-    assert halves(alpha, "paper") == bipartition(alpha)
+    assert split_into_two(alpha, "paper") == bipartition(alpha)
     assert gap_between(alpha, bipartition(alpha)) > 0.5
     assert gap_between(alpha[:2, :2], bipartition(alpha[:2, :2])) == -2.0
 
@@ -134,7 +154,9 @@ def test_mean_separation_is_the_gap_of_means_over_pairs() -> None:
     alpha = np.full((6, 6), 0.1)
     alpha[:3, :3], alpha[3:5, 3:5] = 0.6, 0.9
     alpha[0, 1] = alpha[1, 0] = 0.0
-    assert mean_separation(alpha, [0, 0, 0, 1, 1, 2]) == pytest.approx((0.0 + 0.6 + 0.6 + 0.9) / 4 - 0.1)
+    assert mean_separation(alpha, [0, 0, 0, 1, 1, 2]) == pytest.approx(
+        (0.0 + 0.6 + 0.6 + 0.9) / 4 - 0.1
+    )
     assert mean_separation(alpha, [0] * 6) == mean_separation(alpha, list(range(6))) == -np.inf
 
 
@@ -150,8 +172,13 @@ def test_a_split_between_clusters_is_rare_by_chance(clusterer: str) -> None:
 def test_a_split_of_noise_is_no_rarer_than_it_is(clusterer: str, directions: int) -> None:
     """Also where vectors vary in few directions, by which any fixed threshold of cosines is passed."""
     for m in (6, 20):
-        made = [cosines(np.random.default_rng([seed, m]).normal(size=(m, directions))) for seed in range(20)]
-        chances = [evidence_for_split(alpha, clusterer, 0.0, 0.01, seed=2).p_value for alpha in made]
+        made = [
+            cosines(np.random.default_rng([seed, m]).normal(size=(m, directions)))
+            for seed in range(20)
+        ]
+        chances = [
+            evidence_for_split(alpha, clusterer, 0.0, 0.01, seed=2).p_value for alpha in made
+        ]
         assert sum(chance <= 0.01 for chance in chances) <= 2, m
 
 

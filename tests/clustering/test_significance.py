@@ -60,7 +60,10 @@ def test_a_single_contrast_tells_nothing_of_further_directions() -> None:
 def test_p_values_are_uniform_where_the_statistic_is_drawn_from_the_null() -> None:
     null = Null(6, np.full(4, 0.25), 0.0, 0.0)
     generator = np.random.default_rng(5)
-    found = [p_value(spread_of, spread_of(null.cosines(generator)), null, 0.05, generator) for _ in range(400)]
+    found = [
+        p_value(spread_of, spread_of(null.cosines(generator)), null, 0.05, generator)
+        for _ in range(400)
+    ]
     assert sum(p <= 0.05 for p in found) == pytest.approx(20, abs=15)
     assert min(found) == 1 / 20
     assert sum(p == 1 for p in found) == pytest.approx(200, abs=40)

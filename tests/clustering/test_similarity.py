@@ -13,12 +13,21 @@ from securecluster.clustering.similarity import cosine, gram, gram_norms, mean_n
 
 
 def rows_of(seed: int, m: int, d: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(m, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(m, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(
+        dtype
+    )
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 50), st.sampled_from([torch.float32, torch.float64]))
-def test_inner_products_norms_and_cosines_are_numpys(seed: int, m: int, d: int, dtype: torch.dtype) -> None:
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 8),
+    st.integers(1, 50),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_inner_products_norms_and_cosines_are_numpys(
+    seed: int, m: int, d: int, dtype: torch.dtype
+) -> None:
     rows = rows_of(seed, m, d, dtype)
     exact = rows.numpy().astype(np.float64)
     size = np.sqrt((exact**2).sum(1))
@@ -26,7 +35,9 @@ def test_inner_products_norms_and_cosines_are_numpys(seed: int, m: int, d: int, 
     assert inner.dtype == torch.float64
     np.testing.assert_allclose(inner.numpy(), exact @ exact.T, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(gram_norms(inner).numpy(), size, rtol=1e-12)
-    np.testing.assert_allclose(cosine(inner).numpy(), exact @ exact.T / np.outer(size, size), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        cosine(inner).numpy(), exact @ exact.T / np.outer(size, size), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("d", [99, 100, 101, 377])
@@ -37,7 +48,9 @@ def test_rows_of_several_column_blocks(d: int, monkeypatch: pytest.MonkeyPatch) 
     assert len(list(similarity.blocks(rows))) == -(-d // 100)
     exact = rows.numpy().astype(np.float64)
     np.testing.assert_allclose(gram(rows).numpy(), exact @ exact.T, rtol=1e-11)
-    np.testing.assert_allclose(gram_norms(gram(rows)).numpy(), np.linalg.norm(exact, axis=1), rtol=1e-12)
+    np.testing.assert_allclose(
+        gram_norms(gram(rows)).numpy(), np.linalg.norm(exact, axis=1), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("who", [None, [0, 1, 2, 3, 4], [3, 1], [2]])
@@ -48,7 +61,12 @@ def test_geometry_of_some_rows(who: list[int] | None, monkeypatch: pytest.Monkey
     weight = torch.arange(1.0, len(own) + 1, dtype=torch.float64)
     np.testing.assert_allclose(gram(rows, who).numpy(), own @ own.T, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(mean_row(rows, who).numpy(), own.mean(0), rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(mean_row(rows, who, weight).numpy(), np.average(own, 0, weight.numpy()), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(
+        mean_row(rows, who, weight).numpy(),
+        np.average(own, 0, weight.numpy()),
+        rtol=1e-12,
+        atol=1e-14,
+    )
 
 
 def test_float32_rows_are_accumulated_in_float64() -> None:
@@ -62,7 +80,9 @@ def test_a_zero_row_is_like_nobody_but_itself() -> None:
     rows = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
     alpha = cosine(gram(rows))
     half = np.sqrt(0.5)
-    np.testing.assert_allclose(alpha.numpy(), [[1, 0, half, 0], [0, 1, 0, 0], [half, 0, 1, 0], [0, 0, 0, 1]], atol=1e-15)
+    np.testing.assert_allclose(
+        alpha.numpy(), [[1, 0, half, 0], [0, 1, 0, 0], [half, 0, 1, 0], [0, 0, 0, 1]], atol=1e-15
+    )
     assert (cosine(gram(torch.zeros(3, 4))) == torch.eye(3)).all()
 
 
@@ -96,19 +116,25 @@ def test_orthonormal_maps_and_permutations_change_nothing(seed: int, d: int) -> 
     for masked in (rows @ turn, rows[:, shuffle], -rows):
         torch.testing.assert_close(gram(masked), gram(rows), rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(cosine(gram(masked)), cosine(gram(rows)), rtol=0, atol=1e-10)
-        torch.testing.assert_close(gram_norms(gram(masked)), gram_norms(gram(rows)), rtol=1e-10, atol=0)
+        torch.testing.assert_close(
+            gram_norms(gram(masked)), gram_norms(gram(rows)), rtol=1e-10, atol=0
+        )
 
 
 def test_clients_in_another_order_are_the_same_matrix_in_another_order() -> None:
     rows, order = rows_of(3, 6, 20, torch.float64), [4, 0, 5, 1, 3, 2]
-    torch.testing.assert_close(cosine(gram(rows[order])), cosine(gram(rows))[order][:, order], rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        cosine(gram(rows[order])), cosine(gram(rows))[order][:, order], rtol=0, atol=1e-14
+    )
 
 
 def test_the_norm_of_a_mean_is_exact_for_everyone_and_for_one() -> None:
     rows = rows_of(0, 12, 40, torch.float64) + 0.3
     exact = float(np.linalg.norm(rows.numpy().mean(0)))
     assert mean_norm(rows.mean(0), rows.norm(dim=1), 12) == pytest.approx(exact)
-    assert mean_norm(rows[0], rows[:1].norm(dim=1), 12) == pytest.approx(float(np.linalg.norm(rows[0].numpy())))
+    assert mean_norm(rows[0], rows[:1].norm(dim=1), 12) == pytest.approx(
+        float(np.linalg.norm(rows[0].numpy()))
+    )
     assert mean_norm(torch.zeros(3), torch.ones(4), 8) == 0.0
 
 
@@ -137,13 +163,18 @@ def test_norms_and_cosines_are_those_without_noise() -> None:
     """Updates of norm about 1 under noise of norm about 3: what is taken off leaves an error that falls as 1/√d."""
     generator = torch.Generator().manual_seed(0)
     d, m, sigma = 200_000, 6, 3 / 200_000**0.5
-    clean = torch.randn(m, d, generator=generator, dtype=torch.float64) / d**0.5 + torch.randn(d, generator=generator).double() / d**0.5
+    clean = (
+        torch.randn(m, d, generator=generator, dtype=torch.float64) / d**0.5
+        + torch.randn(d, generator=generator).double() / d**0.5
+    )
     noisy = clean + sigma * torch.randn(m, d, generator=generator, dtype=torch.float64)
     noise = sigma**2 * d
     inner = similarity.gram(noisy, noise=noise)
     norms = similarity.gram_norms(inner)
     torch.testing.assert_close(norms, torch.linalg.norm(clean, dim=1), rtol=0.03, atol=0)
-    torch.testing.assert_close(similarity.cosine(inner), similarity.cosine(similarity.gram(clean)), rtol=0, atol=0.05)
+    torch.testing.assert_close(
+        similarity.cosine(inner), similarity.cosine(similarity.gram(clean)), rtol=0, atol=0.05
+    )
     mean = similarity.mean_norm(noisy.mean(0), norms, m, noise / m)
     assert mean == pytest.approx(float(torch.linalg.norm(clean.mean(0))), rel=0.03)
     assert float(torch.linalg.norm(noisy.mean(0))) > 1.3 * mean  # what the tests would have seen

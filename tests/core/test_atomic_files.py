@@ -66,7 +66,9 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_else(
     assert os.listdir(tmp_path) == ["state"]
 
 
-def test_a_first_write_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_write_that_fails_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "replace", fail(errno.ENOSPC))
     sentence(lambda: atomic_files.write_atomic(tmp_path / "state", b"new"))
     assert not list(tmp_path.iterdir())
@@ -120,7 +122,9 @@ def test_lines_are_appended_and_folders_made_and_moved(tmp_path: Path) -> None:
     assert not (tmp_path / "a" / "b").exists()
 
 
-def test_a_full_disk_while_appending_or_moving_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_while_appending_or_moving_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "old").write_text("x")
     monkeypatch.setattr(os, "replace", fail(errno.ENOSPC))
     monkeypatch.setattr(os, "open", fail(errno.ENOSPC))
@@ -138,7 +142,9 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_temporary_file_that_was_put_there_before_is_neither_followed_nor_used(tmp_path: Path) -> None:
+def test_a_temporary_file_that_was_put_there_before_is_neither_followed_nor_used(
+    tmp_path: Path,
+) -> None:
     victim, path = tmp_path / "victim", tmp_path / "clients.safetensors"
     victim.write_bytes(b"precious")
     links = [tmp_path / f".clients.safetensors{end}" for end in (".tmp", ".0123456789abcdef.tmp")]
@@ -151,7 +157,9 @@ def test_a_temporary_file_that_was_put_there_before_is_neither_followed_nor_used
     assert mode(path) == 0o600
 
 
-def test_a_temporary_file_has_its_permissions_from_the_start_and_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_file_has_its_permissions_from_the_start_and_a_name_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen, real = [], os.replace
 
     def look(source: Any, target: Any) -> None:
@@ -166,11 +174,15 @@ def test_a_temporary_file_has_its_permissions_from_the_start_and_a_name_of_its_o
     assert [bits for _, bits in seen] == [0o600, 0o600]
 
 
-def test_a_name_that_is_taken_is_refused_and_what_lies_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_taken_is_refused_and_what_lies_there_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken = tmp_path / ".state.0123456789abcdef.tmp"
     taken.write_bytes(b"of somebody else")
     taken.chmod(0o666)
-    monkeypatch.setattr(atomic_files.secrets, "token_hex", lambda count: "0123456789abcdef"[: 2 * count])
+    monkeypatch.setattr(
+        atomic_files.secrets, "token_hex", lambda count: "0123456789abcdef"[: 2 * count]
+    )
     sentence(lambda: atomic_files.write_atomic(tmp_path / "state", b"secret", 0o600))
     assert taken.read_bytes() == b"of somebody else"
     assert os.listdir(tmp_path) == [taken.name]
@@ -219,7 +231,9 @@ def test_what_kills_left_half_written_is_removed_and_nothing_else(tmp_path: Path
     atomic_files.remove_half_written(tmp_path / "missing")
 
 
-def test_a_save_that_is_interrupted_leaves_no_half_written_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_is_interrupted_leaves_no_half_written_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -244,7 +258,9 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     return found
 
 
-def test_durable_lines_are_on_the_disk_and_so_is_the_name_of_a_new_file(tmp_path: Path, synced: dict[int, int]) -> None:
+def test_durable_lines_are_on_the_disk_and_so_is_the_name_of_a_new_file(
+    tmp_path: Path, synced: dict[int, int]
+) -> None:
     log, home = tmp_path / "log", tmp_path.stat().st_ino
     atomic_files.append_line(tmp_path / "other", "x")
     atomic_files.write_atomic(tmp_path / "another", b"x")
@@ -260,7 +276,9 @@ def test_durable_lines_are_on_the_disk_and_so_is_the_name_of_a_new_file(tmp_path
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_is_found_full_while_syncing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_disk_that_is_found_full_while_syncing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     atomic_files.write_atomic(tmp_path / "state", b"old")
     monkeypatch.setattr(os, "fsync", fail(code))
     for action in (
@@ -271,7 +289,9 @@ def test_a_disk_that_is_found_full_while_syncing_is_said(tmp_path: Path, monkeyp
     assert (tmp_path / "state").read_bytes() == b"old"
 
 
-def test_a_file_system_that_does_not_sync_folders_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_does_not_sync_folders_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.fsync
 
     def picky(descriptor: int) -> None:

@@ -32,7 +32,7 @@ from securecluster.models.validation import build
 from securecluster.privacy.compression import codecs
 from securecluster.privacy.compression.sketches import Sketch
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
-from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking import masks
 from securecluster.protocols import (
     CFL,
@@ -40,22 +40,22 @@ from securecluster.protocols import (
     IFCA,
     NSIM,
     SRFCA,
+    ClusteringProtocol,
     FedAvg,
     FineTune,
     Local,
     LocalKMeans,
     OneShot,
-    Protocol,
     RandomClusters,
     Settings,
 )
 from securecluster.protocols.common import base, execution
 from securecluster.protocols.nsim import synthetic_users
-from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.random_walks import Format
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.runtime import aggregators
-from securecluster.training.local_trainer import Cohort, LocalTraining
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 NAME = "meta"  # the one device besides the CPU that every torch knows
 PRETENDED = torch.device(NAME)
@@ -148,14 +148,18 @@ def _check_places(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
     others = [v for v in tensors if not isinstance(v, Placed)]
     if any(v.device.type == NAME for v in others):
-        raise RuntimeError(f"{func}: a tensor without numbers: this harness does not know how it was made")
+        raise RuntimeError(
+            f"{func}: a tensor without numbers: this harness does not know how it was made"
+        )
     apart = [v for v in others if v.ndim]  # CUDA takes single numbers from main memory
     if func in INDEXED and isinstance(args[0], Placed):
         indices = {id(v) for v in args[1] if v is not None}
         apart = [v for v in apart if id(v) not in indices]
     if apart and len(others) < len(tensors) and func not in COPIES:
         shapes = [tuple(v.shape) for v in apart]
-        raise RuntimeError(f"{func}: expected all tensors on the same device, {shapes} lie in main memory")
+        raise RuntimeError(
+            f"{func}: expected all tensors on the same device, {shapes} lie in main memory"
+        )
 
 
 def _bare(value: Any) -> Any:
@@ -243,10 +247,13 @@ def test_the_pretended_device_rounds_differently() -> None:
 
 def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
     """Synthetic users of NSIM, for images of digits."""
-    return [(draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
+    return [
+        (draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20))
+        for k in range(users)
+    ]
 
 
-RUNS: list[tuple[type[Protocol], str, dict[str, Any]]] = [
+RUNS: list[tuple[type[ClusteringProtocol], str, dict[str, Any]]] = [
     (CFL, "permutation", {}),
     (CFL, "none", {"sketch": 32, "clip": 1.0, "noise": 0.1}),
     (CFL, "none", {"clip": 1.0, "noise": 0.1, "placement": "central"}),
@@ -258,7 +265,18 @@ RUNS: list[tuple[type[Protocol], str, dict[str, Any]]] = [
     (OneShot, "haar", {"tasks": 2}),
     (OneShot, "none", {"tasks": 2, "features": "conv", "components": 8}),
     (OneShot, "none", {"tasks": 2, "clip": 1.0, "noise": 0.1}),
-    (NSIM, "permutation", {"synthetic": 8, "walks": digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0}),
+    (
+        NSIM,
+        "permutation",
+        {
+            "synthetic": 8,
+            "walks": digits,
+            "radius": 0.0,
+            "layer": "last",
+            "local_rounds": 1,
+            "eps": 1.0,
+        },
+    ),
     (IFCA, "rotation", {"k": 2, "starts": 2, "start_rounds": 1}),
     (IFCA, "none", {"k": 2, "starts": 1, "clip": 1.0, "noise": 0.1}),
     (LocalKMeans, "signed-permutation", {"k": 2, "local_rounds": 1}),
@@ -286,14 +304,14 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """NSIM's pair network trains for three steps."""
 
     def fitted(rows: Any, true: Any, draws: Any, grid: Any) -> Any:
-        return fit(rows, true, draws, grid=(Plan(steps=3),), networks=1)
+        return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
 
     monkeypatch.setattr(synthetic_users, "fit", fitted)
 
 
 @pytest.mark.parametrize(("protocol", "mask", "params"), RUNS)
 def test_a_run_elsewhere_equals_that_on_the_cpu_resumes_and_replays(
-    protocol: type[Protocol],
+    protocol: type[ClusteringProtocol],
     mask: str,
     params: dict[str, Any],
     small: Federation,
@@ -339,11 +357,17 @@ def test_a_transcript_in_memory_stays_off_the_device(small: Federation, elsewher
 
 
 def test_fields_of_a_message_lie_where_they_are_told_to() -> None:
-    message = Message(Rows(torch.ones(2, 3)), Shared(torch.ones(2)), Picks(torch.ones(2, 1), ((0,), (1,))), 7)
+    message = Message(
+        Rows(torch.ones(2, 3)), Shared(torch.ones(2)), Picks(torch.ones(2, 1), ((0,), (1,))), 7
+    )
     assert placed(message, (), torch.device("cpu")) is message
     with pretending():
         moved = placed(message, ("rows", "picks"), PRETENDED)
-        assert [type(moved.rows.table), type(moved.shared.value), type(moved.picks.table)] == [Placed, torch.Tensor, Placed]
+        assert [type(moved.rows.table), type(moved.shared.value), type(moved.picks.table)] == [
+            Placed,
+            torch.Tensor,
+            Placed,
+        ]
         assert (moved.number, moved.picks.picks) == (7, message.picks.picks)
         back = placed(moved, ("shared",), PRETENDED)
         assert [type(back.rows.table), type(back.shared.value)] == [torch.Tensor, Placed]
@@ -365,20 +389,30 @@ def test_masks_elsewhere(mask: str) -> None:
 
 def test_mechanisms_elsewhere() -> None:
     rows = torch.randn(3, 51, dtype=torch.float64)
-    draws = Draws(lambda client: bytes([client] * 32), "run")
+    draws = NoiseStreams(lambda client: bytes([client] * 32), "run")
     noise = Noise(1.0, 0.5)
     noise.arm(draws)
     sketch, clip = Sketch(8, Randomness(0)), Clip(0.5)
     codes = {name: codecs.build(name, 51)[0] for name in ("8bit", "4bit", "1bit", "topk:0.2")}
-    here = [sketch.forward(rows, 1), clip.forward(rows, 1), noise.forward_for(rows.clone(), 1, [4, 5, 6], "row")]
+    here = [
+        sketch.forward(rows, 1),
+        clip.forward(rows, 1),
+        noise.forward_for(rows.clone(), 1, [4, 5, 6], "row"),
+    ]
     coded = {name: code.decode(code.forward(rows, 1)) for name, code in codes.items()}
     with pretending():
         far = rows.to(PRETENDED)
-        there = [sketch.forward(far, 1), clip.forward(far, 1), noise.forward_for(far.clone(), 1, [4, 5, 6], "row")]
+        there = [
+            sketch.forward(far, 1),
+            clip.forward(far, 1),
+            noise.forward_for(far.clone(), 1, [4, 5, 6], "row"),
+        ]
         for one, other in zip(here, there, strict=True):
             torch.testing.assert_close(other.cpu(), one, rtol=1e-13, atol=1e-13)
         for name, code in codes.items():
-            torch.testing.assert_close(code.decode(code.forward(far, 1)).cpu(), coded[name], rtol=1e-6, atol=0)
+            torch.testing.assert_close(
+                code.decode(code.forward(far, 1)).cpu(), coded[name], rtol=1e-6, atol=0
+            )
 
 
 SHAPES = {"classification": ((1, 28, 28), 4), "trajectory": ((5, 2), 2), "language": ((6,), 12)}
@@ -393,20 +427,28 @@ def test_networks_train_elsewhere(kind: str, name: str, clip: float) -> None:
 
     def samples(count: int) -> tuple[Any, Any]:
         if kind == "language":
-            return draw.integers(classes, size=(count, *shape)), draw.integers(classes, size=(count, *shape))
+            return draw.integers(classes, size=(count, *shape)), draw.integers(
+                classes, size=(count, *shape)
+            )
         x = draw.random((count, *shape)).astype(np.float32)
-        y = draw.random((count, classes)) if kind == "trajectory" else draw.integers(classes, size=count)
+        y = (
+            draw.random((count, classes))
+            if kind == "trajectory"
+            else draw.integers(classes, size=count)
+        )
         return x, y
 
     arrays = {f"c{k}": samples(3 + k) for k in range(3)}
     none: dict[str, Any] = {key: ([], []) for key in arrays}
-    federation = Federation.from_arrays(arrays, test=none, objective=objective, classes=classes, seed=0)
+    federation = Federation.from_arrays(
+        arrays, test=none, objective=objective, classes=classes, seed=0
+    )
     flat = build(name, shape, classes, Randomness(0), objective)
     plan = LocalTraining(lr=0.1, epochs=1, batch_size=3, steps=2, momentum=0.5, clip=clip)
-    secret = Draws(lambda client: bytes(32), "run")
+    secret = NoiseStreams(lambda client: bytes(32), "run")
 
     def trained(device: torch.device) -> torch.Tensor:
-        cohort = Cohort(federation, flat, Randomness(0), device, torch.float64, secret=secret)
+        cohort = LocalTrainer(federation, flat, Randomness(0), device, torch.float64, secret=secret)
         updates = cohort.train(Rows(cohort.start[None], (0, 0, 0)), range(3), plan, 1)
         assert cohort.loss(Rows(cohort.start[None] + updates), range(3)).shape == (3,)
         return updates.cpu()
@@ -433,7 +475,11 @@ def test_a_gpu_computes_float32_alike_every_time_and_settings_are_put_back() -> 
     assert (settings(), torch.get_deterministic_debug_mode()) == (before, mode)
 
 
-def test_drawing_a_model_leaves_the_generators_of_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("CUDA's generators were seeded"))
+def test_drawing_a_model_leaves_the_generators_of_devices_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "manual_seed_all", lambda seed: pytest.fail("CUDA's generators were seeded")
+    )
     flat = build("mlp", (4,), 3, Randomness(0))
     assert flat.redrawn(Randomness(0), "again").shape == (flat.dimension,)

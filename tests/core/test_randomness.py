@@ -14,7 +14,9 @@ PATHS = st.lists(st.integers(-(10**9), 10**9) | st.text(max_size=6), max_size=4)
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(), PATHS, PATHS)
-def test_a_key_is_32_bytes_of_its_seed_and_path(seed: int, one: tuple[Part, ...], other: tuple[Part, ...]) -> None:
+def test_a_key_is_32_bytes_of_its_seed_and_path(
+    seed: int, one: tuple[Part, ...], other: tuple[Part, ...]
+) -> None:
     key = Randomness(seed).key(*one)
     assert len(key) == 32
     assert key == Randomness(seed).key(*one)
@@ -24,9 +26,18 @@ def test_a_key_is_32_bytes_of_its_seed_and_path(seed: int, one: tuple[Part, ...]
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(("a", "b"), ("ab",)), (("a,b",), ("a", "b")), ((1,), ("1",)), ((1, 2), (12,)), ((), ("",)), (('a","b',), ("a", "b"))],
+    [
+        (("a", "b"), ("ab",)),
+        (("a,b",), ("a", "b")),
+        ((1,), ("1",)),
+        ((1, 2), (12,)),
+        ((), ("",)),
+        (('a","b',), ("a", "b")),
+    ],
 )
-def test_paths_are_told_apart_however_they_are_cut(one: tuple[Part, ...], other: tuple[Part, ...]) -> None:
+def test_paths_are_told_apart_however_they_are_cut(
+    one: tuple[Part, ...], other: tuple[Part, ...]
+) -> None:
     assert Randomness(0).key(*one) != Randomness(0).key(*other)
     assert Randomness(1).key(2) != Randomness(12).key()
 
@@ -47,7 +58,9 @@ def test_streams_of_neighbouring_paths_are_uncorrelated_and_uniform() -> None:
     table = np.stack([Randomness(0).generator("client", k).random(2000) for k in range(8)])
     assert np.abs(np.corrcoef(table) - np.eye(8)).max() < 0.1
     counts = np.histogram(table, bins=16, range=(0, 1))[0]
-    assert ((counts - 1000) ** 2 / 1000).sum() < 45  # chi-square, 15 degrees of freedom: p < 1e-4 above
+    assert (
+        (counts - 1000) ** 2 / 1000
+    ).sum() < 45  # chi-square, 15 degrees of freedom: p < 1e-4 above
 
 
 @settings(deadline=None, max_examples=60)
@@ -61,8 +74,12 @@ def test_integers_use_all_their_bits_and_keys_are_pinned() -> None:
     seen = [Randomness(s).integer("x") for s in range(100)]
     assert max(seen) > 2**62
     assert len(set(seen)) == 100
-    assert all(any(n >> bit & 1 for n in seen) and any(not n >> bit & 1 for n in seen) for bit in range(63))
-    assert Randomness(0).key("client", 1).hex() == PINNED  # a change would break the resumption of older runs
+    assert all(
+        any(n >> bit & 1 for n in seen) and any(not n >> bit & 1 for n in seen) for bit in range(63)
+    )
+    assert (
+        Randomness(0).key("client", 1).hex() == PINNED
+    )  # a change would break the resumption of older runs
 
 
 PINNED = "349967e6bb28547552486903bf150353891959a99f12bf06f2f2ca98fb782138"

@@ -48,17 +48,32 @@ class Tree:
     st.lists(st.integers(0, 3), max_size=3),
 )
 def test_a_tree_comes_back_bit_for_bit(
-    number: int, share: float, word: str, named: dict[int, list[int]], secret: bytes, dtype: torch.dtype, shape: list[int]
+    number: int,
+    share: float,
+    word: str,
+    named: dict[int, list[int]],
+    secret: bytes,
+    dtype: torch.dtype,
+    shape: list[int],
 ) -> None:
     value = torch.randint(0, 2, shape).to(dtype)
     tree = Tree(
-        number, share, word, True, [Leaf(value, secret), Leaf(value + value)], named, {1: secret}, value.T if len(shape) == 2 else None
+        number,
+        share,
+        word,
+        True,
+        [Leaf(value, secret), Leaf(value + value)],
+        named,
+        {1: secret},
+        value.T if len(shape) == 2 else None,
     )
     back = unpack(pack(tree), Tree)
     for name in ("number", "share", "word", "flag", "named", "secrets"):
         assert getattr(back, name) == getattr(tree, name)
     assert [leaf.secret for leaf in back.leaves] == [secret, b""]
-    pairs = [(leaf.value, other.value) for leaf, other in zip(back.leaves, tree.leaves, strict=True)]
+    pairs = [
+        (leaf.value, other.value) for leaf, other in zip(back.leaves, tree.leaves, strict=True)
+    ]
     assert (back.maybe is None) == (tree.maybe is None)
     if back.maybe is not None and tree.maybe is not None:
         pairs.append((back.maybe, tree.maybe))
@@ -91,7 +106,9 @@ GOOD = pack(Tree(3, 0.5, "x", True, [Leaf(torch.ones(2), b"ab")], {1: [2]}))
 
 
 def forged(state: Any, tensors: dict[str, torch.Tensor] | None = None) -> bytes:
-    return bytes(save(tensors or {}, {"state": state if isinstance(state, str) else json.dumps(state)}))
+    return bytes(
+        save(tensors or {}, {"state": state if isinstance(state, str) else json.dumps(state)})
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,7 +139,9 @@ def test_damaged_or_foreign_state_is_refused_in_a_sentence(data: bytes) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255), st.booleans())
-def test_damage_is_refused_or_gives_a_tree_but_never_crashes(place: int, flip: int, cut: bool) -> None:
+def test_damage_is_refused_or_gives_a_tree_but_never_crashes(
+    place: int, flip: int, cut: bool
+) -> None:
     data = bytearray(GOOD)
     data[place] ^= flip
     try:

@@ -46,7 +46,9 @@ def tables(kind: str, values: Any, columns: list[str]) -> Any:
 @pytest.mark.parametrize("kind", ["own", "pandas", "pyarrow"])
 def test_columns_are_matched_by_name_and_the_first_clients_order_rules(kind: str) -> None:
     moved = tables(kind, (X + 1)[:, [2, 0, 1]], ["c", "a", "b"])
-    federation = Federation.from_arrays({"ann": (tables(kind, X, ABC), Y), "bob": (moved, Y)}, seed=0)
+    federation = Federation.from_arrays(
+        {"ann": (tables(kind, X, ABC), Y), "bob": (moved, Y)}, seed=0
+    )
     assert federation.digest() == plain().digest()
     assert federation.feature_names == ("a", "b", "c") and plain().feature_names is None
     assert federation.select([1]).feature_names == ("a", "b", "c")
@@ -55,7 +57,9 @@ def test_columns_are_matched_by_name_and_the_first_clients_order_rules(kind: str
 
 def test_held_out_tables_are_matched_too() -> None:
     test = {"ann": (Table(X[:4, ::-1], ABC[::-1]), Y[:4]), "bob": ([], [])}
-    federation = Federation.from_arrays({name: (Table(X, ABC), Y) for name in test}, test=test, seed=0)
+    federation = Federation.from_arrays(
+        {name: (Table(X, ABC), Y) for name in test}, test=test, seed=0
+    )
     assert np.array_equal(federation.shards[0].x_test, X[:4].astype(np.float32))
 
 
@@ -63,10 +67,16 @@ def test_held_out_tables_are_matched_too() -> None:
     ("bob", "sentence"),
     [
         (Table(X[:, :2], ["a", "b"]), "client 'bob' differ from those of 'ann': it lacks c"),
-        (Table(np.c_[X, X], [*ABC, "d", "e", "f"]), "'bob' differ from those of 'ann': it has d, e, f besides"),
+        (
+            Table(np.c_[X, X], [*ABC, "d", "e", "f"]),
+            "'bob' differ from those of 'ann': it has d, e, f besides",
+        ),
         (Table(X, ["a", "b", "z"]), "it lacks c and has z besides"),
         (Table(X, ["a", "b", "b"]), "client 'bob' has two columns 'b'"),
-        (X, "columns of client 'ann' have names and those of 'bob' have none: give tables for all clients"),
+        (
+            X,
+            "columns of client 'ann' have names and those of 'bob' have none: give tables for all clients",
+        ),
         (Table(X, [0, 1, 2]), "columns of client 'ann' have names and those of 'bob' have none"),
     ],
     ids=["missing", "extra", "renamed", "twice", "array", "numbered"],
@@ -80,14 +90,19 @@ def test_other_columns_are_refused_by_name(bob: Any, sentence: str) -> None:
 
 
 def test_pandas_numbers_of_columns_without_names_are_no_names() -> None:
-    federation = Federation.from_arrays({"ann": (Table(X, [0, 1, 2]), Y), "bob": (X + 1, Y)}, seed=0)
+    federation = Federation.from_arrays(
+        {"ann": (Table(X, [0, 1, 2]), Y), "bob": (X + 1, Y)}, seed=0
+    )
     assert federation.feature_names is None and federation.digest() == plain().digest()
 
 
 def newcomers(columns: list[str] | None) -> Federation:
     """Two clients with the columns of the run's, in another order."""
     place = [ABC.index(name) for name in columns or ABC]
-    given = {f"new-{k}": ((X + k)[:, place] if columns is None else Table((X + k)[:, place], columns), Y) for k in range(2)}
+    given = {
+        f"new-{k}": ((X + k)[:, place] if columns is None else Table((X + k)[:, place], columns), Y)
+        for k in range(2)
+    }
     return Federation.from_arrays(given, seed=3)
 
 
@@ -109,7 +124,9 @@ def test_newcomers_columns_are_matched_with_the_runs(tmp_path: Path) -> None:
 def test_features_are_put_in_order_training_and_held_out_alike() -> None:
     federation = Federation.from_arrays({"ann": (Table(X, ABC), Y)}, seed=0)
     moved = federation.with_features(["c", "b", "a"])
-    assert np.array_equal(moved.shards[0].x, federation.shards[0].x[:, ::-1]) and moved.feature_names == ("c", "b", "a")
+    assert np.array_equal(
+        moved.shards[0].x, federation.shards[0].x[:, ::-1]
+    ) and moved.feature_names == ("c", "b", "a")
     assert np.array_equal(moved.shards[0].x_test, federation.shards[0].x_test[:, ::-1])
     assert moved.with_features(ABC).digest() == federation.digest()
     with pytest.raises(UsageError, match="have no names"):
@@ -117,8 +134,12 @@ def test_features_are_put_in_order_training_and_held_out_alike() -> None:
 
 
 def test_names_are_part_of_what_client_and_server_agree_on_only_where_there_are_some() -> None:
-    named = Federation.from_arrays({"ann": (Table(X, ABC), Y), "bob": (Table(X + 1, ABC), Y)}, seed=0)
-    with_names, without = (FedAvg().config(federation, "float32") for federation in (named, plain()))
+    named = Federation.from_arrays(
+        {"ann": (Table(X, ABC), Y), "bob": (Table(X + 1, ABC), Y)}, seed=0
+    )
+    with_names, without = (
+        FedAvg().config(federation, "float32") for federation in (named, plain())
+    )
     assert with_names == {**without, "feature_names": ABC} and "feature_names" not in without
 
 

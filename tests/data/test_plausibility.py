@@ -22,7 +22,9 @@ Y = np.arange(60) % 3
 def three(x: Any, y: Any, **more: Any) -> Federation:
     """Three clients with a third of the samples each; warnings are errors here."""
     parts = [range(k, len(x), 3) for k in range(3)]
-    return Federation.from_arrays({f"site-{k}": (x[p], y[p]) for k, p in enumerate(parts)}, seed=0, **more)
+    return Federation.from_arrays(
+        {f"site-{k}": (x[p], y[p]) for k, p in enumerate(parts)}, seed=0, **more
+    )
 
 
 def standard(x: Any) -> Any:
@@ -32,13 +34,19 @@ def standard(x: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("labels", "classes"),
-    [(Y + 2_000_000, 3), (Y * 10**12, 3), (np.where(Y == 0, 1000, Y), 3), (np.arange(60) * 400, 60)],
+    [
+        (Y + 2_000_000, 3),
+        (Y * 10**12, 3),
+        (np.where(Y == 0, 1000, Y), 3),
+        (np.arange(60) * 400, 60),
+    ],
     ids=["from two million", "ten to the twelfth", "one beyond a thousand", "spread wide"],
 )
 def test_labels_far_beyond_their_number_are_refused(labels: Any, classes: int) -> None:
     largest = int(labels.max())
     with pytest.raises(
-        UsageError, match=f"largest label is {largest}, and only {classes} different labels occur: number labels from 0"
+        UsageError,
+        match=f"largest label is {largest}, and only {classes} different labels occur: number labels from 0",
     ) as e:
         three(X, labels)
     assert f"classes={largest + 1}" in str(e.value) and "\n" not in str(e.value)
@@ -62,7 +70,9 @@ def test_gaps_that_may_be_meant_are_said(labels: Any, sentence: str, classes: in
     assert caught[0].filename == __file__
 
 
-@pytest.mark.parametrize("labels", [Y, Y * 2, np.where(Y == 2, 5, Y)], ids=["whole", "every other", "a small gap"])
+@pytest.mark.parametrize(
+    "labels", [Y, Y * 2, np.where(Y == 2, 5, Y)], ids=["whole", "every other", "a small gap"]
+)
 def test_small_gaps_are_not_worth_a_word(labels: Any) -> None:
     assert three(X, labels).classes == labels.max() + 1
 
@@ -81,7 +91,14 @@ def test_labels_below_zero_say_where_labels_start() -> None:
 
 @pytest.mark.parametrize(
     "labels",
-    [Y.astype(float), Y.astype(np.float32), Y[:, None], Y.astype(np.uint8), torch.tensor(Y), torch.tensor(Y, dtype=torch.float64)],
+    [
+        Y.astype(float),
+        Y.astype(np.float32),
+        Y[:, None],
+        Y.astype(np.uint8),
+        torch.tensor(Y),
+        torch.tensor(Y, dtype=torch.float64),
+    ],
     ids=["float64", "float32", "a column", "uint8", "tensor", "float tensor"],
 )
 def test_labels_that_can_only_mean_one_thing_are_taken(labels: Any) -> None:
@@ -108,7 +125,15 @@ def test_tensors_that_record_gradients_are_samples() -> None:
         (DRAW.integers(0, 256, (60, 1, 4, 4)), "divide them by the largest, 255"),
         (DRAW.random((60, 1, 4, 4)) * 1e-3, "the samples' norms"),
     ],
-    ids=["one column", "two columns", "all columns", "far from zero", "tiny", "pixels", "tiny pixels"],
+    ids=[
+        "one column",
+        "two columns",
+        "all columns",
+        "far from zero",
+        "tiny",
+        "pixels",
+        "tiny pixels",
+    ],
 )
 def test_scales_that_networks_do_not_bear_are_said(x: Any, sentence: str) -> None:
     with pytest.warns(SecureClusterWarning, match=sentence) as caught:
@@ -118,8 +143,26 @@ def test_scales_that_networks_do_not_bear_are_said(x: Any, sentence: str) -> Non
 
 @pytest.mark.parametrize(
     "x",
-    [X, X * 3, X * [1, 1, 5, 1], X + 2, X * 0.2, X * 0, DRAW.random((60, 1, 4, 4)), DRAW.normal(size=(60, 1, 4, 4))],
-    ids=["standard", "times three", "one column times five", "off by two", "a fifth", "zeros", "pixels", "standard pixels"],
+    [
+        X,
+        X * 3,
+        X * [1, 1, 5, 1],
+        X + 2,
+        X * 0.2,
+        X * 0,
+        DRAW.random((60, 1, 4, 4)),
+        DRAW.normal(size=(60, 1, 4, 4)),
+    ],
+    ids=[
+        "standard",
+        "times three",
+        "one column times five",
+        "off by two",
+        "a fifth",
+        "zeros",
+        "pixels",
+        "standard pixels",
+    ],
 )
 def test_usual_scales_are_not_worth_a_word(x: Any) -> None:
     three(x, Y)
@@ -152,7 +195,10 @@ SITE = np.arange(N) % 3  # as `three` deals them
 @pytest.mark.parametrize(
     ("column", "sentence"),
     [
-        (np.arange(N), r"column 2 looks like an id \(a whole number that differs in nearly every row\)"),
+        (
+            np.arange(N),
+            r"column 2 looks like an id \(a whole number that differs in nearly every row\)",
+        ),
         (DRAW.permutation(N) + 2**40, "differs in nearly every row"),
         (np.where(np.arange(N) % 30, np.arange(N), 0), "differs in nearly every row"),
         (SITE, "one whole number for each client"),
@@ -168,8 +214,22 @@ def test_columns_that_look_like_ids_are_said(column: Any, sentence: str) -> None
 
 @pytest.mark.parametrize(
     "column",
-    [DRAW.integers(0, 9, N), DRAW.normal(size=N), SITE == 1, np.ones(N), np.where(SITE == 1, 1, CLASS), SITE / 7],
-    ids=["counts", "measurements", "two sites alike", "constant", "constant in one", "no whole number"],
+    [
+        DRAW.integers(0, 9, N),
+        DRAW.normal(size=N),
+        SITE == 1,
+        np.ones(N),
+        np.where(SITE == 1, 1, CLASS),
+        SITE / 7,
+    ],
+    ids=[
+        "counts",
+        "measurements",
+        "two sites alike",
+        "constant",
+        "constant in one",
+        "no whole number",
+    ],
 )
 def test_usual_columns_are_not_worth_a_word(column: Any) -> None:
     three(np.c_[WIDE, column], CLASS)
@@ -178,16 +238,23 @@ def test_usual_columns_are_not_worth_a_word(column: Any) -> None:
 def test_few_rows_and_few_clients_may_differ_by_chance() -> None:
     short = np.arange(60) % 20 / 1.0
     three(np.c_[X, short // 1 - 10], Y)
-    Federation.from_arrays({f"site-{k}": (np.c_[WIDE[:9], np.full(9, k)], CLASS[:9]) for k in range(2)}, seed=0)
+    Federation.from_arrays(
+        {f"site-{k}": (np.c_[WIDE[:9], np.full(9, k)], CLASS[:9]) for k in range(2)}, seed=0
+    )
 
 
 def test_text_and_positions_raise_no_doubts() -> None:
-    tokens, track = np.arange(600).reshape(30, 20) + 5000, np.random.default_rng(0).random((30, 3, 2)) * 1e4
+    tokens, track = (
+        np.arange(600).reshape(30, 20) + 5000,
+        np.random.default_rng(0).random((30, 3, 2)) * 1e4,
+    )
     Federation.from_arrays({"ann": (tokens, tokens)}, objective=Language(), seed=0)
     Federation.from_arrays({"ann": (track, track[:, 0])}, objective=Trajectory(), seed=0)
 
 
 def test_a_repr_shows_no_data() -> None:
     federation = three(X, Y)
-    assert repr(federation) == ("<Federation arrays (own): 3 clients, 48 training and 12 test samples of shape (4,), 3 classes, seed 0>")
+    assert repr(federation) == (
+        "<Federation arrays (own): 3 clients, 48 training and 12 test samples of shape (4,), 3 classes, seed 0>"
+    )
     assert repr(federation.shards[0]) == "<Shard: 16 samples of shape (4,), 4 held out>"

@@ -32,7 +32,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_mobility(folder: Path, users: tuple[str, ...] = ("a", "b", "c"), **changed: Any) -> list[tuple[str, int, float, float, int]]:
+def write_mobility(
+    folder: Path, users: tuple[str, ...] = ("a", "b", "c"), **changed: Any
+) -> list[tuple[str, int, float, float, int]]:
     """Rows (user, t, x, y, leg) in random order: two legs each, `b` misses a sample within a leg, `c` has hardly any."""
     draw, rows = np.random.default_rng(0), []
     for user, legs in (("a", (40, 30)), ("b", (60, 12)), ("c", (14, 11))):
@@ -40,20 +42,43 @@ def write_mobility(folder: Path, users: tuple[str, ...] = ("a", "b", "c"), **cha
         for leg, length in enumerate(legs):
             for k in range(length):
                 if (user, leg, k) != ("b", 0, 30):
-                    rows.append((user, time + 10 * k, float(draw.uniform(-1, 10_000)), float(draw.uniform(0, 6200)), leg))
-            time += 10 * length  # the next leg starts ten seconds after, and is another one all the same
+                    rows.append(
+                        (
+                            user,
+                            time + 10 * k,
+                            float(draw.uniform(-1, 10_000)),
+                            float(draw.uniform(0, 6200)),
+                            leg,
+                        )
+                    )
+            time += (
+                10 * length
+            )  # the next leg starts ten seconds after, and is another one all the same
     draw.shuffle(rows)
     names = ("user_id", "t", "x", "y", "leg")
-    columns: dict[str, Any] = {name: [row[k] for row in rows] for k, name in enumerate(names)} | changed
-    write(folder / "most_mobility" / "traces.parquet", **{name: values for name, values in columns.items() if values is not None})
-    write(folder / "most_mobility" / "users.parquet", user_id=list(users), slice=["3to1" if u == "b" else "1to1" for u in users])
+    columns: dict[str, Any] = {
+        name: [row[k] for row in rows] for k, name in enumerate(names)
+    } | changed
+    write(
+        folder / "most_mobility" / "traces.parquet",
+        **{name: values for name, values in columns.items() if values is not None},
+    )
+    write(
+        folder / "most_mobility" / "users.parquet",
+        user_id=list(users),
+        slice=["3to1" if u == "b" else "1to1" for u in users],
+    )
     return rows
 
 
 def test_windows_of_a_track_lie_within_a_leg(folder: Path) -> None:
     rows = write_mobility(folder)
     found = source("mobility")
-    assert found.objective == Trajectory((10_000, 6_200)) and (found.classes, found.shape, found.train.gap) == (2, (10, 2), 10)
+    assert found.objective == Trajectory((10_000, 6_200)) and (
+        found.classes,
+        found.shape,
+        found.train.gap,
+    ) == (2, (10, 2), 10)
     expected: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {"a": [], "b": [], "c": []}
     for user in expected:
         own = sorted((r for r in rows if r[0] == user), key=lambda r: r[1])
@@ -72,8 +97,12 @@ def test_windows_of_a_track_lie_within_a_leg(folder: Path) -> None:
     for user in ("a", "b"):
         own_rows = found.train.owners == user
         assert np.abs(x[own_rows] - np.stack([a for a, _ in expected[user]])).max() < 1e-6
-        assert np.abs(found.train.y[own_rows] - np.stack([b for _, b in expected[user]])).max() < 1e-6
-    assert found.train.groups is not None and set(zip(found.train.owners, found.train.groups, strict=True)) == {
+        assert (
+            np.abs(found.train.y[own_rows] - np.stack([b for _, b in expected[user]])).max() < 1e-6
+        )
+    assert found.train.groups is not None and set(
+        zip(found.train.owners, found.train.groups, strict=True)
+    ) == {
         ("a", "1to1"),
         ("b", "3to1"),
     }
@@ -81,13 +110,21 @@ def test_windows_of_a_track_lie_within_a_leg(folder: Path) -> None:
 
 def test_no_position_lies_on_both_sides_of_the_gap(folder: Path) -> None:
     federation = Federation.simulate("mobility", clients=2, seed=0)
-    assert federation.scenario == "natural" and federation.names == ("a", "b") and federation.truth == (0, 1)
+    assert (
+        federation.scenario == "natural"
+        and federation.names == ("a", "b")
+        and federation.truth == (0, 1)
+    )
     for shard, count in zip(federation.shards, (50, 41), strict=True):
         assert (len(shard.y), len(shard.y_test)) == (count - count // 5 - 10, count // 5)
         trained = {tuple(p) for p in np.concatenate([shard.x.reshape(-1, 2), shard.y]).tolist()}
-        assert not trained & {tuple(p) for p in np.concatenate([shard.x_test.reshape(-1, 2), shard.y_test]).tolist()}
+        assert not trained & {
+            tuple(p) for p in np.concatenate([shard.x_test.reshape(-1, 2), shard.y_test]).tolist()
+        }
     first = Federation.simulate("mobility", clients=2, samples=8, seed=0).shards[0]
-    assert np.array_equal(first.y, federation.shards[0].y[:8]) and np.array_equal(first.y_test, federation.shards[0].y_test[:2])
+    assert np.array_equal(first.y, federation.shards[0].y[:8]) and np.array_equal(
+        first.y_test, federation.shards[0].y_test[:2]
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,11 +135,19 @@ def test_no_position_lies_on_both_sides_of_the_gap(folder: Path) -> None:
         ({"t": ["now"] * ROWS}, "column 't' of .*traces.parquet holds .*string, not numbers"),
         ({"user_id": [1] * ROWS}, "column 'user_id' of .*traces.parquet holds int64, not text"),
         ({"leg": None}, "unknown column of traces.parquet 'leg'"),
-        ({"leg": list(range(ROWS))}, "no user of .*traces.parquet has a held-out window of 11 positions"),
-        ({"user_id": [str(k) for k in range(ROWS)]}, "no user of .*traces.parquet has a held-out window of 11 positions"),
+        (
+            {"leg": list(range(ROWS))},
+            "no user of .*traces.parquet has a held-out window of 11 positions",
+        ),
+        (
+            {"user_id": [str(k) for k in range(ROWS)]},
+            "no user of .*traces.parquet has a held-out window of 11 positions",
+        ),
     ],
 )
-def test_what_cannot_be_read_is_said_in_one_sentence(changed: dict[str, Any], sentence: str, folder: Path) -> None:
+def test_what_cannot_be_read_is_said_in_one_sentence(
+    changed: dict[str, Any], sentence: str, folder: Path
+) -> None:
     write_mobility(folder, **changed)
     with pytest.raises(UsageError, match=sentence) as caught:
         source("mobility")
@@ -112,7 +157,9 @@ def test_what_cannot_be_read_is_said_in_one_sentence(changed: dict[str, Any], se
 @pytest.mark.parametrize("name", ["traces", "users"])
 def test_a_missing_file_is_named(name: str, folder: Path) -> None:
     (folder / "most_mobility" / f"{name}.parquet").unlink()
-    with pytest.raises(UsageError, match=f"where no most_mobility/{name}.parquet lies: put it there$"):
+    with pytest.raises(
+        UsageError, match=f"where no most_mobility/{name}.parquet lies: put it there$"
+    ):
         source("mobility")
 
 

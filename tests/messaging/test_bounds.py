@@ -14,13 +14,36 @@ import torch
 from securecluster import Federation
 from securecluster.errors import FrameError, PolicyError, UpdateError
 from securecluster.messaging import wire
-from securecluster.messaging.bounds import Between, Exactly, Limits, Octets, Real, Upto, Whole, axes_of, check, undeclared
-from securecluster.messaging.messages import APART, Header, Picks, Rows, Shared
+from securecluster.messaging.bounds import (
+    Between,
+    Exactly,
+    Limits,
+    Octets,
+    Real,
+    Upto,
+    Whole,
+    axes_of,
+    check,
+    undeclared,
+)
+from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Header, Picks, Rows, Shared
 from securecluster.messaging.replies import check_squares
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Protocol, Settings
-from securecluster.protocols.common.messages import Means, Update
-from securecluster.protocols.ifca.client import Moves
-from securecluster.protocols.srfca.client import Relay
+from securecluster.protocols import (
+    CFL,
+    FLHC,
+    IFCA,
+    NSIM,
+    SRFCA,
+    ClusteringProtocol,
+    FedAvg,
+    FineTune,
+    LocalKMeans,
+    OneShot,
+    Settings,
+)
+from securecluster.protocols.common.messages import AverageDeltas, Update
+from securecluster.protocols.ifca.client import ModelAverages
+from securecluster.protocols.srfca.client import RelayedModels
 from securecluster.runtime.endpoint import KEY_METHODS, Endpoint, message_types
 
 NAN = float("nan")
@@ -57,7 +80,13 @@ LIMITS = Limits({"width": 4, "clients": 6})
 def test_what_is_declared_passes() -> None:
     check(message(), LIMITS)
     check(message(one=None, fixed=None), LIMITS)
-    check(message(rows=Picks(torch.zeros(0, 0), ((),)), owner=Picks(torch.zeros(0, dtype=torch.int64), ((),))), LIMITS)
+    check(
+        message(
+            rows=Picks(torch.zeros(0, 0), ((),)),
+            owner=Picks(torch.zeros(0, dtype=torch.int64), ((),)),
+        ),
+        LIMITS,
+    )
     assert axes_of(message()) == {"own": (2,)}
     assert not undeclared(Everything)
 
@@ -71,7 +100,12 @@ def test_what_is_declared_passes() -> None:
         ("rows", Picks(torch.zeros(4, 4), ((0, 1, 2, 3),))),
         ("rows", Picks(torch.zeros(2, 4, dtype=torch.int64), ((0, 1),))),
         ("rows", Picks(torch.full((2, 4), NAN), ((0, 1),))),
-        ("rows", Picks(torch.full((2, 4), 3e38).index_fill(0, torch.tensor([1]), float("inf")), ((0, 1),))),
+        (
+            "rows",
+            Picks(
+                torch.full((2, 4), 3e38).index_fill(0, torch.tensor([1]), float("inf")), ((0, 1),)
+            ),
+        ),
         ("owner", Picks(torch.tensor([0, 6]), ((0, 1),))),
         ("owner", Picks(torch.tensor([0, -1]), ((0, 1),))),
         ("owner", Picks(torch.tensor([0, 1], dtype=torch.int32), ((0, 1),))),
@@ -99,7 +133,9 @@ PROTOCOLS = (CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneSho
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_field_of_every_message_declares_what_it_may_hold(protocol: type[Protocol]) -> None:
+def test_every_field_of_every_message_declares_what_it_may_hold(
+    protocol: type[ClusteringProtocol],
+) -> None:
     client = protocol.client
     names = [name for name in dir(client) if hasattr(getattr(client, name), "__release__")]
     for name in (*names, *KEY_METHODS):
@@ -113,7 +149,14 @@ def node(made: Any, federation: Federation) -> Endpoint[Any]:
 
 
 def ask(own: Endpoint[Any], method: str, query: Any, verb: str = "gather", **header: Any) -> bytes:
-    fields = {"round": 1, "step": 1, "sender": "server", "recipient": "client/0", "members": 2, **header}
+    fields = {
+        "round": 1,
+        "step": 1,
+        "sender": "server",
+        "recipient": "client/0",
+        "members": 2,
+        **header,
+    }
     return own.answer_frame(wire.encode(Header(own._config, method, verb, **fields), query))
 
 
@@ -126,7 +169,12 @@ def test_a_small_frame_sizes_no_large_table(clients: int, small: Federation) -> 
     own = node(SRFCA(rounds=1, local_rounds=1, refine=1, mask="none"), small)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(FrameError, match=r"Relay\.clients is"):
-        ask(own, "losses", Relay(EMPTY, NONE, Shared(torch.tensor([0])), clients, 1), "pairs")
+        ask(
+            own,
+            "losses",
+            RelayedModels(EMPTY, NONE, Shared(torch.tensor([0])), clients, 1),
+            "pairs",
+        )
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
@@ -136,7 +184,7 @@ def test_a_small_frame_starts_no_long_loop(k: int, field: str, small: Federation
     began = time.monotonic()
     count = Rows(torch.zeros(1, 2, dtype=torch.int64))
     with pytest.raises(FrameError, match=r"Moves\.k is"):
-        ask(own, "choose", Moves(EMPTY, NONE, NONE, k, 0, 0, False, count))
+        ask(own, "choose", ModelAverages(EMPTY, NONE, NONE, k, 0, 0, False, count))
     assert time.monotonic() - began < 5
 
 
@@ -145,7 +193,7 @@ def test_a_small_frame_starts_no_long_loop(k: int, field: str, small: Federation
     [
         {"round": 5},
         {"round": 1 << 62},
-        {"step": 2 * APART},
+        {"step": 2 * FIRST_SEPARATE_STEP},
         {"members": 7},
         {"sender": "server/1"},
         {"sender": "lps/x"},
@@ -155,10 +203,12 @@ def test_a_small_frame_starts_no_long_loop(k: int, field: str, small: Federation
         {"recipient": "server"},
     ],
 )
-def test_headers_that_the_run_cannot_have_are_refused(wrong: dict[str, Any], small: Federation) -> None:
+def test_headers_that_the_run_cannot_have_are_refused(
+    wrong: dict[str, Any], small: Federation
+) -> None:
     own = node(FedAvg(rounds=3, model="linear"), small)
     count = Rows(torch.zeros(1, dtype=torch.int64))
-    query = Means(EMPTY, NONE, False, count)
+    query = AverageDeltas(EMPTY, NONE, False, count)
     assert ask(own, "contribute", query, "sum", round=4)
     with pytest.raises(FrameError):
         ask(own, "contribute", query, "sum", **wrong)
@@ -168,12 +218,27 @@ def test_counts_of_two_numbers_and_steps_without_rows_are_refused(small: Federat
     own = node(FedAvg(rounds=3, model="linear"), small)
     d = own.client.cohort.model.dimension
     with pytest.raises(FrameError, match=r"Means\.count"):
-        ask(own, "contribute", Means(EMPTY, NONE, False, Rows(torch.zeros(1, 2, dtype=torch.int64))), "sum")
+        ask(
+            own,
+            "contribute",
+            AverageDeltas(EMPTY, NONE, False, Rows(torch.zeros(1, 2, dtype=torch.int64))),
+            "sum",
+        )
     row, two = Picks(torch.zeros(1, d), ((0,),)), Picks(torch.tensor([1, 2]), ((0, 1),))
     with pytest.raises(FrameError, match=r"Means\.steps has another number of posts"):
-        ask(own, "contribute", Means(row, two, False, Rows(torch.ones(1, dtype=torch.int64))), "sum")
+        ask(
+            own,
+            "contribute",
+            AverageDeltas(row, two, False, Rows(torch.ones(1, dtype=torch.int64))),
+            "sum",
+        )
     with pytest.raises(FrameError, match=r"Means\.restart is 1"):
-        ask(own, "contribute", Means(EMPTY, NONE, False, Rows(torch.zeros(1, dtype=torch.int64)), 1), "sum")
+        ask(
+            own,
+            "contribute",
+            AverageDeltas(EMPTY, NONE, False, Rows(torch.zeros(1, dtype=torch.int64)), 1),
+            "sum",
+        )
 
 
 def test_an_unknown_verb_of_a_key_call_is_refused(small: Federation) -> None:
@@ -188,7 +253,10 @@ def test_newcomers_beyond_one_frame_agree_on_the_mask_in_several(small: Federati
     """A frame names as many peers as the run has clients; more newcomers than that still join."""
     fitted = FedAvg(rounds=1, model="linear", mask="permutation").fit(small)
     many = Federation.from_arrays(
-        {f"n{k}": (np.zeros((2, *small.shape), np.float32), np.arange(2)) for k in range(2 * len(small) + 1)},
+        {
+            f"n{k}": (np.zeros((2, *small.shape), np.float32), np.arange(2))
+            for k in range(2 * len(small) + 1)
+        },
         classes=10,
         seed=0,
     )
@@ -198,10 +266,14 @@ def test_newcomers_beyond_one_frame_agree_on_the_mask_in_several(small: Federati
 
 
 @pytest.mark.parametrize(("kind", "most"), [(torch.float32, 1e17), (torch.float64, 1e150)])
-def test_rows_whose_squares_overflow_are_refused_by_their_clients_numbers(kind: torch.dtype, most: float) -> None:
+def test_rows_whose_squares_overflow_are_refused_by_their_clients_numbers(
+    kind: torch.dtype, most: float
+) -> None:
     rows = torch.zeros(3, 4, dtype=kind)
     rows[1] = most / 2
     check_squares(2, (4, 5, 6), Update(Rows(rows), None))
     rows[1] = most
-    with pytest.raises(UpdateError, match=r"round 2: delta of client\(s\) 5 is too large to be squared"):
+    with pytest.raises(
+        UpdateError, match=r"round 2: delta of client\(s\) 5 is too large to be squared"
+    ):
         check_squares(2, (4, 5, 6), Update(Rows(rows), None))

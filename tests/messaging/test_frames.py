@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from securecluster.errors import FrameError
-from securecluster.messaging.messages import Header, Picks, Rows, Shared, reply_header, select, stack
+from securecluster.messaging.messages import (
+    Header,
+    Picks,
+    Rows,
+    Shared,
+    reply_header,
+    select,
+    stack,
+)
 from securecluster.messaging.wire import decode, encode, peek, size
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -49,11 +57,20 @@ def messages(draw: st.DrawFn) -> Everything:
     rows = tensor(draw, draw(st.integers(1, 4)))
     index = tuple(draw(st.lists(st.integers(0, len(rows) - 1), min_size=count, max_size=count)))
     table = tensor(draw, draw(st.integers(1, 4)))
-    picks = tuple(tuple(draw(st.lists(st.integers(0, len(table) - 1), max_size=3))) for _ in range(count))
+    picks = tuple(
+        tuple(draw(st.lists(st.integers(0, len(table) - 1), max_size=3))) for _ in range(count)
+    )
     maybe = Rows(tensor(draw, count)) if draw(st.booleans()) else None
     word = draw(st.text(max_size=8))
     return Everything(
-        Shared(tensor(draw)), Rows(rows, index), Picks(table, picks), draw(st.integers()), 0.5, word, draw(st.booleans()), maybe
+        Shared(tensor(draw)),
+        Rows(rows, index),
+        Picks(table, picks),
+        draw(st.integers()),
+        0.5,
+        word,
+        draw(st.booleans()),
+        maybe,
     )
 
 
@@ -63,7 +80,10 @@ def equal(one: Any, other: Any) -> bool:
     if isinstance(one, Rows):
         return torch.equal(one.values, other.values)
     if isinstance(one, Picks):
-        return all(torch.equal(one.table[list(a)], other.table[list(b)]) for a, b in zip(one.picks, other.picks, strict=True))
+        return all(
+            torch.equal(one.table[list(a)], other.table[list(b)])
+            for a, b in zip(one.picks, other.picks, strict=True)
+        )
     return bool(one == other)
 
 
@@ -86,7 +106,9 @@ def test_size_is_the_encoded_length_and_frames_come_back_bit_for_bit(message: Ev
 
 @settings(deadline=None, max_examples=150)
 @given(st.binary(max_size=200), st.integers(0, 10**6), st.integers(1, 255))
-def test_damaged_frames_are_refused_or_parse_but_never_crash(noise: bytes, place: int, flip: int) -> None:
+def test_damaged_frames_are_refused_or_parse_but_never_crash(
+    noise: bytes, place: int, flip: int
+) -> None:
     good = bytearray(encode(HEADER, Small(Rows(torch.arange(6.0).view(1, 6)), 1)))
     for data in (noise, bytes(good[: place % len(good)])):
         with pytest.raises(FrameError):
@@ -99,7 +121,16 @@ def test_damaged_frames_are_refused_or_parse_but_never_crash(noise: bytes, place
 
 
 def _forged(scalars: Any, tensors: dict[str, torch.Tensor], header: Any = None) -> bytes:
-    return bytes(save(tensors, {"frame": json.dumps([list(vars(HEADER).values()) if header is None else header, scalars])}))
+    return bytes(
+        save(
+            tensors,
+            {
+                "frame": json.dumps(
+                    [list(vars(HEADER).values()) if header is None else header, scalars]
+                )
+            },
+        )
+    )
 
 
 ROWS = {"rows": torch.zeros(2)}

@@ -13,9 +13,9 @@ import torch
 
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging import wire
-from securecluster.messaging.messages import Answer, Call, Picks, Rows, Shared, reply_header
+from securecluster.messaging.messages import Call, Picks, Response, Rows, Shared, reply_header
 from securecluster.messaging.parties import AUTHORITY, SERVER, WIRE, Party, client, lps, parse
-from securecluster.messaging.transcript import Recording, Seen, Transcript, load_entries
+from securecluster.messaging.transcript import ObservedMessage, Recording, Transcript, load_entries
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,9 @@ def types(method: str) -> tuple[type, type]:
 def query(step: int, count: int) -> Query:
     picks = tuple((k, 0) if k % 2 else () for k in range(count))
     maybe = Rows(torch.arange(2)[:, None], tuple(k % 2 for k in range(count))) if step % 2 else None
-    return Query(Shared(torch.tensor(float(step))), Picks(torch.arange(8).view(4, 2), picks), "é", maybe)
+    return Query(
+        Shared(torch.tensor(float(step))), Picks(torch.arange(8).view(4, 2), picks), "é", maybe
+    )
 
 
 CALLS = [("train", (0, 1, 2), (0, 2)), ("receive", (2, 1), (2, 1)), ("train", (1,), ())]
@@ -48,9 +50,13 @@ CALLS = [("train", (0, 1, 2), (0, 2)), ("receive", (2, 1), (2, 1)), ("train", (1
 def filled(mode: str, folder: Path | None = None, calls: int = 3) -> Transcript:
     transcript = Transcript(mode, folder, types)
     for step, (method, to, came) in enumerate(CALLS[:calls]):
-        reply = Reply(Rows(torch.tensor([[10.0 * step + i] * 3 for i in came])), step) if came else None
-        call = Call("c" * 32, method, "gather", step + 1, step, to, query(step, len(to)), (1,) * len(to))
-        transcript.record(call, Answer(came, reply))
+        reply = (
+            Reply(Rows(torch.tensor([[10.0 * step + i] * 3 for i in came])), step) if came else None
+        )
+        call = Call(
+            "c" * 32, method, "gather", step + 1, step, to, query(step, len(to)), (1,) * len(to)
+        )
+        transcript.record(call, Response(came, reply))
     return transcript
 
 
@@ -61,8 +67,13 @@ def test_every_frame_is_counted_at_its_encoded_length() -> None:
     assert (second.lost, third.lost, third.up) == ((), (1,), (0,))
     for k, entry in enumerate(transcript.entries):
         call, answer = transcript.content(k)
-        assert entry.down == tuple(len(wire.encode(call.header(n), call.query, n)) for n in range(len(call.to)))
-        ups = {i: len(wire.encode(reply_header(call.header(call.to.index(i))), answer.reply, n)) for n, i in enumerate(answer.ids)}
+        assert entry.down == tuple(
+            len(wire.encode(call.header(n), call.query, n)) for n in range(len(call.to))
+        )
+        ups = {
+            i: len(wire.encode(reply_header(call.header(call.to.index(i))), answer.reply, n))
+            for n, i in enumerate(answer.ids)
+        }
         assert entry.up == tuple(ups.get(i, 0) for i in entry.to)
     totals = transcript.totals()
     assert totals["up"] == sum(sum(e.up) for e in transcript.entries) > 0
@@ -73,7 +84,9 @@ def test_every_frame_is_counted_at_its_encoded_length() -> None:
 
 @pytest.mark.parametrize("mode", ["none", "sizes", "full"])
 @pytest.mark.parametrize("stored", [False, True])
-def test_every_mode_counts_the_same_bytes_and_keeps_no_more_than_it_says(mode: str, stored: bool, tmp_path: Path) -> None:
+def test_every_mode_counts_the_same_bytes_and_keeps_no_more_than_it_says(
+    mode: str, stored: bool, tmp_path: Path
+) -> None:
     transcript = filled(mode, tmp_path if stored else None)
     assert transcript.totals() == filled("full").totals()
     assert transcript.count == 3
@@ -85,19 +98,30 @@ def test_every_mode_counts_the_same_bytes_and_keeps_no_more_than_it_says(mode: s
             transcript.content(0)
 
 
-def frames(call: Call, answer: Answer) -> list[bytes]:
+def frames(call: Call, answer: Response) -> list[bytes]:
     down = [wire.encode(call.header(k), call.query, k) for k in range(len(call.to))]
-    return down + [wire.encode(reply_header(call.header(call.to.index(i))), answer.reply, n) for n, i in enumerate(answer.ids)]
+    return down + [
+        wire.encode(reply_header(call.header(call.to.index(i))), answer.reply, n)
+        for n, i in enumerate(answer.ids)
+    ]
 
 
 def test_disk_and_memory_give_the_same_contents(tmp_path: Path) -> None:
     stored, kept = filled("full", tmp_path), filled("full")
     for k in range(3):
         (call, answer), (other, reply) = stored.content(k), kept.content(k)
-        assert (call.to, call.members, call.round, answer.ids) == (other.to, other.members, other.round, reply.ids)
+        assert (call.to, call.members, call.round, answer.ids) == (
+            other.to,
+            other.members,
+            other.round,
+            reply.ids,
+        )
         assert frames(call, answer) == frames(other, reply)
         assert (answer.reply is None) == (reply.reply is None) == (k == 2)
-    views = [[(s.sender, s.receiver, s.bytes, said(s)) for s in t.seen_by({client(2)})] for t in (stored, kept)]
+    views = [
+        [(s.sender, s.receiver, s.bytes, said(s)) for s in t.seen_by({client(2)})]
+        for t in (stored, kept)
+    ]
     assert views[0] == views[1]
 
 
@@ -108,7 +132,7 @@ def named(mode: str = "full") -> Transcript:
     return transcript
 
 
-def said(seen: Seen) -> Any:
+def said(seen: ObservedMessage) -> Any:
     """What a party read in a frame, in plain numbers; None where it read nothing."""
     if seen.content is None:
         return None
@@ -118,7 +142,10 @@ def said(seen: Seen) -> Any:
 
 
 def view(*parties: Party) -> list[tuple[str, str, str, int, Any]]:
-    return [(str(s.sender), str(s.receiver), s.method, s.step, said(s)) for s in filled("full").seen_by(parties)]
+    return [
+        (str(s.sender), str(s.receiver), s.method, s.step, said(s))
+        for s in filled("full").seen_by(parties)
+    ]
 
 
 FIRST, PICKED = [[]], [[[2, 3], [0, 1]]]
@@ -172,7 +199,12 @@ def test_parties_go_by_number_or_name(given: Any, party: Party) -> None:
 
 
 def test_who_exists_and_was_never_asked_saw_nothing() -> None:
-    assert list(named().seen_by(3)) == list(named().seen_by("site-3")) == list(named().seen_by({client(3)})) == []
+    assert (
+        list(named().seen_by(3))
+        == list(named().seen_by("site-3"))
+        == list(named().seen_by({client(3)}))
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,7 +216,10 @@ def test_who_exists_and_was_never_asked_saw_nothing() -> None:
     ids=repr,
 )  # fmt: skip
 def test_parties_that_do_not_exist_are_refused_at_once(given: Any) -> None:
-    with pytest.raises(UsageError, match=r"this transcript has SERVER, WIRE, clients 0 to 3 by number or name \('site-0'") as caught:
+    with pytest.raises(
+        UsageError,
+        match=r"this transcript has SERVER, WIRE, clients 0 to 3 by number or name \('site-0'",
+    ) as caught:
         named().seen_by(given)  # before the first frame is read
     assert "\n" not in str(caught.value)
 
@@ -214,7 +249,9 @@ def test_the_wire_sees_every_length_and_no_content() -> None:
     lengths = [s.bytes for s in filled("sizes").seen_by({WIRE})]
     assert lengths == [s.bytes for s in filled("full").seen_by({SERVER})]
     assert all(n > 8 for n in lengths)
-    assert view(WIRE, client(1)) == [f if "client/1" in f[:2] else (*f[:4], None) for f in view(SERVER)]
+    assert view(WIRE, client(1)) == [
+        f if "client/1" in f[:2] else (*f[:4], None) for f in view(SERVER)
+    ]
     assert view(WIRE, SERVER) == view(SERVER)
 
 
@@ -227,7 +264,9 @@ def test_contents_that_were_not_kept_are_not_made_up(party: Party) -> None:
 
 @pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize("mode", ["sizes", "full"])
-def test_rewinding_forgets_what_came_later_and_the_run_writes_it_again(mode: str, stored: bool, tmp_path: Path) -> None:
+def test_rewinding_forgets_what_came_later_and_the_run_writes_it_again(
+    mode: str, stored: bool, tmp_path: Path
+) -> None:
     transcript = filled(mode, tmp_path if stored else None, 1)
     before = transcript.snapshot()
     assert before.count == 1
@@ -241,7 +280,9 @@ def test_rewinding_forgets_what_came_later_and_the_run_writes_it_again(mode: str
     assert transcript.totals() == filled(mode, None, 1).totals()
     if stored:
         assert load_entries(tmp_path) == later.entries[:1]
-        assert [p.name for p in tmp_path.glob("*.safetensors")] == (["000000.safetensors"] if mode == "full" else [])
+        assert [p.name for p in tmp_path.glob("*.safetensors")] == (
+            ["000000.safetensors"] if mode == "full" else []
+        )
     for k in (1, 2):
         transcript.record(*filled("full").content(k))
     assert (transcript.entries, transcript.totals()) == (later.entries, later.totals())

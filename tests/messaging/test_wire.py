@@ -18,7 +18,14 @@ from securecluster.messaging import wire
 from securecluster.messaging.messages import Header, Picks, Rows, Shared
 from securecluster.messaging.wire import decode, encode, peek, size
 
-DTYPES = {torch.float32: 4, torch.float64: 8, torch.int64: 8, torch.int32: 4, torch.uint8: 1, torch.bool: 1}
+DTYPES = {
+    torch.float32: 4,
+    torch.float64: 8,
+    torch.int64: 8,
+    torch.int32: 4,
+    torch.uint8: 1,
+    torch.bool: 1,
+}
 HEADER = Header("c" * 32, "train", "gather", 3, 7, "server", "client/1", 1)
 
 
@@ -60,9 +67,18 @@ def tensors(*lead: int) -> st.SearchStrategy[torch.Tensor]:
         draw = torch.Generator().manual_seed(seed)
         if dtype == torch.bool:
             return torch.randint(0, 2, shape, generator=draw).bool()
-        return torch.randint(0, 256, (*shape, DTYPES[dtype]), dtype=torch.uint8, generator=draw).view(dtype).reshape(shape)
+        return (
+            torch.randint(0, 256, (*shape, DTYPES[dtype]), dtype=torch.uint8, generator=draw)
+            .view(dtype)
+            .reshape(shape)
+        )
 
-    return st.builds(make, st.sampled_from(list(DTYPES)), st.lists(st.integers(0, 11), max_size=3), st.integers(0, 99))
+    return st.builds(
+        make,
+        st.sampled_from(list(DTYPES)),
+        st.lists(st.integers(0, 11), max_size=3),
+        st.integers(0, 99),
+    )
 
 
 def indices(rows: int, least: int, most: int) -> st.SearchStrategy[tuple[int, ...]]:
@@ -72,7 +88,9 @@ def indices(rows: int, least: int, most: int) -> st.SearchStrategy[tuple[int, ..
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Header, Wide, int]:
     count, stored = draw(st.integers(1, 3)), draw(st.integers(1, 12))
-    words = st.text(max_size=12) | st.sampled_from(['"', "\\", "\x00\n\t", "é 漢 🦉", "\ud800", "\x7f\x80\u2028", '{"frame":[]}'])
+    words = st.text(max_size=12) | st.sampled_from(
+        ['"', "\\", "\x00\n\t", "é 漢 🦉", "\ud800", "\x7f\x80\u2028", '{"frame":[]}']
+    )
     message = Wide(
         draw(tensors().map(Shared)),
         Rows(draw(tensors(stored)), draw(indices(stored, count, count))),
@@ -86,7 +104,16 @@ def batches(draw: st.DrawFn) -> tuple[Header, Wide, int]:
         draw(st.none() | words),
     )
     number = st.integers(0, 10**12)
-    header = Header(draw(words), draw(words), draw(words), draw(number), draw(number), draw(words), draw(words), draw(number))
+    header = Header(
+        draw(words),
+        draw(words),
+        draw(words),
+        draw(number),
+        draw(number),
+        draw(words),
+        draw(words),
+        draw(number),
+    )
     return header, message, draw(st.integers(0, count - 1))
 
 
@@ -107,11 +134,16 @@ def test_size_is_the_length_and_every_bit_comes_back(batch: tuple[Header, Wide, 
     assert bits(back.zeta.value) == bits(message.zeta.value)
     assert bits(back.alpha.table[0]) == bits(message.alpha.values[k])
     assert bits(back.own.table[0]) == bits(message.own.table[k])
-    assert bits(back.mid.table[list(back.mid.picks[0])]) == bits(message.mid.table[list(message.mid.picks[k])])
+    assert bits(back.mid.table[list(back.mid.picks[0])]) == bits(
+        message.mid.table[list(message.mid.picks[k])]
+    )
     assert (back.maybe is None) == (message.maybe is None)
     if message.maybe is not None and back.maybe is not None:
         assert bits(back.maybe.value) == bits(message.maybe.value)
-    assert all(getattr(back, name) == getattr(message, name) for name in ("count", "share", "word", "flag", "note"))
+    assert all(
+        getattr(back, name) == getattr(message, name)
+        for name in ("count", "share", "word", "flag", "note")
+    )
 
 
 def test_a_frame_is_a_plain_safetensors_file_of_the_one_recipients_rows() -> None:
@@ -162,7 +194,9 @@ def test_trailing_bytes_are_refused() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, START - 1), st.integers(1, 255)), min_size=1, max_size=4))
-def test_flipped_bytes_in_the_header_region_raise_frame_errors_only(flips: list[tuple[int, int]]) -> None:
+def test_flipped_bytes_in_the_header_region_raise_frame_errors_only(
+    flips: list[tuple[int, int]],
+) -> None:
     data = bytearray(GOOD)
     for place, flip in flips:
         data[place] ^= flip
@@ -184,7 +218,9 @@ def test_every_single_flip_in_the_header_region_raises_frame_errors_only() -> No
                 continue
 
 
-def test_a_header_longer_than_the_frame_and_a_frame_longer_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_longer_than_the_frame_and_a_frame_longer_than_the_limit_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for length in (len(GOOD) - 7, len(GOOD), 1 << 40, (1 << 64) - 1):
         refused(length.to_bytes(8, "little") + GOOD[8:])
     assert peek(GOOD) == HEADER
@@ -208,7 +244,18 @@ def test_the_forger_of_these_tests_can_write_a_good_frame() -> None:
 
 
 @pytest.mark.parametrize(
-    "scalars", [{}, {"number": None}, {"number": 1, "more": 1}, {"number": 1, "rows": 1}, {"rows": 1}, [1], 1, "x", None]
+    "scalars",
+    [
+        {},
+        {"number": None},
+        {"number": 1, "more": 1},
+        {"number": 1, "rows": 1},
+        {"rows": 1},
+        [1],
+        1,
+        "x",
+        None,
+    ],
 )
 def test_missing_and_unknown_scalars_are_refused(scalars: Any) -> None:
     refused(framed(said(scalars)))
@@ -220,7 +267,12 @@ def test_scalars_of_another_type_are_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [{}, {"rows": torch.zeros(1), "number": torch.zeros(1)}, {"rows": torch.zeros(1), "extra": torch.zeros(1)}]
+    "rows",
+    [
+        {},
+        {"rows": torch.zeros(1), "number": torch.zeros(1)},
+        {"rows": torch.zeros(1), "extra": torch.zeros(1)},
+    ],
 )
 def test_missing_and_unknown_tensors_are_refused(rows: dict[str, torch.Tensor]) -> None:
     refused(framed(said({"number": 1}), rows))
@@ -232,7 +284,19 @@ def test_picks_of_a_single_number_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [[], FIELDS[:-1], [*FIELDS, 1], [1] * 8, ["x"] * 8, [*FIELDS[:-1], True], [*FIELDS[:-1], 1.0], [*FIELDS[:-1], None], {}, "abcdefgh", 8],
+    [
+        [],
+        FIELDS[:-1],
+        [*FIELDS, 1],
+        [1] * 8,
+        ["x"] * 8,
+        [*FIELDS[:-1], True],
+        [*FIELDS[:-1], 1.0],
+        [*FIELDS[:-1], None],
+        {},
+        "abcdefgh",
+        8,
+    ],
 )
 def test_headers_with_other_fields_are_refused(header: Any) -> None:
     refused(framed(said({"number": 1}, header)))
@@ -244,10 +308,21 @@ def test_headers_with_other_fields_are_refused(header: Any) -> None:
 @pytest.mark.parametrize("value", [-1, 1 << 96])
 def test_negative_and_giant_counts_in_a_header_are_refused(field: str, value: int) -> None:
     """The step becomes the nonce of a mask, 12 bytes without a sign: such a frame would crash the client that answers it."""
-    refused(encode(dataclasses.replace(HEADER, **{field: value}), Narrow(Rows(torch.zeros(1, 2)), 1)))
+    refused(
+        encode(dataclasses.replace(HEADER, **{field: value}), Narrow(Rows(torch.zeros(1, 2)), 1))
+    )
 
 
-@pytest.mark.parametrize("bomb", ["[" * 200_000, "[" * 200_000 + "]" * 200_000, '{"a":' * 100_000, '[[],{"a":' + "[" * 10**5, "1" * 5000])
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "[" * 200_000,
+        "[" * 200_000 + "]" * 200_000,
+        '{"a":' * 100_000,
+        '[[],{"a":' + "[" * 10**5,
+        "1" * 5000,
+    ],
+)
 def test_bombs_in_the_metadata_are_refused(bomb: str) -> None:
     refused(framed(bomb))
 
@@ -256,7 +331,10 @@ def raw(text: str, data: bytes = b"") -> bytes:
     return len(text).to_bytes(8, "little") + text.encode() + data
 
 
-@pytest.mark.parametrize("opening", ['{"__metadata__":', "[", '{"__metadata__":{"frame":"x"},"a":', '{"__metadata__":{"frame":'])
+@pytest.mark.parametrize(
+    "opening",
+    ['{"__metadata__":', "[", '{"__metadata__":{"frame":"x"},"a":', '{"__metadata__":{"frame":'],
+)
 def test_bombs_in_the_file_header_are_refused(opening: str) -> None:
     refused(raw(opening + "[" * 100_000))
     refused(raw(opening * 20_000))
@@ -264,22 +342,35 @@ def test_bombs_in_the_file_header_are_refused(opening: str) -> None:
 
 def entry(dtype: str, shape: list[int], count: int) -> bytes:
     """A frame with one hand-written tensor entry."""
-    head = {"__metadata__": {"frame": said({"number": 1})}, "rows": {"dtype": dtype, "shape": shape, "data_offsets": [0, count]}}
+    head = {
+        "__metadata__": {"frame": said({"number": 1})},
+        "rows": {"dtype": dtype, "shape": shape, "data_offsets": [0, count]},
+    }
     return raw(json.dumps(head), bytes(count))
 
 
-@pytest.mark.parametrize("shape", [[0, 1 << 62, 4], [0, 1 << 63], [1 << 63, 0], [1 << 31, 1 << 40, 0], [-1], [2, 2]])
+@pytest.mark.parametrize(
+    "shape", [[0, 1 << 62, 4], [0, 1 << 63], [1 << 63, 0], [1 << 31, 1 << 40, 0], [-1], [2, 2]]
+)
 def test_shapes_that_do_not_fit_their_data_or_any_memory_are_refused(shape: list[int]) -> None:
     refused(entry("F32", shape, 0))
 
 
-@pytest.mark.parametrize(("dtype", "count"), [("F16", 4), ("BF16", 4), ("U64", 16), ("C64", 16), ("F8_E4M3", 2), ("F4", 1), ("X", 8)])
+@pytest.mark.parametrize(
+    ("dtype", "count"),
+    [("F16", 4), ("BF16", 4), ("U64", 16), ("C64", 16), ("F8_E4M3", 2), ("F4", 1), ("X", 8)],
+)
 def test_types_that_no_message_has_are_refused(dtype: str, count: int) -> None:
     """`size` has no number for them, so the server would crash on writing them down."""
     refused(entry(dtype, [2], count))
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5), lambda s: st.lists(s, max_size=9)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda s: st.lists(s, max_size=9),
+    )
+)
 def test_any_json_as_metadata_is_refused(tree: Any) -> None:
     refused(framed(json.dumps(tree)))

@@ -21,7 +21,11 @@ COUNTS = {
     ("cnn-briggs", COLOUR): (75 * 32 + 32) + (800 * 64 + 64) + (64 * 64 * 512 + 512) + 5130,
     ("cnn-ali", COLOUR): 62_006,  # LeNet-5 on CIFAR-10
     ("cnn-ali", GRAY): 44_426,
-    ("cnn-cifar", COLOUR): (75 * 32 + 32) + (800 * 64 + 64) + (4096 * 384 + 384) + (384 * 192 + 192) + 1930,
+    ("cnn-cifar", COLOUR): (75 * 32 + 32)
+    + (800 * 64 + 64)
+    + (4096 * 384 + 384)
+    + (384 * 192 + 192)
+    + 1930,
     ("resnet9", COLOUR): 6_573_130,  # the well-known 6.57 million
 }
 
@@ -62,11 +66,16 @@ def test_every_network_can_train_many_clients_at_once() -> None:
     ("shape", "sentence"),
     [
         ((28, 28), r"samples of shape 28×28 have no axis of channels: add one with X\[:, None\]"),
-        ((28, 28, 3), r"in samples of shape 28×28×3 channels seem to come last: move them with np.moveaxis\(X, -1, 1\)"),
+        (
+            (28, 28, 3),
+            r"in samples of shape 28×28×3 channels seem to come last: move them with np.moveaxis\(X, -1, 1\)",
+        ),
         ((3, 2, 28), "images of at least .* pixels, not samples of shape 3×2×28"),
     ],
     ids=str,
 )
-def test_images_are_refused_for_the_right_reason(name: str, shape: tuple[int, ...], sentence: str) -> None:
+def test_images_are_refused_for_the_right_reason(
+    name: str, shape: tuple[int, ...], sentence: str
+) -> None:
     with pytest.raises(UsageError, match=sentence):
         validation.build(name, shape, 10, Randomness(0))

@@ -9,16 +9,22 @@ import pytest
 import torch
 from torch import nn
 
-from securecluster.models.fused_layers import Pool, Relu, compile_stack
+from securecluster.models.fused_layers import Pooling, Relu, compile_stack
 from securecluster.models.optimizers import Sgd
 from securecluster.models.validation import FlatModel
 
 DENSE: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(128, 3)),
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(128, 7), nn.ReLU(), nn.Linear(7, 3)),
-    "no bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(128, 7, bias=False), nn.ReLU(), nn.Linear(7, 3)),
-    "relu first and last": lambda: nn.Sequential(nn.ReLU(), nn.Flatten(), nn.ReLU(), nn.Linear(128, 9), nn.Linear(9, 3), nn.ReLU()),
-    "nested": lambda: nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(128, 7), nn.ReLU()), nn.Sequential(nn.Linear(7, 3))),
+    "no bias": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(128, 7, bias=False), nn.ReLU(), nn.Linear(7, 3)
+    ),
+    "relu first and last": lambda: nn.Sequential(
+        nn.ReLU(), nn.Flatten(), nn.ReLU(), nn.Linear(128, 9), nn.Linear(9, 3), nn.ReLU()
+    ),
+    "nested": lambda: nn.Sequential(
+        nn.Flatten(), nn.Sequential(nn.Linear(128, 7), nn.ReLU()), nn.Sequential(nn.Linear(7, 3))
+    ),
 }
 
 
@@ -30,11 +36,27 @@ def _cnn(convolution: nn.Module, *rest: nn.Module) -> nn.Module:
 
 CONVOLUTIONAL: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: _cnn(nn.Conv2d(2, 4, 3), nn.ReLU()),
-    "pool": lambda: _cnn(nn.Conv2d(2, 4, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 3, 3), nn.ReLU(), nn.MaxPool2d(2)),
+    "pool": lambda: _cnn(
+        nn.Conv2d(2, 4, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 3, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    ),
     "pool before relu": lambda: _cnn(nn.Conv2d(2, 4, 3), nn.MaxPool2d(2), nn.ReLU()),
-    "odd pool": lambda: _cnn(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True)),
-    "uneven": lambda: _cnn(nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2, bias=False), nn.ReLU()),
-    "same": lambda: _cnn(nn.Conv2d(2, 4, (5, 3), padding="same"), nn.ReLU(), nn.Conv2d(4, 2, 2, padding="valid")),
+    "odd pool": lambda: _cnn(
+        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True)
+    ),
+    "uneven": lambda: _cnn(
+        nn.Conv2d(
+            2, 4, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), groups=2, bias=False
+        ),
+        nn.ReLU(),
+    ),
+    "same": lambda: _cnn(
+        nn.Conv2d(2, 4, (5, 3), padding="same"), nn.ReLU(), nn.Conv2d(4, 2, 2, padding="valid")
+    ),
     "pool of one number": lambda: _cnn(nn.Conv2d(2, 4, 3), nn.MaxPool2d((2,))),
     "pool first": lambda: _cnn(nn.MaxPool2d(2), nn.Conv2d(2, 4, 3), nn.ReLU()),
 }
@@ -69,7 +91,9 @@ def patched() -> nn.Module:
 
 
 def tied() -> nn.Module:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.Linear(128, 3))
+    module = nn.Sequential(
+        nn.Flatten(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.Linear(128, 3)
+    )
     module[3].weight = module[1].weight
     return module
 
@@ -87,7 +111,9 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "flatten of some axes": lambda: nn.Sequential(nn.Flatten(2), nn.Flatten(), nn.Linear(128, 3)),
     "no flatten": lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU()),
     "circular": lambda: _cnn(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular")),
-    "same with an even kernel": lambda: nn.Sequential(nn.Conv2d(2, 4, 2, padding="same"), nn.Flatten(), nn.Linear(256, 3)),
+    "same with an even kernel": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 2, padding="same"), nn.Flatten(), nn.Linear(256, 3)
+    ),
     "a subclass": lambda: OneChannel(nn.Flatten(), nn.Linear(128, 3)),
     "a hook": hooked,
     "a hook on a sequence": hooked_outside,
@@ -115,8 +141,14 @@ def check_step(module: nn.Module, clients: int, x: torch.Tensor) -> None:
     module = module.double()
     flat, n = FlatModel(module), x.shape[1]
     assert flat.stack is not None
-    before = torch.stack([flat.initial() + 0.05 * normal(k, flat.dimension) for k in range(clients)])
-    rows, y, weight = before.clone(), torch.arange(clients * n).view(clients, n) % 3, normal(9, clients, n).abs()
+    before = torch.stack(
+        [flat.initial() + 0.05 * normal(k, flat.dimension) for k in range(clients)]
+    )
+    rows, y, weight = (
+        before.clone(),
+        torch.arange(clients * n).view(clients, n) % 3,
+        normal(9, clients, n).abs(),
+    )
     weight[-1, -1] = 0  # padding
     views = flat.views(rows)
     with torch.no_grad():
@@ -125,14 +157,21 @@ def check_step(module: nn.Module, clients: int, x: torch.Tensor) -> None:
         own = copy.deepcopy(module)
         nn.utils.vector_to_parameters(before[k].clone(), own.parameters())
         losses = nn.functional.cross_entropy(own(x[k]), y[k], reduction="none")
-        gradient = torch.cat([g.flatten() for g in torch.autograd.grad((losses * weight[k]).sum(), list(own.parameters()))])
+        gradient = torch.cat(
+            [
+                g.flatten()
+                for g in torch.autograd.grad((losses * weight[k]).sum(), list(own.parameters()))
+            ]
+        )
         torch.testing.assert_close(before[k] - rows[k], gradient, rtol=1e-10, atol=1e-12)
         assert gradient.abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("make", DENSE.values(), ids=DENSE)
 @pytest.mark.parametrize("clients", [1, 4])
-def test_dense_stacks_step_by_autograds_gradient(make: Callable[[], nn.Module], clients: int) -> None:
+def test_dense_stacks_step_by_autograds_gradient(
+    make: Callable[[], nn.Module], clients: int
+) -> None:
     check_step(make(), clients, normal(1, clients, 6, 2, 8, 8))
 
 
@@ -145,11 +184,15 @@ def test_convolutional_stacks_step_by_autograds_gradient(make: Callable[[], nn.M
 
 
 def test_one_channel_whose_layout_is_ambiguous() -> None:
-    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+    )
     check_step(module, 1, normal(1, 1, 6, 1, 8, 8))
 
 
-@pytest.mark.parametrize("make", [*DENSE.values(), *CONVOLUTIONAL.values()], ids=[*DENSE, *CONVOLUTIONAL])
+@pytest.mark.parametrize(
+    "make", [*DENSE.values(), *CONVOLUTIONAL.values()], ids=[*DENSE, *CONVOLUTIONAL]
+)
 def test_outputs_are_the_modules(make: Callable[[], nn.Module]) -> None:
     module = make().double()
     flat, x = FlatModel(module), normal(2, 1, 5, 2, 8, 8)
@@ -162,7 +205,7 @@ def test_a_relu_after_a_convolution_waits_for_the_pool() -> None:
     stack = compile_stack(CONVOLUTIONAL["pool"]())
     assert stack is not None
     kinds = [type(layer) for layer in stack.layers]
-    assert kinds.index(Pool) + 1 == kinds.index(Relu)
+    assert kinds.index(Pooling) + 1 == kinds.index(Relu)
 
 
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)

@@ -17,10 +17,18 @@ from securecluster.data import Shard
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.models import architectures
-from securecluster.models.objectives import CLASSIFICATION, OBJECTIVES, Classification, Language, Objective, Trajectory, objective
+from securecluster.models.objectives import (
+    CLASSIFICATION,
+    OBJECTIVES,
+    Classification,
+    Language,
+    Objective,
+    Trajectory,
+    objective,
+)
 from securecluster.models.validation import build
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Local, Settings
-from securecluster.training.local_trainer import Cohort, LocalTraining
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
 class Words(nn.Module):
@@ -58,14 +66,16 @@ def federation(kind: Objective) -> Federation:
         else:
             track = draw.random((n + 4, 5, 2)).astype(np.float32)
             shards.append(Shard(track[:n, :-1], track[:n, -1], track[n:, :-1], track[n:, -1]))
-    return Federation(("a", "b", "c"), tuple(shards), 7 if isinstance(kind, Language) else 2, 0, objective=kind)
+    return Federation(
+        ("a", "b", "c"), tuple(shards), 7 if isinstance(kind, Language) else 2, 0, objective=kind
+    )
 
 
-def cohort(kind: Objective, module: nn.Module) -> Cohort:
+def cohort(kind: Objective, module: nn.Module) -> LocalTrainer:
     fed = federation(kind)
     flat = build(module, fed.shape, fed.classes, Randomness(0), kind)
     assert flat.together
-    return Cohort(fed, flat, Randomness(0), torch.device("cpu"), torch.float64)
+    return LocalTrainer(fed, flat, Randomness(0), torch.device("cpu"), torch.float64)
 
 
 @pytest.mark.parametrize("kind", [Language(), Trajectory((10.0, 6.0))], ids=lambda kind: kind.kind)
@@ -99,7 +109,13 @@ def test_perplexity_is_exp_of_the_mean_over_all_tokens() -> None:
     found = made.scores(Rows(rows, (0, 1, 1)))
     for k, row in enumerate((0, 1, 1)):
         nn.utils.vector_to_parameters(rows[row], (module := Words().double()).parameters())
-        x, y = (torch.as_tensor(part) for part in (federation(Language()).shards[k].x_test, federation(Language()).shards[k].y_test))
+        x, y = (
+            torch.as_tensor(part)
+            for part in (
+                federation(Language()).shards[k].x_test,
+                federation(Language()).shards[k].y_test,
+            )
+        )
         nats = nn.functional.cross_entropy(module(x).transpose(1, 2), y)
         assert found[k] == pytest.approx(float(nats.exp().detach()), rel=1e-9)
 
@@ -117,16 +133,23 @@ def test_the_error_of_trajectories_is_in_metres() -> None:
 
 def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary() -> None:
     made = cohort(Language(), Words())
-    assert made.scores(Rows(torch.zeros_like(made.start)[None], (0,) * 3)) == pytest.approx(np.full(3, 7.0))
+    assert made.scores(Rows(torch.zeros_like(made.start)[None], (0,) * 3)) == pytest.approx(
+        np.full(3, 7.0)
+    )
 
 
-@pytest.mark.parametrize("kind", [CLASSIFICATION, Language(), Trajectory(), Trajectory((3.0, 4.5))], ids=repr)
+@pytest.mark.parametrize(
+    "kind", [CLASSIFICATION, Language(), Trajectory(), Trajectory((3.0, 4.5))], ids=repr
+)
 def test_objectives_go_to_json_and_back(kind: Objective) -> None:
     assert objective(json.loads(json.dumps(kind.as_json()))) == kind
 
 
 def test_every_objective_is_listed_once() -> None:
-    assert set(OBJECTIVES) == {"classification", "language", "trajectory"} and OBJECTIVES["classification"] is Classification
+    assert (
+        set(OBJECTIVES) == {"classification", "language", "trajectory"}
+        and OBJECTIVES["classification"] is Classification
+    )
     assert len({kind.metric for kind in OBJECTIVES.values()}) == 3
 
 
@@ -142,17 +165,37 @@ def test_every_objective_is_listed_once() -> None:
         (Trajectory((1.0,)), np.zeros((3, 4, 2)), np.zeros((3, 2)), "one for each"),
     ],
 )
-def test_data_of_another_kind_are_refused(kind: Objective, x: np.ndarray, y: np.ndarray, said: str) -> None:  # type: ignore[type-arg]
+def test_data_of_another_kind_are_refused(
+    kind: Objective, x: np.ndarray, y: np.ndarray, said: str
+) -> None:  # type: ignore[type-arg]
     with pytest.raises(UsageError, match=said):
-        Federation(("a",), (Shard(x, y, x[:0], y[:0]),), 7 if isinstance(kind, Language) else 2, 0, objective=kind)
+        Federation(
+            ("a",),
+            (Shard(x, y, x[:0], y[:0]),),
+            7 if isinstance(kind, Language) else 2,
+            0,
+            objective=kind,
+        )
 
 
 @pytest.mark.parametrize(
     ("model", "kind", "shape", "classes", "said"),
     [
-        ("cnn-ali", Trajectory(), (4, 2), 2, "made for classification, and these data are for trajectory: choose .*mlp"),
+        (
+            "cnn-ali",
+            Trajectory(),
+            (4, 2),
+            2,
+            "made for classification, and these data are for trajectory: choose .*mlp",
+        ),
         (Track(), Language(), (6,), 7, "does not take|it must give 6 × 7 logits"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(8, 1)), Trajectory(), (4, 2), 2, "a position of 2 coordinates"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(8, 1)),
+            Trajectory(),
+            (4, 2),
+            2,
+            "a position of 2 coordinates",
+        ),
     ],
 )
 def test_networks_of_another_kind_are_refused(
@@ -164,10 +207,19 @@ def test_networks_of_another_kind_are_refused(
 
 def test_auto_is_the_network_that_suits_the_data_and_brings_its_learning_rate() -> None:
     text, track, image = Language(), Trajectory(), CLASSIFICATION
-    found = [architectures.chosen("auto", kind, classes) for kind, classes in ((image, 10), (text, 77), (text, 2000), (track, 2))]
+    found = [
+        architectures.chosen("auto", kind, classes)
+        for kind, classes in ((image, 10), (text, 77), (text, 2000), (track, 2))
+    ]
     assert found == ["mlp", "lstm-chars", "lstm-words", "lstm-trajectory"]
-    assert architectures.chosen("linear", text, 77) == "linear"  # which is refused by name later, not replaced
-    assert architectures.rate("auto", image, 10, "sgd") == 0.2 == architectures.rate(Words(), text, 7, "sgd")
+    assert (
+        architectures.chosen("linear", text, 77) == "linear"
+    )  # which is refused by name later, not replaced
+    assert (
+        architectures.rate("auto", image, 10, "sgd")
+        == 0.2
+        == architectures.rate(Words(), text, 7, "sgd")
+    )
     assert (
         architectures.rate("auto", text, 2000, "sgd")
         > architectures.rate("auto", image, 10, "sgd")
@@ -176,14 +228,22 @@ def test_auto_is_the_network_that_suits_the_data_and_brings_its_learning_rate() 
     assert architectures.rate("mlp", image, 10, "adam") == 0.001
 
 
-@pytest.mark.parametrize("protocol", [CFL, FLHC, SRFCA, IFCA, FedAvg, Local], ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize(
+    "protocol", [CFL, FLHC, SRFCA, IFCA, FedAvg, Local], ids=lambda protocol: protocol.name
+)
 @pytest.mark.parametrize("kind", [Language(), Trajectory((10.0, 6.0))], ids=lambda kind: kind.kind)
-def test_protocols_run_on_sequences_and_judge_them(protocol: type[Any], kind: Objective, tmp_path: Path) -> None:
-    more = {"pre_rounds": 1} if protocol is FLHC else {"starts": 1, "k": 2} if protocol is IFCA else {}
+def test_protocols_run_on_sequences_and_judge_them(
+    protocol: type[Any], kind: Objective, tmp_path: Path
+) -> None:
+    more = (
+        {"pre_rounds": 1} if protocol is FLHC else {"starts": 1, "k": 2} if protocol is IFCA else {}
+    )
     own = federation(kind)
     module = Words() if isinstance(kind, Language) else Track()
     fitted = protocol(rounds=2, model=module, **more).fit(own, Settings(transcript="full"))
-    assert fitted.metric_ == kind.metric and all(kind.metric in line and line["at_target"] is None for line in fitted.history_)
+    assert fitted.metric_ == kind.metric and all(
+        kind.metric in line and line["at_target"] is None for line in fitted.history_
+    )
     scores = getattr(fitted, f"{kind.metric}_")
     assert scores is fitted.scores_ and not hasattr(fitted, "accuracy_")
     module.load_state_dict(fitted.model_of(1))
@@ -195,10 +255,17 @@ def test_protocols_run_on_sequences_and_judge_them(protocol: type[Any], kind: Ob
         expected = float(np.hypot(*((out - y).numpy() * (10.0, 6.0)).T).mean())
     assert scores[1] == pytest.approx(expected, rel=1e-5)
     fitted.save(tmp_path)
-    assert protocol.load(tmp_path, model=Words() if isinstance(kind, Language) else Track()).metric_ == kind.metric
+    assert (
+        protocol.load(tmp_path, model=Words() if isinstance(kind, Language) else Track()).metric_
+        == kind.metric
+    )
     fitted.replay(fitted.transcript_, fitted.kept_.learned.config)
     with pytest.raises(UsageError, match="give the same kind of data"):
-        fitted.predict(Federation.from_arrays({"n": (np.random.default_rng(0).random((20, 4)), np.arange(20) % 2)}, seed=0))
+        fitted.predict(
+            Federation.from_arrays(
+                {"n": (np.random.default_rng(0).random((20, 4)), np.arange(20) % 2)}, seed=0
+            )
+        )
 
 
 @pytest.mark.parametrize("kind", [Language(), Trajectory((10.0, 6.0))], ids=lambda kind: kind.kind)

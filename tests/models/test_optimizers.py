@@ -17,7 +17,11 @@ def normal(seed: int, *shape: int) -> torch.Tensor:
 
 
 def theirs(name: str, momentum: float, row: torch.Tensor) -> torch.optim.Optimizer:
-    return torch.optim.SGD([row], 0.1, momentum=momentum) if name == "sgd" else torch.optim.Adam([row], 0.1)
+    return (
+        torch.optim.SGD([row], 0.1, momentum=momentum)
+        if name == "sgd"
+        else torch.optim.Adam([row], 0.1)
+    )
 
 
 @pytest.mark.parametrize("product", [False, True], ids=["values", "product"])

@@ -27,25 +27,35 @@ SIZES = [
 Rows = tuple[torch.Tensor, ...]
 
 
-def draw(b: int, n: int, steps: int, inputs: int, cells: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, Rows]:
+def draw(
+    b: int, n: int, steps: int, inputs: int, cells: int, dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor, Rows]:
     generator = torch.Generator().manual_seed(b + 10 * n + 100 * steps)
     shapes = ((4 * cells, inputs), (4 * cells, cells), (4 * cells,), (4 * cells,))
-    weights = tuple(torch.randn(b, *s, generator=generator, dtype=dtype).requires_grad_() for s in shapes)
-    return torch.randn(b, n, steps, inputs, generator=generator, dtype=dtype).requires_grad_(), weights
+    weights = tuple(
+        torch.randn(b, *s, generator=generator, dtype=dtype).requires_grad_() for s in shapes
+    )
+    return torch.randn(
+        b, n, steps, inputs, generator=generator, dtype=dtype
+    ).requires_grad_(), weights
 
 
 def theirs(x: torch.Tensor, weights: Rows) -> torch.Tensor:
     """nn.LSTM's outputs, one client after the other."""
     module = nn.LSTM(x.shape[-1], weights[1].shape[-1], batch_first=True).to(x.dtype)
     own = [dict(zip(NAMES, (w[k] for w in weights), strict=True)) for k in range(len(x))]
-    return torch.stack([torch.func.functional_call(module, own[k], (x[k],))[0] for k in range(len(x))])
+    return torch.stack(
+        [torch.func.functional_call(module, own[k], (x[k],))[0] for k in range(len(x))]
+    )
 
 
 def by_vmap(x: torch.Tensor, weights: Rows) -> torch.Tensor:
     module = LSTM(x.shape[-1], weights[1].shape[-1])
 
     def call(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.func.functional_call(module, dict(zip(NAMES, weights, strict=True)), (x,))
+        out: torch.Tensor = torch.func.functional_call(
+            module, dict(zip(NAMES, weights, strict=True)), (x,)
+        )
         return out
 
     return torch.func.vmap(call)(x, *weights)
@@ -58,12 +68,16 @@ def gradients(out: torch.Tensor, x: torch.Tensor, weights: Rows) -> Rows:
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("wide", [1, 1000])
-def test_outputs_and_gradients_are_those_of_nn_lstm(size: tuple[int, ...], wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_and_gradients_are_those_of_nn_lstm(
+    size: tuple[int, ...], wide: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recurrent, "WIDE", wide)
     x, weights = draw(*size)
     expected, out = theirs(x, weights), by_vmap(x, weights)
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
-    for found, right in zip(gradients(out, x, weights), gradients(expected, x, weights), strict=True):
+    for found, right in zip(
+        gradients(out, x, weights), gradients(expected, x, weights), strict=True
+    ):
         torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-10)
 
 
@@ -73,7 +87,9 @@ def test_both_ways_of_float32(wide: int, monkeypatch: pytest.MonkeyPatch) -> Non
     x, weights = draw(3, 4, 6, 5, 8, torch.float32)
     expected, out = theirs(x, weights), by_vmap(x, weights)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-    for found, right in zip(gradients(out, x, weights), gradients(expected, x, weights), strict=True):
+    for found, right in zip(
+        gradients(out, x, weights), gradients(expected, x, weights), strict=True
+    ):
         torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-4)
 
 
@@ -81,7 +97,9 @@ def test_many_clients_are_as_many_single_ones() -> None:
     x, weights = draw(4, 3, 5, 2, 3)
     module = LSTM(2, 3).double()
     for k, own in enumerate(by_vmap(x, weights)):
-        alone = torch.func.functional_call(module, dict(zip(NAMES, (w[k] for w in weights), strict=True)), (x[k],))
+        alone = torch.func.functional_call(
+            module, dict(zip(NAMES, (w[k] for w in weights), strict=True)), (x[k],)
+        )
         torch.testing.assert_close(own, alone, rtol=1e-10, atol=1e-10)
 
 
@@ -94,7 +112,12 @@ def test_what_is_shared_by_the_clients_need_not_be_repeated() -> None:
     x, weights = draw(3, 2, 4, 2, 3)
     one = [w[0].detach() for w in weights]
     out = torch.func.vmap(lambda x: lstm(x[None], *(w[None] for w in one))[0])(x)
-    torch.testing.assert_close(out, theirs(x, tuple(w[:1].expand(3, *w.shape[1:]) for w in weights)), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        out,
+        theirs(x, tuple(w[:1].expand(3, *w.shape[1:]) for w in weights)),
+        rtol=1e-10,
+        atol=1e-10,
+    )
 
 
 def test_two_axes_of_models() -> None:
@@ -120,7 +143,10 @@ def test_it_loads_what_nn_lstm_saves_and_is_drawn_alike() -> None:
     torch.testing.assert_close(mine(x), reference(x)[0])
     mine.reset_parameters()
     for parameter in mine.parameters():
-        assert 0.9 / math.sqrt(50) < parameter.abs().max() <= 1 / math.sqrt(50) and abs(parameter.mean()) < 0.02
+        assert (
+            0.9 / math.sqrt(50) < parameter.abs().max() <= 1 / math.sqrt(50)
+            and abs(parameter.mean()) < 0.02
+        )
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 4, 2), (2, 0, 3), (1, 2, 4, 3)], ids=str)

@@ -21,12 +21,22 @@ IMAGE = (1, 16, 16)
 
 
 def normal(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64
+    )
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d(16), nn.BatchNorm1d(16, track_running_stats=False)], ids=["running", "batch only"])
+@pytest.mark.parametrize(
+    "norm",
+    [nn.BatchNorm1d(16), nn.BatchNorm1d(16, track_running_stats=False)],
+    ids=["running", "batch only"],
+)
 def test_batch_norm_is_refused_by_name(norm: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(architectures.IMAGES, "normed", lambda shape, classes: nn.Sequential(nn.Flatten(), norm, nn.Linear(16, classes)))
+    monkeypatch.setitem(
+        architectures.IMAGES,
+        "normed",
+        lambda shape, classes: nn.Sequential(nn.Flatten(), norm, nn.Linear(16, classes)),
+    )
     with pytest.raises(UsageError, match=r"'normed' has BatchNorm1d.*GroupNorm") as caught:
         validation.build("normed", (1, 4, 4), 3, Randomness(0))
     assert "\n" not in str(caught.value)
@@ -46,13 +56,17 @@ def test_initial_weights_follow_the_seed_alone(name: str) -> None:
     torch.manual_seed(4)
     assert torch.equal(one, validation.build(name, IMAGE, 3, Randomness(0)).initial())
     assert not torch.equal(one, validation.build(name, IMAGE, 3, Randomness(1)).initial())
-    assert one.unique().numel() > len(one) // 3  # float32 has few values near 0, and group norm starts at 1
+    assert (
+        one.unique().numel() > len(one) // 3
+    )  # float32 has few values near 0, and group norm starts at 1
 
 
 @pytest.mark.parametrize("name", architectures.IMAGES)
 def test_views_are_torchs_own_parameters(name: str) -> None:
     flat = validation.build(name, IMAGE, 4, Randomness(1))
-    assert torch.equal(flat.initial(), nn.utils.parameters_to_vector(flat.module.parameters()).detach())
+    assert torch.equal(
+        flat.initial(), nn.utils.parameters_to_vector(flat.module.parameters()).detach()
+    )
     vector = normal(flat.dimension).float()
     module = copy.deepcopy(flat.module)
     nn.utils.vector_to_parameters(vector, module.parameters())
@@ -69,7 +83,9 @@ def test_views_are_torchs_own_parameters(name: str) -> None:
 
 def _tied() -> nn.Module:
     relu = nn.ReLU()
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, 3)
+    )
 
 
 def _repeated() -> nn.Module:
@@ -80,14 +96,22 @@ def _repeated() -> nn.Module:
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: architectures.mlp((1, 4, 4), 3),
     "linear": lambda: architectures.linear((1, 4, 4), 3),
-    "deep": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)),
-    "no bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)),
+    "deep": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
+    ),
+    "no bias": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)
+    ),
     "tanh": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)),
     "cnn": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)),
     "one relu used twice": _tied,
     "one linear used twice": _repeated,
-    "linear before flatten": lambda: nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)),
-    "flatten of some axes": lambda: nn.Sequential(nn.Flatten(3), nn.Linear(4, 2), nn.Flatten(), nn.Linear(8, 3)),
+    "linear before flatten": lambda: nn.Sequential(
+        nn.Linear(4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
+    ),
+    "flatten of some axes": lambda: nn.Sequential(
+        nn.Flatten(3), nn.Linear(4, 2), nn.Flatten(), nn.Linear(8, 3)
+    ),
 }
 
 
@@ -107,7 +131,11 @@ class Own(nn.Module):
 
     def __init__(self, between: nn.Module | None = None, outputs: int = 3) -> None:
         super().__init__()
-        self.first, self.between, self.last = nn.Linear(16, 8), between or nn.Tanh(), nn.Linear(8, outputs)
+        self.first, self.between, self.last = (
+            nn.Linear(16, 8),
+            between or nn.Tanh(),
+            nn.Linear(8, outputs),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.last(self.between(self.first(x.flatten(1))))
@@ -156,8 +184,13 @@ def test_a_users_own_module_keeps_its_weights_and_is_not_touched() -> None:
     assert torch.equal(flat.initial(), nn.utils.parameters_to_vector(module.parameters()).detach())
     assert flat.together
     flat.module.first.weight.data += 1  # type: ignore[union-attr, operator]
-    assert not torch.equal(flat.initial(), nn.utils.parameters_to_vector(module.parameters()).detach())
-    assert torch.equal(validation.build(module, (1, 4, 4), 3, Randomness(0)).initial(), adopt(module, (1, 4, 4), 3).initial())
+    assert not torch.equal(
+        flat.initial(), nn.utils.parameters_to_vector(module.parameters()).detach()
+    )
+    assert torch.equal(
+        validation.build(module, (1, 4, 4), 3, Randomness(0)).initial(),
+        adopt(module, (1, 4, 4), 3).initial(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,7 +212,9 @@ def test_a_users_own_module_keeps_its_weights_and_is_not_touched() -> None:
         (7, "a name or an nn.Module, not int"),
     ],
 )
-def test_modules_that_clients_cannot_train_are_refused_in_one_sentence(module: nn.Module, sentence: str) -> None:
+def test_modules_that_clients_cannot_train_are_refused_in_one_sentence(
+    module: nn.Module, sentence: str
+) -> None:
     with pytest.raises(UsageError, match=sentence) as caught:
         validation.build(module, (1, 4, 4), 3, Randomness(0))
     assert "\n" not in str(caught.value)
@@ -223,18 +258,33 @@ def _looked_up(**options: object) -> nn.Module:
     ("make", "sentence"),
     [
         (lambda: Does(lambda layer, x: layer(x).squeeze()), r"gives \(3,\) for 1 sample:"),
-        (lambda: Does(lambda layer, x: layer(nn.functional.batch_norm(x, None, None, training=True))), "more than 1 value per channel"),
+        (
+            lambda: Does(
+                lambda layer, x: layer(nn.functional.batch_norm(x, None, None, training=True))
+            ),
+            "more than 1 value per channel",
+        ),
         (lambda: Does(torch.no_grad()(lambda layer, x: layer(x))), "has no gradient: keep no_grad"),
-        (lambda: Does(lambda layer, x: torch.exp(layer(x)).add_(1)), "has no gradient.*inplace operation"),
+        (
+            lambda: Does(lambda layer, x: torch.exp(layer(x)).add_(1)),
+            "has no gradient.*inplace operation",
+        ),
         (lambda: _looked_up(sparse=True), "has no gradient.*sparse=True"),
         (lambda: _looked_up(max_norm=0.1), "changes its parameters.*max_norm"),
-        (lambda: Own(Does(lambda layer, x: x, extra=nn.Parameter(torch.ones(2, dtype=torch.complex64)))), "complex parameters"),
+        (
+            lambda: Own(
+                Does(lambda layer, x: x, extra=nn.Parameter(torch.ones(2, dtype=torch.complex64)))
+            ),
+            "complex parameters",
+        ),
         (lambda: nn.DataParallel(Own()), "the module it was made from"),
         (_uncopied, "cannot be copied: cannot pickle"),
         (_with_nan, "weights that are not finite"),
     ],
 )
-def test_what_would_fail_only_in_training_is_refused_before(make: Callable[[], nn.Module], sentence: str) -> None:
+def test_what_would_fail_only_in_training_is_refused_before(
+    make: Callable[[], nn.Module], sentence: str
+) -> None:
     with pytest.raises(UsageError, match=sentence) as caught:
         validation.build(make(), (1, 4, 4), 3, Randomness(0))
     assert "\n" not in str(caught.value)
@@ -242,7 +292,9 @@ def test_what_would_fail_only_in_training_is_refused_before(make: Callable[[], n
 
 def test_a_forward_pass_that_fails_on_the_data_is_told_in_one_sentence() -> None:
     flat = adopt(_looked_up(), (1, 4, 4), 3)
-    with pytest.raises(UsageError, match=r"Does does not take samples of shape \(1, 4, 4\): index out of range"):
+    with pytest.raises(
+        UsageError, match=r"Does does not take samples of shape \(1, 4, 4\): index out of range"
+    ):
         flat.call(flat.views(flat.initial()), torch.full((2, 1, 4, 4), 5.0))
 
 
@@ -253,11 +305,15 @@ def test_what_vmap_cannot_take_back_trains_one_client_after_the_other() -> None:
 
 def _shared_dropout() -> nn.Module:
     dropout = nn.Dropout(0.5)
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 9), dropout, nn.Linear(9, 9), dropout, nn.Linear(9, 3))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 9), dropout, nn.Linear(9, 9), dropout, nn.Linear(9, 3)
+    )
 
 
 def _tied_weights() -> nn.Module:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 3))
+    module = nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 3)
+    )
     module[3].weight = module[1].weight
     return module
 
@@ -268,7 +324,11 @@ def _frozen() -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize("make", [Own, _tied_weights, _repeated, _frozen, _shared_dropout], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [Own, _tied_weights, _repeated, _frozen, _shared_dropout],
+    ids=lambda make: make.__name__,
+)
 def test_a_state_dict_loads_into_the_users_own_module(make: Callable[[], nn.Module]) -> None:
     module, target = make(), make().eval()
     flat = adopt(module, (1, 4, 4), 3)
@@ -290,7 +350,9 @@ def test_a_parameter_without_dimensions_is_one_number() -> None:
     flat = FlatModel(module)
     row = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     torch.testing.assert_close(flat.call(flat.views(row), x), module(x))
-    torch.testing.assert_close(flat.views(torch.stack([row, row]))["scale"], torch.tensor([2.0, 2.0]))
+    torch.testing.assert_close(
+        flat.views(torch.stack([row, row]))["scale"], torch.tensor([2.0, 2.0])
+    )
 
 
 def test_the_processs_default_number_type_does_not_matter() -> None:
@@ -329,7 +391,9 @@ def test_an_evaluating_module_trains_all_the_same() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, 3)).eval()
     flat = adopt(module, (1, 4, 4), 3)
     views, x = flat.views(flat.initial()), normal(4, 16).float()
-    assert not torch.equal(flat.call(views, x, torch.tensor(1)), flat.call(views, x, torch.tensor(2)))
+    assert not torch.equal(
+        flat.call(views, x, torch.tensor(1)), flat.call(views, x, torch.tensor(2))
+    )
     torch.testing.assert_close(flat.call(views, x), module(x).detach())
 
 
@@ -415,9 +479,15 @@ def test_weights_drawn_anew_are_spread_as_the_networks_own(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), before) and torch.equal(
         flat.initial(), validation.build(name, IMAGE, 4, Randomness(1)).initial()
     )
-    assert torch.equal(one, two) and not torch.equal(one, other) and not torch.equal(one, flat.initial())
+    assert (
+        torch.equal(one, two)
+        and not torch.equal(one, other)
+        and not torch.equal(one, flat.initial())
+    )
     assert not torch.equal(one, flat.redrawn(Randomness(2), "start", 0, 1))
-    for drawn, own in zip(flat.views(one).values(), flat.views(flat.initial()).values(), strict=True):
+    for drawn, own in zip(
+        flat.views(one).values(), flat.views(flat.initial()).values(), strict=True
+    ):
         if own.numel() >= 1000:  # means and spreads of so many numbers hardly differ
             assert abs(float(drawn.mean() - own.mean())) < 0.15 * float(own.std())
             assert float(drawn.std()) == pytest.approx(float(own.std()), rel=0.1)
@@ -457,7 +527,9 @@ def test_what_is_frozen_is_not_drawn_and_what_is_tied_is_drawn_by_its_first_owne
 def test_a_whole_draws_over_what_its_parts_drew() -> None:
     flat = FlatModel(_Attending())
     views = flat.views(flat.redrawn(Randomness(0), "a"))
-    assert not views["attention.out_proj.bias"].any()  # set to 0 by the attention, to random numbers by its part
+    assert not views[
+        "attention.out_proj.bias"
+    ].any()  # set to 0 by the attention, to random numbers by its part
     assert views["attention.in_proj_weight"].std() > 0
 
 
@@ -466,7 +538,12 @@ def test_parameters_that_cannot_be_drawn_anew_are_named() -> None:
         return FlatModel(nn.Sequential(nn.Linear(4, 4), part))
 
     assert float(build(_Drawn()).redrawn(Randomness(0), "a")[-1]) == pytest.approx(5, abs=0.1)
-    with pytest.raises(UsageError, match=r"'1\.scale' of Sequential cannot be drawn anew: give its layer a method reset_parameters"):
+    with pytest.raises(
+        UsageError,
+        match=r"'1\.scale' of Sequential cannot be drawn anew: give its layer a method reset_parameters",
+    ):
         build(_Scaled()).redrawn(Randomness(0), "a")
-    with pytest.raises(UsageError, match=r"reset_parameters of 1 \(_Failing\) fails: nothing to divide"):
+    with pytest.raises(
+        UsageError, match=r"reset_parameters of 1 \(_Failing\) fails: nothing to divide"
+    ):
         build(_Failing()).redrawn(Randomness(0), "a")

@@ -27,7 +27,9 @@ class Fake:
         return (rows - 1) / (2 + self.kind)
 
 
-ORDERS = [kinds for n in range(4) for kinds in itertools.product(Kind, repeat=n)] + list(itertools.permutations(Kind))
+ORDERS = [kinds for n in range(4) for kinds in itertools.product(Kind, repeat=n)] + list(
+    itertools.permutations(Kind)
+)
 
 
 def is_legal(kinds: tuple[Kind, ...]) -> bool:
@@ -45,7 +47,9 @@ def test_the_legal_orders_are_the_ordered_subsets_whose_noise_has_a_clip() -> No
             with pytest.raises(UsageError) as caught:
                 Pipeline(stages)
             assert "\n" not in str(caught.value)
-    assert len(legal) == 1 + 4 + (10 - 3) + (10 - 3) + 1  # none, one, two, three and five of five; noise alone or without clip is out
+    assert (
+        len(legal) == 1 + 4 + (10 - 3) + (10 - 3) + 1
+    )  # none, one, two, three and five of five; noise alone or without clip is out
     assert tuple(Kind) in legal
 
 

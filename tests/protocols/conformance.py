@@ -22,8 +22,8 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.messaging import wire
 from securecluster.messaging.messages import RELAY, Call, Rows, Shared, reply_header
 from securecluster.protocols import Settings
-from securecluster.protocols.common.client import TraineeState
-from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.common.client import ClientState
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.random_walks import Format
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.runtime.endpoint import KEY_METHODS, message_types, release_of
@@ -37,7 +37,10 @@ SPREAD = {"rounds": 4, "participation": 0.6}
 
 def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
     """Synthetic users of NSIM, for images of digits."""
-    return [(draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
+    return [
+        (draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20))
+        for k in range(users)
+    ]
 
 
 def make_brief(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +48,7 @@ def make_brief(monkeypatch: pytest.MonkeyPatch) -> None:
     from securecluster.protocols.nsim import synthetic_users
 
     def brief(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
-        return fit(rows, true, draws, grid=(Plan(steps=3),), networks=1)
+        return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
 
     monkeypatch.setattr(synthetic_users, "fit", brief)
     monkeypatch.setattr(curves, "draw", lambda *_: [])
@@ -74,7 +77,9 @@ def check_replay(make: Make, federation: Federation, **params: Any) -> None:
     """Check that the server alone, against a transcript, ends in the same state bit for bit."""
     made = make(rounds=4, **params)
     fitted = made.fit(federation, Settings(transcript="full", dropout=0.2))
-    assert made.replay(fitted.transcript_, made.config(federation, "float32")) == fitted.server_state_
+    assert (
+        made.replay(fitted.transcript_, made.config(federation, "float32")) == fitted.server_state_
+    )
 
 
 def check_masked_round(make: Make, federation: Federation, mask: str) -> None:
@@ -93,7 +98,7 @@ def check_nodes(make: Make, federation: Federation, **params: Any) -> None:
     doors = {i: node.answer_frame for i, node in enumerate(nodes)}
     transport = Framed(doors, lambda name: message_types(made.client, name)[1])
     net = made.build_network(transport, made.config(federation, "float64"))
-    made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     together = made.fit(federation, settings).client_models_.values
     apart = torch.cat([node.client.models.values for node in nodes])
     torch.testing.assert_close(apart, together, rtol=0, atol=1e-9)
@@ -125,7 +130,9 @@ def check_resume(make: Make, federation: Federation, folder: Path, **params: Any
         assert resumed.bytes_ == whole.bytes_
         assert resumed.server_state_ == whole.server_state_
         assert resumed.transcript_.entries == whole.transcript_.entries
-        again = make(rounds=4, **params).fit(federation, settings, folder=home)  # as after a kill just before the end
+        again = make(rounds=4, **params).fit(
+            federation, settings, folder=home
+        )  # as after a kill just before the end
         assert again.server_state_ == whole.server_state_
         assert torch.equal(again.client_models_.values, whole.client_models_.values)
         assert again.bytes_ == whole.bytes_
@@ -143,10 +150,10 @@ def check_everyone_catches_up(make: Make, federation: Federation, **params: Any)
     from securecluster.runtime.transport import InProcess
 
     net = made.build_network(InProcess(endpoint.answer, lost), made.config(federation, "float32"))
-    state = made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     same = [i for i in net.clients if state.labels[i] == state.labels[2]]
     models = endpoint.client.models.values
-    assert not state.outbox.late()
+    assert not state.outbox.lagging_clients()
     assert len(same) > 1
     assert all(torch.equal(models[2], models[i]) for i in same)
 
@@ -199,13 +206,17 @@ def check_free_replies(make: Make, federation: Federation, **params: Any) -> int
         if call.method not in KEY_METHODS and fields(told.reply):
             release = release_of(getattr(made.client, call.method))
             if release.derived:
-                state = unpack(pack(own.client.state(own.keys.secrets)), TraineeState)
+                state = unpack(pack(own.client.state(own.keys.secrets)), ClientState)
                 swapped.client.restore(state)
                 swapped.keys.restore(state.secrets)
-                assert is_same(swapped.answer(call).reply, told.reply), f"{call.method} depends on data: it is not derived"
+                assert is_same(swapped.answer(call).reply, told.reply), (
+                    f"{call.method} depends on data: it is not derived"
+                )
             again = apart.answer(call).reply
             if not release.private or (release.derived and release.through):
-                assert is_same(again, told.reply), f"{call.method} depends on data: it is private, and not free"
+                assert is_same(again, told.reply), (
+                    f"{call.method} depends on data: it is private, and not free"
+                )
                 compared += len(call.to)
         else:
             apart.answer(call)
@@ -213,7 +224,9 @@ def check_free_replies(make: Make, federation: Federation, **params: Any) -> int
     return compared
 
 
-def check_newcomers(make: Make, run: Federation, newcomers: Federation, masks: Sequence[str], **params: Any) -> None:
+def check_newcomers(
+    make: Make, run: Federation, newcomers: Federation, masks: Sequence[str], **params: Any
+) -> None:
     """Check that newcomers, and the run's own clients, are clustered alike under every mask."""
     found = {}
     for mask in masks:
@@ -231,7 +244,9 @@ def events_owed(fitted: Any) -> Counter[Any]:
         target = getattr(fitted.client, call.method, None)
         if target is None or answer.reply is None or not release_of(target).private:
             continue  # a key agreement, a server, or nothing of anyone's data
-        names = [name for name, value in vars(answer.reply).items() if isinstance(value, Rows | Shared)]
+        names = [
+            name for name, value in vars(answer.reply).items() if isinstance(value, Rows | Shared)
+        ]
         owed.update((call.method, name, entry.round, i) for name in names for i in answer.ids)
     return owed
 
@@ -239,7 +254,9 @@ def events_owed(fitted: Any) -> Counter[Any]:
 def check_priced(make: Make, federation: Federation, **params: Any) -> None:
     """Check that every private field writes an event, and that with noise none of them is exact."""
     fitted = make(rounds=3, **params).fit(federation, FULL)
-    written = Counter((e.method, f, e.round, i) for e in fitted.ledger_.events for f in e.fields for i in e.ids)
+    written = Counter(
+        (e.method, f, e.round, i) for e in fitted.ledger_.events for f in e.fields for i in e.ids
+    )
     assert written == events_owed(fitted)
     assert fitted.ledger_.exact() == []
     assert 0 < fitted.ledger_.price(1e-5).epsilon < float("inf")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from securecluster.core.devices import cpu_threads
 from securecluster.errors import FrameError
-from securecluster.messaging.messages import Answer, Call, Hello, Rows
+from securecluster.messaging.messages import Call, Empty, Response, Rows
 from securecluster.runtime import aggregators
 from securecluster.runtime.aggregators import Plain
 
@@ -31,20 +31,28 @@ class Partial:
 
 
 def call(to: tuple[int, ...]) -> Call:
-    return Call("c", "train", "sum", 1, 1, to, Hello(), (2,) * len(to))
+    return Call("c", "train", "sum", 1, 1, to, Empty(), (2,) * len(to))
 
 
-def clients(delta: torch.Tensor, lost: set[int], asked: list[tuple[int, ...]] | None = None) -> Callable[[Call], Answer]:
+def clients(
+    delta: torch.Tensor, lost: set[int], asked: list[tuple[int, ...]] | None = None
+) -> Callable[[Call], Response]:
     """Client i replies with row i, through an index, and with i + 1."""
 
-    def exchange(some: Call) -> Answer:
+    def exchange(some: Call) -> Response:
         if asked is not None:
             asked.append(some.to)
         ids = tuple(i for i in some.to if i not in lost)
         if not ids:
-            return Answer((), None)
+            return Response((), None)
         places = tuple(range(len(ids)))
-        return Answer(ids, Reply(Rows(delta[list(reversed(ids))], places[::-1]), Rows(torch.tensor([i + 1 for i in ids]))))
+        return Response(
+            ids,
+            Reply(
+                Rows(delta[list(reversed(ids))], places[::-1]),
+                Rows(torch.tensor([i + 1 for i in ids])),
+            ),
+        )
 
     return exchange
 
@@ -52,7 +60,11 @@ def clients(delta: torch.Tensor, lost: set[int], asked: list[tuple[int, ...]] | 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_sums_and_counts_are_numpys_for_any_chunk_and_any_losses(data: st.DataObject) -> None:
-    m, d, groups = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 5)), data.draw(st.integers(1, 4))
+    m, d, groups = (
+        data.draw(st.integers(1, 12)),
+        data.draw(st.integers(0, 5)),
+        data.draw(st.integers(1, 4)),
+    )
     to = tuple(data.draw(st.lists(st.integers(0, m - 1), min_size=1, max_size=m, unique=True)))
     by = [data.draw(st.integers(0, groups - 1)) for _ in to]
     lost = data.draw(st.sets(st.integers(0, m - 1)))
@@ -65,7 +77,10 @@ def test_sums_and_counts_are_numpys_for_any_chunk_and_any_losses(data: st.DataOb
     assert total.ids == tuple(came)
     assert sum(asked, ()) == to
     assert all(len(a) <= (chunk or len(to)) for a in asked)
-    members = [[i for i, g in zip(to, by, strict=True) if g == group and i not in lost] for group in range(groups)]
+    members = [
+        [i for i, g in zip(to, by, strict=True) if g == group and i not in lost]
+        for group in range(groups)
+    ]
     assert total.counts == tuple(map(len, members))
     if not came:
         assert total.rows is None
@@ -85,19 +100,31 @@ def test_a_first_chunk_that_is_lost_altogether_changes_nothing() -> None:
 
 def test_adding_up_does_not_change_what_clients_sent() -> None:
     values = torch.arange(12.0).view(6, 2)
-    sent: list[Answer] = []
+    sent: list[Response] = []
 
-    def exchange(some: Call) -> Answer:
-        sent.append(Answer(some.to, Reply(Rows(values[list(some.to)]), Rows(torch.ones(len(some.to))))))
+    def exchange(some: Call) -> Response:
+        sent.append(
+            Response(some.to, Reply(Rows(values[list(some.to)]), Rows(torch.ones(len(some.to)))))
+        )
         return sent[-1]
 
     Plain(3).run(exchange, call(tuple(range(6))), [0] * 6, 1)
-    assert [a.reply.delta.table.tolist() for a in sent] == [values[:3].tolist(), values[3:].tolist()]
+    assert [a.reply.delta.table.tolist() for a in sent] == [
+        values[:3].tolist(),
+        values[3:].tolist(),
+    ]
 
 
-def test_without_a_chunk_what_is_held_stays_below_the_limit_but_keeps_the_threads_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_chunk_what_is_held_stays_below_the_limit_but_keeps_the_threads_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     values = torch.zeros(300, 10)
-    for limit, threads, most in ((10 * 4 * 7 + 8 * 7, 1, 7), (1, 1, 4), (1, 5, 20), (1 << 28, 1, 1024)):
+    for limit, threads, most in (
+        (10 * 4 * 7 + 8 * 7, 1, 7),
+        (1, 1, 4),
+        (1, 5, 20),
+        (1 << 28, 1, 1024),
+    ):
         monkeypatch.setitem(aggregators.CHUNK_BYTES, "cpu", limit)
         asked: list[tuple[int, ...]] = []
         with cpu_threads(threads):
@@ -107,8 +134,8 @@ def test_without_a_chunk_what_is_held_stays_below_the_limit_but_keeps_the_thread
 
 
 def test_replies_with_an_absent_field_are_summed_without_it() -> None:
-    def exchange(some: Call) -> Answer:
-        return Answer(some.to, Partial(Rows(torch.ones(len(some.to), 2)), None))
+    def exchange(some: Call) -> Response:
+        return Response(some.to, Partial(Rows(torch.ones(len(some.to), 2)), None))
 
     total = Plain(2).run(exchange, call((0, 1, 2)), [0, 0, 1], 2)
     assert total.rows.delta.table.tolist() == [[2.0, 2.0], [1.0, 1.0]]
@@ -117,9 +144,14 @@ def test_replies_with_an_absent_field_are_summed_without_it() -> None:
 
 @pytest.mark.parametrize("other", [torch.ones(1, 3), torch.ones(1), torch.ones(1, 2).double()])
 @pytest.mark.parametrize("second", [1, 0])
-def test_replies_of_different_shapes_or_types_are_refused_also_across_chunks(other: torch.Tensor, second: int) -> None:
-    def exchange(some: Call) -> Answer:
-        return Answer(some.to, Partial(Rows(other if some.to[0] == second else torch.ones(1, 2)), Rows(torch.ones(1))))
+def test_replies_of_different_shapes_or_types_are_refused_also_across_chunks(
+    other: torch.Tensor, second: int
+) -> None:
+    def exchange(some: Call) -> Response:
+        return Response(
+            some.to,
+            Partial(Rows(other if some.to[0] == second else torch.ones(1, 2)), Rows(torch.ones(1))),
+        )
 
     with pytest.raises(FrameError):
         Plain(1).run(exchange, call((0, 1)), [0, 0], 1)

@@ -12,9 +12,9 @@ from securecluster import Federation
 from securecluster.app.cli import main
 from securecluster.errors import ReplayError
 from securecluster.protocols import CFL, Settings
-from securecluster.protocols.cfl.protocol import State
+from securecluster.protocols.cfl.protocol import CFLState
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.server_channel import ServerChannel
 
 PEEK: dict[str, list[int]] = {}
 
@@ -22,8 +22,8 @@ PEEK: dict[str, list[int]] = {}
 class Peeking(CFL):
     """A server that looks up the true clusters behind the network's back."""
 
-    def serve(self, net: Network, run: Run) -> State:
-        state = super().serve(net, run)
+    def run_server(self, net: ServerChannel, run: Run) -> CFLState:
+        state = super().run_server(net, run)
         state.labels = PEEK.get("truth", state.labels)
         return state
 
@@ -31,14 +31,17 @@ class Peeking(CFL):
 class PeekingEarly(CFL):
     """A server that invites clients by what it peeked."""
 
-    def _invited(self, net: Network, state: State, t: int) -> list[int]:
+    def _invited(self, net: ServerChannel, state: CFLState, t: int) -> list[int]:
         asked = super()._invited(net, state, t)
         return [i for i in asked if PEEK["truth"][i] == 0] if t > 1 and "truth" in PEEK else asked
 
 
 def test_a_fresh_process_without_clients_replays_a_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert main(["run", "cfl", "--rounds", "15", "--dropout", "0.1", "--quiet", "--out", str(out)]) == 0
+    assert (
+        main(["run", "cfl", "--rounds", "15", "--dropout", "0.1", "--quiet", "--out", str(out)])
+        == 0
+    )
     code = f"""
 import sys, securecluster.data.federation as f
 def refuse(*a, **k): raise SystemExit("a client was built")
@@ -66,9 +69,28 @@ def test_a_peeking_server_fails_the_replay(protocol: type[CFL], small: Federatio
         assert method.replay(fitted.transcript_, config) != fitted.server_state_
 
 
-def test_a_changed_transcript_fails_the_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_transcript_fails_the_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
-    assert main(["run", "cfl", "--rounds", "3", "--clients", "6", "--clusters", "2", "--quiet", "--out", str(out)]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "cfl",
+                "--rounds",
+                "3",
+                "--clients",
+                "6",
+                "--clusters",
+                "2",
+                "--quiet",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     update = sorted((out / "transcript").glob("*.safetensors"))[3]
     data = bytearray(update.read_bytes())
     data[-1] ^= 0x40  # one bit of an exponent in an update
@@ -77,8 +99,25 @@ def test_a_changed_transcript_fails_the_replay(tmp_path: Path, capsys: pytest.Ca
     assert "differ" in capsys.readouterr().err
 
 
-def test_a_run_without_contents_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_contents_cannot_be_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
-    assert main(["run", "fedavg", "--rounds", "1", "--transcript", "sizes", "--quiet", "--out", str(out)]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "fedavg",
+                "--rounds",
+                "1",
+                "--transcript",
+                "sizes",
+                "--quiet",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     assert main(["replay", str(out)]) == 2
     assert "--transcript full" in capsys.readouterr().err

@@ -16,7 +16,7 @@ import torch
 
 from securecluster.core import atomic_files
 from securecluster.errors import RunFolderError
-from securecluster.runtime.run import Kept, Line, Run
+from securecluster.runtime.run import CheckpointPart, Line, Run
 
 
 @dataclass
@@ -35,11 +35,16 @@ class StoppedError(Exception):
     pass
 
 
-def keeper(box: dict[str, Any]) -> dict[str, Kept]:
-    return {name: Kept(Box, lambda: box["value"], lambda value: box.update(value=value)) for name in ("clients", "network")}
+def keeper(box: dict[str, Any]) -> dict[str, CheckpointPart]:
+    return {
+        name: CheckpointPart(Box, lambda: box["value"], lambda value: box.update(value=value))
+        for name in ("clients", "network")
+    }
 
 
-def body(run: Run, state: State, total: int, stop: int | None = None, box: dict[str, Any] | None = None) -> list[int]:
+def body(
+    run: Run, state: State, total: int, stop: int | None = None, box: dict[str, Any] | None = None
+) -> list[int]:
     """A loop whose result depends on every round before; stops in the middle of round `stop`."""
     seen = []
     for t in run.rounds("train", state, total):
@@ -56,7 +61,9 @@ def body(run: Run, state: State, total: int, stop: int | None = None, box: dict[
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.glob("checkpoint-*/*"))}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.glob("checkpoint-*/*"))
+    }
 
 
 def stopped(folder: Path, stop: int, **more: Any) -> None:
@@ -68,14 +75,23 @@ def look(state: State) -> Line:
     return {"count": state.count}
 
 
-def test_a_run_without_a_folder_counts_its_rounds_and_keeps_its_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_folder_counts_its_rounds_and_keeps_its_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     begun: list[int] = []
     reported: list[Line] = []
     run, state = Run(observe=look, report=reported.append, begin=begun.append), State()
     assert body(run, state, 3) == [1, 2, 3]
     assert begun == [1, 2, 3, 4]  # the phases after the loop belong to the round after the last
-    assert run.history == reported == [{"loop": "train", "round": t, "noted": t, "count": c} for t, c in ((1, 1), (2, 4), (3, 11))]
+    assert (
+        run.history
+        == reported
+        == [
+            {"loop": "train", "round": t, "noted": t, "count": c}
+            for t, c in ((1, 1), (2, 4), (3, 11))
+        ]
+    )
     assert not run.resumed
     assert list(tmp_path.iterdir()) == []
 
@@ -96,7 +112,11 @@ def test_rounds_go_on_after_the_last_checkpoint(stop: int, tmp_path: Path) -> No
     assert begun == list(range(stop, 8))
     assert (state.count, state.labels) == (whole.count, whole.labels)
     assert torch.equal(state.weights, whole.weights)
-    assert again.history == straight.history == [json.loads(x) for x in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert (
+        again.history
+        == straight.history
+        == [json.loads(x) for x in (tmp_path / "history.jsonl").read_text().splitlines()]
+    )
     assert body(Run(tmp_path), State(), 6) == []
 
 
@@ -111,7 +131,9 @@ def test_what_a_killed_run_left_half_written_is_dropped(tmp_path: Path) -> None:
     assert [line["round"] for line in again.history] == [1, 2, 3]
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 3
     assert body(again, State(), 6) == [4, 5, 6]
-    assert [json.loads(x)["round"] for x in (tmp_path / "history.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5, 6]
+    assert [
+        json.loads(x)["round"] for x in (tmp_path / "history.jsonl").read_text().splitlines()
+    ] == [1, 2, 3, 4, 5, 6]
     (last,) = tmp_path.glob("checkpoint-*")
     assert not (last / "junk").exists() and not draft.exists()
 
@@ -185,7 +207,9 @@ def test_two_loops_resume_apart(tmp_path: Path) -> None:
         serve(Run(tmp_path), 2)
     again = Run(tmp_path)
     assert serve(again, None) == [("two", 2), ("two", 3)]
-    assert [(line["loop"], line["round"]) for line in again.history] == [(n, t) for n in ("one", "two") for t in (1, 2, 3)]
+    assert [(line["loop"], line["round"]) for line in again.history] == [
+        (n, t) for n in ("one", "two") for t in (1, 2, 3)
+    ]
 
 
 def test_what_lives_elsewhere_is_put_back_as_of_the_checkpoint(tmp_path: Path) -> None:
@@ -206,7 +230,13 @@ def test_clients_files_are_for_the_owners_eyes_only(tmp_path: Path) -> None:
         os.umask(before)
     (checkpoint,) = tmp_path.glob("checkpoint-*")
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in checkpoint.iterdir()}
-    assert modes == {"clients": 0o600, "network": 0o644, "clock": 0o644, "loop-train": 0o644, "manifest.json": 0o644}
+    assert modes == {
+        "clients": 0o600,
+        "network": 0o644,
+        "clock": 0o644,
+        "loop-train": 0o644,
+        "manifest.json": 0o644,
+    }
 
 
 def test_a_failing_body_leaves_the_checkpoint_before_it_intact(tmp_path: Path) -> None:
@@ -239,7 +269,7 @@ def test_a_failure_while_a_round_is_closed_leaves_the_checkpoint_before_it_intac
     def read() -> Box:
         return _no_disk() or Box(0) if armed and broken == "kept" else box["value"]  # type: ignore[func-returns-value]
 
-    kept = {"network": Kept(Box, read, lambda value: box.update(value=value))}
+    kept = {"network": CheckpointPart(Box, read, lambda value: box.update(value=value))}
     run, state, before = Run(tmp_path, kept, observe), State(), {}
     with monkeypatch.context() as patch, pytest.raises(RunFolderError):
         for t in run.rounds("train", state, 5):
@@ -257,10 +287,14 @@ def test_a_failure_while_a_round_is_closed_leaves_the_checkpoint_before_it_intac
     for t in again.rounds("train", resumed, 5):
         resumed.count = 2 * resumed.count + t
     assert resumed.count == ((((1 * 2) + 2) * 2 + 3) * 2 + 4) * 2 + 5
-    assert [json.loads(x)["round"] for x in (tmp_path / "history.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5]
+    assert [
+        json.loads(x)["round"] for x in (tmp_path / "history.jsonl").read_text().splitlines()
+    ] == [1, 2, 3, 4, 5]
 
 
-def test_the_observers_values_land_in_the_history_and_notes_in_their_own_round(tmp_path: Path) -> None:
+def test_the_observers_values_land_in_the_history_and_notes_in_their_own_round(
+    tmp_path: Path,
+) -> None:
     run, state = Run(tmp_path, observe=lambda s: {"seen": s.count, "share": s.count / 4}), State()
     for t in run.rounds("train", state, 3):
         state.count += 1
@@ -294,7 +328,9 @@ def test_a_part_that_is_missing_or_damaged_is_one_sentence(tmp_path: Path) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_seconds_add_up_over_resumptions_and_leave_out_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_add_up_over_resumptions_and_leave_out_the_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
 
     def ticks(run: Run, total: int) -> Iterator[int]:

@@ -15,16 +15,24 @@ from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
 from securecluster.messaging import wire
-from securecluster.messaging.messages import Answer, Call, Header, Hello, Rows
+from securecluster.messaging.messages import Call, Empty, Header, Response, Rows
 from securecluster.messaging.replies import _finite
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.masks import Permutation
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import CFL, Settings
 from securecluster.runtime.aggregators import Plain
-from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, Endpoint, Turn, answers, message_types
+from securecluster.runtime.endpoint import (
+    GATHER,
+    PAIRS,
+    SUM,
+    CallContext,
+    Endpoint,
+    answers,
+    message_types,
+)
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import Network, NetworkState
+from securecluster.runtime.server_channel import ChannelState, ServerChannel
 from securecluster.runtime.transport import Framed, InProcess
 
 CONFIG = "c" * 32
@@ -56,38 +64,38 @@ class Toy:
         self.rows = rows
 
     @answers(GATHER, SUM, unmasked=("rows",))
-    def row(self, turn: Turn, query: Hello) -> Own:
+    def row(self, turn: CallContext, query: Empty) -> Own:
         return Own(Rows(self.rows[list(turn.at)]))
 
     @answers(GATHER, SUM, unmasked=("rows",))
-    def unsized(self, turn: Turn, query: Hello) -> Sized:
+    def unsized(self, turn: CallContext, query: Empty) -> Sized:
         return Sized(Rows(self.rows[list(turn.at)]), None)
 
     @answers(GATHER, unmasked=("rows",))
-    def shifted(self, turn: Turn, query: Own) -> Own:
+    def shifted(self, turn: CallContext, query: Own) -> Own:
         return Own(Rows(self.rows[list(turn.at)] + query.rows.values))
 
     @answers(SUM, unmasked=("rows",))
-    def only_summed(self, turn: Turn, query: Hello) -> Own:
+    def only_summed(self, turn: CallContext, query: Empty) -> Own:
         return Own(Rows(self.rows[list(turn.at)]))
 
     @answers(PAIRS, unmasked=("rows",))
-    def relevance(self, turn: Turn, query: Hello) -> Own:
+    def relevance(self, turn: CallContext, query: Empty) -> Own:
         return Own(Rows(self.rows[list(turn.at)]))
 
     @answers(GATHER, SUM, through=("rows",))
-    def masked(self, turn: Turn, query: Hello) -> Own:
+    def masked(self, turn: CallContext, query: Empty) -> Own:
         return Own(Rows(self.rows[list(turn.at)]))
 
     @answers(SUM, through=("rows",))
-    def masked_sum(self, turn: Turn, query: Hello) -> Own:
+    def masked_sum(self, turn: CallContext, query: Empty) -> Own:
         return Own(Rows(self.rows[list(turn.at)]))
 
     @answers(GATHER, private=False)
-    def ready(self, turn: Turn, query: Hello) -> Done:
+    def ready(self, turn: CallContext, query: Empty) -> Done:
         return Done()
 
-    def hidden(self, turn: Turn, query: Hello) -> Own:
+    def hidden(self, turn: CallContext, query: Empty) -> Own:
         return Own(Rows(self.rows[list(turn.at)]))
 
 
@@ -95,16 +103,27 @@ def nobody(call: Call) -> set[int]:
     return set()
 
 
-def endpoint(rows: torch.Tensor, masked: bool = False, ids: Sequence[int] | None = None) -> Endpoint[Toy]:
+def endpoint(
+    rows: torch.Tensor, masked: bool = False, ids: Sequence[int] | None = None
+) -> Endpoint[Toy]:
     stage = Permutation()
     pipeline = Pipeline([stage] if masked else [])
     at = range(len(rows)) if ids is None else ids
-    return Endpoint(Toy(rows[list(at)]), at, CONFIG, pipeline, KeyRing(CONFIG, Randomness(5), stage.unlock))
+    return Endpoint(
+        Toy(rows[list(at)]), at, CONFIG, pipeline, KeyRing(CONFIG, Randomness(5), stage.unlock)
+    )
 
 
-def network(rows: torch.Tensor, lost: Lost = nobody, masked: bool = False) -> Network:
+def network(rows: torch.Tensor, lost: Lost = nobody, masked: bool = False) -> ServerChannel:
     stages = [Permutation()] if masked else []
-    net = Network(len(rows), InProcess(endpoint(rows, masked).answer, lost), CONFIG, Pipeline(stages), Randomness(0), Plain(2))
+    net = ServerChannel(
+        len(rows),
+        InProcess(endpoint(rows, masked).answer, lost),
+        CONFIG,
+        Pipeline(stages),
+        Randomness(0),
+        Plain(2),
+    )
     net.round = 6
     return net
 
@@ -117,7 +136,9 @@ def test_each_client_gets_its_own_row_of_the_query() -> None:
     query = Own(Rows(torch.tensor([[10.0], [20.0], [30.0]], dtype=torch.float64)))
     got = network(ROWS, lambda call: {1}).gather(Toy.shifted, query, to=(4, 1, 0))
     assert (got.ids, got.lost, got.step, len(got)) == ((4, 0), (1,), 1, 2)
-    torch.testing.assert_close(got.rows.rows.values, ROWS[[4, 0]] + torch.tensor([[10.0], [30.0]], dtype=torch.float64))
+    torch.testing.assert_close(
+        got.rows.rows.values, ROWS[[4, 0]] + torch.tensor([[10.0], [30.0]], dtype=torch.float64)
+    )
     with pytest.raises(UsageError, match="3 rows cannot go to 2 clients"):
         network(ROWS).gather(Toy.shifted, query, to=(0, 1))
 
@@ -130,8 +151,8 @@ def test_steps_count_the_calls_and_rounds_are_in_the_frames() -> None:
         return set()
 
     net = network(ROWS, seen)
-    net.gather(Toy.row, Hello(), to=(0, 1))
-    net.sum(Toy.row, Hello(), to=ALL)
+    net.gather(Toy.row, Empty(), to=(0, 1))
+    net.sum(Toy.row, Empty(), to=ALL)
     assert [(c.method, c.verb, c.round, c.step, c.members) for c in calls] == [
         ("row", "gather", 6, 1, (1, 1)),
         ("row", "sum", 6, 2, (5, 5)),
@@ -143,20 +164,20 @@ def test_steps_count_the_calls_and_rounds_are_in_the_frames() -> None:
 @pytest.mark.parametrize("verb", ["gather", "sum", "pairs"])
 def test_a_method_that_is_not_declared_is_refused_on_both_sides(verb: str) -> None:
     with pytest.raises((PolicyError, FrameError), match="is not a"):
-        getattr(network(ROWS), verb)(Toy.hidden, Hello(), to=ALL)
+        getattr(network(ROWS), verb)(Toy.hidden, Empty(), to=ALL)
     for name in ("hidden", "rows", "__init__", "nothing", "answer"):
         with pytest.raises(FrameError, match="not a method this client answers"):
-            endpoint(ROWS).answer(Call(CONFIG, name, verb, 1, 1, (0,), Hello(), (5,)))
+            endpoint(ROWS).answer(Call(CONFIG, name, verb, 1, 1, (0,), Empty(), (5,)))
 
 
 def test_a_verb_that_is_not_declared_is_refused() -> None:
     net = network(ROWS)
     with pytest.raises(PolicyError, match="through sum, not gather"):
-        net.gather(Toy.only_summed, Hello(), to=ALL)
+        net.gather(Toy.only_summed, Empty(), to=ALL)
     with pytest.raises(PolicyError, match="through pairs, not sum"):
-        net.sum(Toy.relevance, Hello(), to=ALL)
+        net.sum(Toy.relevance, Empty(), to=ALL)
     with pytest.raises(PolicyError, match="through gather or sum, not pairs"):
-        net.pairs(Toy.row, Hello(), to=ALL)
+        net.pairs(Toy.row, Empty(), to=ALL)
     assert not net.state.ledger.events
 
 
@@ -164,18 +185,22 @@ def test_a_sum_of_one_is_refused_by_a_sum_only_method_and_by_no_other() -> None:
     net = network(ROWS)
     for to, by in (((3,), None), (ALL, [0, 0, 0, 0, 1])):
         with pytest.raises(PolicyError, match=r"1 client\(s\) would show a single"):
-            net.sum(Toy.only_summed, Hello(), to=to, by=by)
-    assert net.sum(Toy.only_summed, Hello(), to=(3, 4)).counts == (2,)
+            net.sum(Toy.only_summed, Empty(), to=to, by=by)
+    assert net.sum(Toy.only_summed, Empty(), to=(3, 4)).counts == (2,)
     with pytest.raises(PolicyError):
-        endpoint(ROWS).answer(Call(CONFIG, "only_summed", SUM, 1, 1, (0,), Hello(), (0,)))
+        endpoint(ROWS).answer(Call(CONFIG, "only_summed", SUM, 1, 1, (0,), Empty(), (0,)))
     with pytest.raises(PolicyError):
-        endpoint(ROWS).answer(Call(CONFIG, "only_summed", SUM, 1, 1, (0, 1), Hello(), (2, 1)))
+        endpoint(ROWS).answer(Call(CONFIG, "only_summed", SUM, 1, 1, (0, 1), Empty(), (2, 1)))
 
 
 def test_a_sum_also_takes_replies_with_an_absent_field() -> None:
-    total = network(ROWS, lambda call: {2}).sum(Toy.unsized, Hello(), to=ALL, by=[0, 1, 0, 1, 0], groups=3)
+    total = network(ROWS, lambda call: {2}).sum(
+        Toy.unsized, Empty(), to=ALL, by=[0, 1, 0, 1, 0], groups=3
+    )
     assert (total.counts, total.ids, total.lost) == ((2, 2, 0), (0, 1, 3, 4), (2,))
-    expected = torch.stack([ROWS[0] + ROWS[4], ROWS[1] + ROWS[3], torch.zeros(5, dtype=torch.float64)])
+    expected = torch.stack(
+        [ROWS[0] + ROWS[4], ROWS[1] + ROWS[3], torch.zeros(5, dtype=torch.float64)]
+    )
     torch.testing.assert_close(total.rows.rows.table, expected)
     assert total.rows.size is None
 
@@ -198,18 +223,22 @@ HEADER = Header(CONFIG, "row", "gather", 1, 1, "server", "client/0", 1)
         ({"verb": ""}, "through gather or sum, not"),
     ],
 )
-def test_frames_that_are_not_for_this_client_or_not_allowed_are_refused(change: dict[str, str], sentence: str) -> None:
+def test_frames_that_are_not_for_this_client_or_not_allowed_are_refused(
+    change: dict[str, str], sentence: str
+) -> None:
     node = endpoint(ROWS, ids=[0])
-    header, reply = wire.decode(node.answer_frame(wire.encode(HEADER, Hello())), Own)
+    header, reply = wire.decode(node.answer_frame(wire.encode(HEADER, Empty())), Own)
     assert (header.sender, header.recipient) == ("client/0", "server")
     assert torch.equal(reply.rows.values[0], ROWS[0])
     with pytest.raises((FrameError, PolicyError), match=sentence):
-        node.answer_frame(wire.encode(dataclasses.replace(HEADER, **change), Hello()))
+        node.answer_frame(wire.encode(dataclasses.replace(HEADER, **change), Empty()))
 
 
 def test_a_batch_with_a_stranger_is_refused() -> None:
     with pytest.raises(FrameError, match=r"clients \[3\]"):
-        endpoint(ROWS, ids=[0, 1]).answer(Call(CONFIG, "row", GATHER, 1, 1, (0, 3), Hello(), (1, 1)))
+        endpoint(ROWS, ids=[0, 1]).answer(
+            Call(CONFIG, "row", GATHER, 1, 1, (0, 3), Empty(), (1, 1))
+        )
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -219,15 +248,15 @@ def test_a_value_that_is_not_finite_names_client_and_round(verb: str, value: flo
     rows[3, 1] = value
     net = network(rows)
     with pytest.raises(UpdateError, match=r"^round 6: rows of client\(s\) 3 is not finite"):
-        getattr(net, verb)(Toy.relevance if verb == "pairs" else Toy.row, Hello(), to=ALL)
-    assert net.gather(Toy.row, Hello(), to=(0, 1, 2, 4)).lost == ()
+        getattr(net, verb)(Toy.relevance if verb == "pairs" else Toy.row, Empty(), to=ALL)
+    assert net.gather(Toy.row, Empty(), to=(0, 1, 2, 4)).lost == ()
 
 
 def test_an_unfinite_row_that_several_clients_share_names_them_all() -> None:
     shared = Own(Rows(torch.tensor([[0.0], [torch.nan]]), (1, 0, 1)))
-    net = Network(3, Canned(shared), CONFIG, Pipeline(), Randomness(0))
+    net = ServerChannel(3, Canned(shared), CONFIG, Pipeline(), Randomness(0))
     with pytest.raises(UpdateError, match=r"client\(s\) 0, 2 is"):
-        net.gather(Toy.masked, Hello(), to=range(3))
+        net.gather(Toy.masked, Empty(), to=range(3))
 
 
 class Canned:
@@ -236,22 +265,24 @@ class Canned:
     def __init__(self, reply: object) -> None:
         self.reply = reply
 
-    def exchange(self, call: Call) -> Answer:
-        return Answer(call.to, self.reply)
+    def exchange(self, call: Call) -> Response:
+        return Response(call.to, self.reply)
 
 
 def test_lost_clients_are_named_once_per_round() -> None:
-    net = network(ROWS, lambda call: {2} if call.round == 1 else {0, 2} if call.round == 3 else set())
+    net = network(
+        ROWS, lambda call: {2} if call.round == 1 else {0, 2} if call.round == 3 else set()
+    )
     for number in (1, 2, 3):
         net.round = number
-        net.gather(Toy.row, Hello(), to=(1, 2, 3))
-        net.sum(Toy.row, Hello(), to=ALL)
+        net.gather(Toy.row, Empty(), to=(1, 2, 3))
+        net.sum(Toy.row, Empty(), to=ALL)
     assert net.state.lost == {2: [1, 3], 0: [3]}
 
 
 def test_when_nobody_replies_there_is_nothing_and_no_release() -> None:
     net = network(ROWS, lambda call: set(ALL))
-    got, total = net.gather(Toy.row, Hello(), to=ALL), net.sum(Toy.row, Hello(), to=ALL)
+    got, total = net.gather(Toy.row, Empty(), to=ALL), net.sum(Toy.row, Empty(), to=ALL)
     assert (got.ids, got.rows, got.lost) == ((), None, tuple(ALL))
     assert (total.ids, total.rows, total.counts, total.lost) == ((), None, (0,), tuple(ALL))
     assert not net.state.ledger.events
@@ -260,8 +291,10 @@ def test_when_nobody_replies_there_is_nothing_and_no_release() -> None:
 def test_pairs_is_the_symmetric_half_sum_in_the_order_of_those_asked() -> None:
     net = network(ROWS)
     half = (ROWS + ROWS.T) / 2
-    torch.testing.assert_close(net.pairs(Toy.relevance, Hello(), to=ALL).value, half)
-    assert net.pairs(Toy.relevance, Hello(), to=ALL, then=lambda r: (r.shape, round(float(r[0, 4]), 9))).value == (
+    torch.testing.assert_close(net.pairs(Toy.relevance, Empty(), to=ALL).value, half)
+    assert net.pairs(
+        Toy.relevance, Empty(), to=ALL, then=lambda r: (r.shape, round(float(r[0, 4]), 9))
+    ).value == (
         (5, 5),
         round(float(ROWS[0, 4] + ROWS[4, 0]) / 2, 9),
     )
@@ -272,7 +305,7 @@ def test_pairs_under_another_order_and_losses_matches_columns_to_clients() -> No
     columns = torch.full((5, 4), 99.0, dtype=torch.float64)
     for k, j in enumerate(to):
         columns[:, k] = ROWS[:, j]
-    got = network(columns, lambda call: {0}).pairs(Toy.relevance, Hello(), to=to)
+    got = network(columns, lambda call: {0}).pairs(Toy.relevance, Empty(), to=to)
     torch.testing.assert_close(got.value, ((ROWS + ROWS.T) / 2)[came][:, came])
     assert list(got.ids) == came
 
@@ -284,40 +317,43 @@ def test_who_does_not_reply_is_asked_again_and_replies_keep_the_order_of_those_a
         asked.append((call.step, *call.to))
         return {1, 3} if len(asked) == 1 else {3}
 
-    got = network(ROWS, lost).gather(Toy.row, Hello(), to=(4, 1, 0, 3), tries=3)
+    got = network(ROWS, lost).gather(Toy.row, Empty(), to=(4, 1, 0, 3), tries=3)
     assert asked == [(1, 4, 1, 0, 3), (1, 1, 3), (1, 3)]
     assert (got.ids, got.lost) == ((4, 1, 0), (3,))
     assert torch.equal(got.rows.rows.values, ROWS[[4, 1, 0]])
     asked.clear()
-    pairs = network(ROWS, lost).pairs(Toy.relevance, Hello(), to=ALL, tries=2)
+    pairs = network(ROWS, lost).pairs(Toy.relevance, Empty(), to=ALL, tries=2)
     assert pairs.ids == (0, 1, 2, 4)
     torch.testing.assert_close(pairs.value, ((ROWS + ROWS.T) / 2)[[0, 1, 2, 4]][:, [0, 1, 2, 4]])
 
 
 def test_pairs_refuses_rows_of_another_length_and_a_lone_reply() -> None:
     with pytest.raises(FrameError, match="a row of 3 numbers per client"):
-        network(ROWS).pairs(Toy.relevance, Hello(), to=(0, 1, 2))
+        network(ROWS).pairs(Toy.relevance, Empty(), to=(0, 1, 2))
     with pytest.raises(UsageError, match="at least two replies, 1 came"):
-        network(ROWS, lambda call: {1}).pairs(Toy.relevance, Hello(), to=(0, 1))
+        network(ROWS, lambda call: {1}).pairs(Toy.relevance, Empty(), to=(0, 1))
     with pytest.raises(UsageError, match="at least two replies, 0 came"):
-        network(ROWS, lambda call: set(ALL)).pairs(Toy.relevance, Hello(), to=ALL)
+        network(ROWS, lambda call: set(ALL)).pairs(Toy.relevance, Empty(), to=ALL)
 
 
 def test_masked_fields_are_masked_with_one_order_for_all_and_others_are_not() -> None:
     net = network(ROWS, masked=True)
-    got, plain = net.gather(Toy.masked, Hello(), to=ALL).rows.rows.values, net.gather(Toy.row, Hello(), to=ALL).rows.rows.values
+    got, plain = (
+        net.gather(Toy.masked, Empty(), to=ALL).rows.rows.values,
+        net.gather(Toy.row, Empty(), to=ALL).rows.rows.values,
+    )
     assert torch.equal(plain, ROWS)
     assert not torch.equal(got, ROWS)
     torch.testing.assert_close(got @ got.T, ROWS @ ROWS.T, rtol=1e-12, atol=1e-12)
-    again = net.gather(Toy.masked, Hello(), to=ALL).rows.rows.values
+    again = net.gather(Toy.masked, Empty(), to=ALL).rows.rows.values
     assert not torch.equal(again, got)
     assert torch.equal(again.sort().values, got.sort().values)
 
 
 def test_what_a_network_remembers_survives_a_checkpoint() -> None:
     net = network(ROWS, lambda call: {3}, masked=True)
-    net.gather(Toy.masked, Hello(), to=ALL)
-    assert unpack(pack(net.state), NetworkState) == net.state
+    net.gather(Toy.masked, Empty(), to=ALL)
+    assert unpack(pack(net.state), ChannelState) == net.state
     assert (net.state.keyed, net.state.lost) == ([0, 1, 2, 4], {3: [6]})
 
 
@@ -327,7 +363,7 @@ def keyed_in(lost: Lost, rounds: int) -> list[list[int]]:
     came = []
     for number in range(1, rounds + 1):
         net.round = number
-        came.append(list(net.gather(Toy.masked, Hello(), to=ALL).ids))
+        came.append(list(net.gather(Toy.masked, Empty(), to=ALL).ids))
     return came
 
 
@@ -351,8 +387,12 @@ EVERYONE = list(ALL)
         ({("key_open", 1): {3}, ("key_offer", 2): {3}}, [[0, 1, 2, 4], [0, 1, 2, 4], EVERYONE]),
     ],
 )
-def test_who_misses_the_key_agreement_sits_out_and_catches_up(gone: dict[tuple[str, int], set[int]], expected: list[list[int]]) -> None:
-    assert keyed_in(lambda call: gone.get((call.method, call.round), set()), len(expected)) == expected
+def test_who_misses_the_key_agreement_sits_out_and_catches_up(
+    gone: dict[tuple[str, int], set[int]], expected: list[list[int]]
+) -> None:
+    assert (
+        keyed_in(lambda call: gone.get((call.method, call.round), set()), len(expected)) == expected
+    )
 
 
 def test_a_client_that_is_alone_at_first_does_not_stop_the_run() -> None:
@@ -374,16 +414,26 @@ def test_a_leader_whose_reply_is_lost_joins_the_seed_of_the_next_leader() -> Non
         return reply
 
     clients = {**{i: node.answer_frame for i, node in nodes.items()}, 0: flaky}
-    net = Network(5, Framed(clients, lambda name: message_types(Toy, name)[1]), CONFIG, Pipeline([Permutation()]), Randomness(0))
-    got = net.gather(Toy.masked, Hello(), to=ALL)
+    net = ServerChannel(
+        5,
+        Framed(clients, lambda name: message_types(Toy, name)[1]),
+        CONFIG,
+        Pipeline([Permutation()]),
+        Randomness(0),
+    )
+    got = net.gather(Toy.masked, Empty(), to=ALL)
     assert fallen
     inner = got.rows.rows.values @ got.rows.rows.values.T
-    torch.testing.assert_close(inner, (ROWS @ ROWS.T)[list(got.ids)][:, list(got.ids)], rtol=1e-12, atol=1e-12)
-    assert net.gather(Toy.masked, Hello(), to=ALL).ids == tuple(ALL)
+    torch.testing.assert_close(
+        inner, (ROWS @ ROWS.T)[list(got.ids)][:, list(got.ids)], rtol=1e-12, atol=1e-12
+    )
+    assert net.gather(Toy.masked, Empty(), to=ALL).ids == tuple(ALL)
 
 
 def test_a_client_that_missed_the_agreement_still_gets_every_average() -> None:
-    federation = Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0)
+    federation = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
+    )
     method = CFL(rounds=4)
     clients = method.build_client(federation, Settings())
     asked: dict[int, tuple[int, ...]] = {}
@@ -393,8 +443,10 @@ def test_a_client_that_missed_the_agreement_still_gets_every_average() -> None:
             asked[call.round] = call.to
         return {1} if call.method == "key_open" and call.round <= 2 else set()
 
-    net = method.build_network(InProcess(clients.answer, lost), method.config(federation, "float32"))
-    method.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    net = method.build_network(
+        InProcess(clients.answer, lost), method.config(federation, "float32")
+    )
+    method.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     assert asked == {1: (0, 2, 3), 2: (0, 2, 3), 3: (0, 1, 2, 3), 4: (0, 1, 2, 3)}
     assert net.state.lost == {1: [1, 2]}
     models = clients.client.models.values

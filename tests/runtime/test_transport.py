@@ -13,30 +13,45 @@ from securecluster import Federation, LabelSwap
 from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, ReplayError
 from securecluster.messaging import wire
-from securecluster.messaging.messages import Answer, Call, Rows
+from securecluster.messaging.messages import Call, Response, Rows
 from securecluster.messaging.transcript import Transcript
-from securecluster.protocols import CFL, Protocol, Settings
+from securecluster.protocols import CFL, ClusteringProtocol, Settings
 from securecluster.runtime.endpoint import Endpoint, message_types
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import Network
-from securecluster.runtime.transport import Framed, InProcess, Recorded, Replay, Transport, random_dropouts
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.runtime.transport import (
+    Framed,
+    InProcess,
+    Recorded,
+    Replay,
+    Transport,
+    random_dropouts,
+)
 
 CONFIG = "c" * 32
 
 
 @pytest.fixture(scope="module")
 def tiny() -> Federation:
-    return Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0)
+    return Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
+    )
 
 
-def serve(method: Protocol, federation: Federation, transport: Transport, dtype: str) -> tuple[Transcript, Network, list[int]]:
+def serve(
+    method: ClusteringProtocol, federation: Federation, transport: Transport, dtype: str
+) -> tuple[Transcript, ServerChannel, list[int]]:
     transcript = Transcript("full")
     net = method.build_network(Recorded(transport, transcript), method.config(federation, dtype))
-    state = method.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    state = method.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     return transcript, net, state.labels
 
 
-def framed(method: Protocol, nodes: list[Endpoint], lost: Callable[[int, str, int], bool] = lambda i, name, step: False) -> Framed:  # type: ignore[type-arg]
+def framed(
+    method: ClusteringProtocol,
+    nodes: list[Endpoint],
+    lost: Callable[[int, str, int], bool] = lambda i, name, step: False,
+) -> Framed:  # type: ignore[type-arg]
     """Every node behind bytes; `lost(client, method, step)` breaks a connection."""
 
     def behind(i: int) -> Callable[[bytes], bytes]:
@@ -48,7 +63,10 @@ def framed(method: Protocol, nodes: list[Endpoint], lost: Callable[[int, str, in
 
         return answer
 
-    return Framed({i: behind(i) for i in range(len(nodes))}, lambda name: message_types(method.client, name)[1])
+    return Framed(
+        {i: behind(i) for i in range(len(nodes))},
+        lambda name: message_types(method.client, name)[1],
+    )
 
 
 def test_the_bytes_written_down_are_those_that_went_over_the_wire(tiny: Federation) -> None:
@@ -81,20 +99,23 @@ def call(to: tuple[int, ...] = (5, 2, 9), **change: object) -> Call:
     return dataclasses.replace(made, **change)  # type: ignore[arg-type]
 
 
-def double(asked: Call) -> Answer:
-    return Answer(asked.to, Row(Rows(asked.query.row.values * 2)))
+def double(asked: Call) -> Response:
+    return Response(asked.to, Row(Rows(asked.query.row.values * 2)))
 
 
 def test_clients_that_are_lost_are_not_asked_in_one_process() -> None:
     asked: list[tuple[int, ...]] = []
 
-    def answer(some: Call) -> Answer:
+    def answer(some: Call) -> Response:
         asked.append(some.to)
         return double(some)
 
     got = InProcess(answer, lambda c: {2, 77}).exchange(call())
     assert (asked, got.ids, got.reply.row.values.tolist()) == ([(5, 9)], (5, 9), [[0.0], [4.0]])
-    assert InProcess(answer, lambda c: {2, 5, 9}).exchange(call()) == Answer((), None) or len(asked) == 1
+    assert (
+        InProcess(answer, lambda c: {2, 5, 9}).exchange(call()) == Response((), None)
+        or len(asked) == 1
+    )
     assert len(asked) == 1
 
 
@@ -119,15 +140,40 @@ def test_replies_to_other_requests_of_other_shapes_or_other_kinds_are_refused() 
         return answer
 
     good = Row(Rows(torch.zeros(1, 3)))
-    assert Framed({5: node({}, good), 2: node({}, good), 9: node({}, good)}, lambda name: Row).exchange(call()).ids == (5, 2, 9)
-    changes = ({"step": 2}, {"round": 2}, {"sender": "client/9"}, {"config": "x"}, {"method": "x"}, {"verb": "sum"}, {"members": 2})
+    assert Framed(
+        {5: node({}, good), 2: node({}, good), 9: node({}, good)}, lambda name: Row
+    ).exchange(call()).ids == (5, 2, 9)
+    changes = (
+        {"step": 2},
+        {"round": 2},
+        {"sender": "client/9"},
+        {"config": "x"},
+        {"method": "x"},
+        {"verb": "sum"},
+        {"members": 2},
+    )
     for change in ({"recipient": "client/5"}, *changes):
-        with pytest.raises(FrameError, match="client 2 answered another request than double of round 1"):
-            Framed({5: node({}, good), 2: node(change, good), 9: node({}, good)}, lambda name: Row).exchange(call())
-    for other in (Row(Rows(torch.zeros(1, 4))), Row(Rows(torch.zeros(1, 3).double())), good.row, call()):
-        message = other if isinstance(other, Row) else dataclasses.make_dataclass("Other", [("x", int)])(1)
+        with pytest.raises(
+            FrameError, match="client 2 answered another request than double of round 1"
+        ):
+            Framed(
+                {5: node({}, good), 2: node(change, good), 9: node({}, good)}, lambda name: Row
+            ).exchange(call())
+    for other in (
+        Row(Rows(torch.zeros(1, 4))),
+        Row(Rows(torch.zeros(1, 3).double())),
+        good.row,
+        call(),
+    ):
+        message = (
+            other
+            if isinstance(other, Row)
+            else dataclasses.make_dataclass("Other", [("x", int)])(1)
+        )
         with pytest.raises(FrameError):
-            Framed({5: node({}, good), 2: node({}, message), 9: node({}, good)}, lambda name: Row).exchange(call())
+            Framed(
+                {5: node({}, good), 2: node({}, message), 9: node({}, good)}, lambda name: Row
+            ).exchange(call())
 
 
 def test_a_replay_refuses_other_requests_and_another_number_of_them() -> None:

@@ -13,16 +13,16 @@ import torch
 from securecluster import Federation, LabelSwap
 from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
-from securecluster.messaging.messages import Answer, Call, Hello, Rows
+from securecluster.messaging.messages import Call, Empty, Response, Rows
 from securecluster.messaging.parties import SERVER, WIRE, client
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols import CFL, IFCA, FedAvg, Protocol, Settings
+from securecluster.protocols import CFL, IFCA, ClusteringProtocol, FedAvg, Settings
 from securecluster.runtime.aggregators import Plain
-from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, Endpoint, Turn, answers
+from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, CallContext, Endpoint, answers
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import Framed, InProcess, Recorded
 
 CONFIG = "c" * 32
@@ -47,29 +47,39 @@ class Toy:
         self.rows = rows
 
     @answers(GATHER, SUM, unmasked=("values",))
-    def row(self, turn: Turn, query: Hello) -> Values:
+    def row(self, turn: CallContext, query: Empty) -> Values:
         return Values(Rows(self.rows[list(turn.at)]))
 
     @answers(SUM, unmasked=("values",))
-    def summed(self, turn: Turn, query: Hello) -> Values:
+    def summed(self, turn: CallContext, query: Empty) -> Values:
         return self.row(turn, query)
 
     @answers(PAIRS, unmasked=("values",))
-    def relevance(self, turn: Turn, query: Hello) -> Values:
+    def relevance(self, turn: CallContext, query: Empty) -> Values:
         return self.row(turn, query)
 
     @answers(GATHER, private=False)
-    def ready(self, turn: Turn, query: Hello) -> Nothing:
+    def ready(self, turn: CallContext, query: Empty) -> Nothing:
         return Nothing()
 
-    def hidden(self, turn: Turn, query: Hello) -> Values:
+    def hidden(self, turn: CallContext, query: Empty) -> Values:
         return self.row(turn, query)
 
 
-def network(rows: torch.Tensor, lost: Callable[[Call], set[int]] = NOBODY, chunk: int | None = None) -> Network:
+def network(
+    rows: torch.Tensor, lost: Callable[[Call], set[int]] = NOBODY, chunk: int | None = None
+) -> ServerChannel:
     pipeline = Pipeline()
-    endpoint = Endpoint(Toy(rows), range(len(rows)), CONFIG, pipeline, KeyRing(CONFIG, Randomness(0), lambda seed: None))
-    net = Network(len(rows), InProcess(endpoint.answer, lost), CONFIG, pipeline, Randomness(0), Plain(chunk))
+    endpoint = Endpoint(
+        Toy(rows),
+        range(len(rows)),
+        CONFIG,
+        pipeline,
+        KeyRing(CONFIG, Randomness(0), lambda seed: None),
+    )
+    net = ServerChannel(
+        len(rows), InProcess(endpoint.answer, lost), CONFIG, pipeline, Randomness(0), Plain(chunk)
+    )
     net.round = 4
     return net
 
@@ -79,19 +89,23 @@ ROWS = torch.from_numpy(np.random.default_rng(0).normal(size=(M, M)))
 
 def test_gather_brings_each_reply_and_names_the_lost() -> None:
     net = network(ROWS, lambda call: {2, 5})
-    got = net.gather(Toy.row, Hello(), to=(1, 2, 3, 5))
+    got = net.gather(Toy.row, Empty(), to=(1, 2, 3, 5))
     assert (got.ids, got.lost) == ((1, 3), (2, 5))
     assert torch.equal(got.rows.values.values, ROWS[[1, 3]])
     assert net.state.lost == {2: [4], 5: [4]}
-    assert not network(ROWS, lambda call: set(range(M))).gather(Toy.row, Hello(), to=range(M)).ids
+    assert not network(ROWS, lambda call: set(range(M))).gather(Toy.row, Empty(), to=range(M)).ids
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 2, 5, 100])
 def test_sum_adds_up_per_group_whatever_the_chunk(chunk: int | None) -> None:
     by = [2, 0, 0, 2, 0, 2, 0]
-    total = network(ROWS, lambda call: {4} & set(call.to), chunk).sum(Toy.row, Hello(), to=range(M), by=by, groups=3)
+    total = network(ROWS, lambda call: {4} & set(call.to), chunk).sum(
+        Toy.row, Empty(), to=range(M), by=by, groups=3
+    )
     alive = [i for i in range(M) if i != 4]
-    expected = np.stack([sum((ROWS[i].numpy() for i in alive if by[i] == g), np.zeros(M)) for g in range(3)])
+    expected = np.stack(
+        [sum((ROWS[i].numpy() for i in alive if by[i] == g), np.zeros(M)) for g in range(3)]
+    )
     np.testing.assert_allclose(total.rows.values.table.numpy(), expected, atol=1e-12)
     assert (total.counts, total.lost) == ((3, 0, 3), (4,))
 
@@ -103,7 +117,7 @@ def test_a_plain_sum_never_holds_more_replies_than_a_chunk() -> None:
         held.append(len(call.to))
         return set()
 
-    network(ROWS, seen, chunk=3).sum(Toy.row, Hello(), to=range(M))
+    network(ROWS, seen, chunk=3).sum(Toy.row, Empty(), to=range(M))
     assert held == [3, 3, 1]
 
 
@@ -111,31 +125,31 @@ def test_pairs_brings_the_symmetric_mean_or_only_what_is_computed_from_it() -> N
     net = network(ROWS, lambda call: {3})
     alive = [0, 1, 2, 4, 5, 6]
     expected = (ROWS + ROWS.T)[alive][:, alive] / 2
-    got = net.pairs(Toy.relevance, Hello(), to=range(M))
+    got = net.pairs(Toy.relevance, Empty(), to=range(M))
     torch.testing.assert_close(got.value, expected)
     assert list(got.ids) == alive
-    summed = net.pairs(Toy.relevance, Hello(), to=range(M), then=lambda r: float(r.sum()))
+    summed = net.pairs(Toy.relevance, Empty(), to=range(M), then=lambda r: float(r.sum()))
     assert summed.value == pytest.approx(float(expected.sum()))
     with pytest.raises(UsageError, match="at least two"):
-        network(ROWS, lambda call: set(range(1, M))).pairs(Toy.relevance, Hello(), to=range(M))
+        network(ROWS, lambda call: set(range(1, M))).pairs(Toy.relevance, Empty(), to=range(M))
 
 
 def test_a_client_refuses_what_it_did_not_declare() -> None:
     net = network(ROWS)
     with pytest.raises(PolicyError, match="not gather"):
-        net.gather(Toy.relevance, Hello(), to=(0, 1))
+        net.gather(Toy.relevance, Empty(), to=(0, 1))
     with pytest.raises(PolicyError, match="not pairs"):
-        net.pairs(Toy.row, Hello(), to=range(M))
+        net.pairs(Toy.row, Empty(), to=range(M))
     for call in (net.gather, net.sum):
         with pytest.raises((PolicyError, FrameError), match="not a"):
-            call(Toy.hidden, Hello(), to=(0, 1))
+            call(Toy.hidden, Empty(), to=(0, 1))
 
 
 def test_a_sum_of_one_is_refused_where_only_sums_may_leave() -> None:
     net = network(ROWS)
-    assert net.sum(Toy.summed, Hello(), to=(0, 1, 2)).counts == (3,)
+    assert net.sum(Toy.summed, Empty(), to=(0, 1, 2)).counts == (3,)
     with pytest.raises(PolicyError, match="single"):
-        net.sum(Toy.summed, Hello(), to=(0, 1, 2), by=(0, 0, 1))
+        net.sum(Toy.summed, Empty(), to=(0, 1, 2), by=(0, 0, 1))
 
 
 def test_values_that_are_not_finite_are_refused_by_client_and_round() -> None:
@@ -143,16 +157,16 @@ def test_values_that_are_not_finite_are_refused_by_client_and_round() -> None:
     rows[3, 2] = torch.nan
     for verb in ("gather", "sum"):
         with pytest.raises(UpdateError, match=r"round 4: values of client\(s\) 3 "):
-            getattr(network(rows), verb)(Toy.row, Hello(), to=range(M))
+            getattr(network(rows), verb)(Toy.row, Empty(), to=range(M))
 
 
 def test_every_private_release_is_in_the_ledger_and_nothing_else() -> None:
     net = network(ROWS)
-    net.gather(Toy.ready, Hello(), to=range(M))
+    net.gather(Toy.ready, Empty(), to=range(M))
     assert net.state.ledger.epsilon == 0
-    net.gather(Toy.row, Hello(), to=(0, 1))
-    net.sum(Toy.summed, Hello(), to=range(M))
-    net.pairs(Toy.relevance, Hello(), to=range(M))
+    net.gather(Toy.row, Empty(), to=(0, 1))
+    net.sum(Toy.summed, Empty(), to=range(M))
+    net.pairs(Toy.relevance, Empty(), to=range(M))
     assert [(e.method, e.verb, e.clients) for e in net.state.ledger.events] == [
         ("row", "gather", 2),
         ("summed", "sum", M),
@@ -164,25 +178,35 @@ def test_every_private_release_is_in_the_ledger_and_nothing_else() -> None:
 
 @pytest.fixture
 def tiny() -> Federation:
-    return Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0)
+    return Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
+    )
 
 
-def served(method: Protocol, federation: Federation, transport: InProcess | Framed) -> tuple[Transcript, list[int]]:
+def served(
+    method: ClusteringProtocol, federation: Federation, transport: InProcess | Framed
+) -> tuple[Transcript, list[int]]:
     transcript = Transcript("full")
-    net = method.build_network(Recorded(transport, transcript), method.config(federation, "float32"))
-    state = method.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    net = method.build_network(
+        Recorded(transport, transcript), method.config(federation, "float32")
+    )
+    state = method.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     return transcript, state.labels
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
 @pytest.mark.parametrize("protocol", [CFL, FedAvg])
-def test_one_process_per_client_over_real_frames_equals_the_batch(protocol: type[Protocol], mask: str, tiny: Federation) -> None:
+def test_one_process_per_client_over_real_frames_equals_the_batch(
+    protocol: type[ClusteringProtocol], mask: str, tiny: Federation
+) -> None:
     method = protocol(rounds=3, mask=mask)
     batch = method.build_client(tiny, Settings())
     nodes = [method.build_client(tiny, Settings(), [i]) for i in range(4)]
     together, labels = served(method, tiny, InProcess(batch.answer))
     replies = {e.method: type(together.content(k)[1].reply) for k, e in enumerate(together.entries)}
-    apart, others = served(method, tiny, Framed({i: n.answer_frame for i, n in enumerate(nodes)}, replies.__getitem__))
+    apart, others = served(
+        method, tiny, Framed({i: n.answer_frame for i, n in enumerate(nodes)}, replies.__getitem__)
+    )
     assert labels == others
     assert together.totals() == apart.totals()
     assert together.entries == apart.entries
@@ -190,7 +214,9 @@ def test_one_process_per_client_over_real_frames_equals_the_batch(protocol: type
     torch.testing.assert_close(models, batch.client.models.values, rtol=1e-4, atol=1e-5)
 
 
-def test_frames_for_others_from_others_or_of_another_configuration_are_refused(tiny: Federation) -> None:
+def test_frames_for_others_from_others_or_of_another_configuration_are_refused(
+    tiny: Federation,
+) -> None:
     method = CFL(rounds=1, mask="none")
     node = method.build_client(tiny, Settings(), [1])
     transcript, _ = served(method, tiny, InProcess(method.build_client(tiny, Settings()).answer))
@@ -222,10 +248,10 @@ def test_a_dropped_connection_is_a_dropout_and_a_stale_reply_is_refused(tiny: Fe
         kept.append(nodes[0](data))
         return kept[0]
 
-    from securecluster.messaging.messages import Done
+    from securecluster.messaging.messages import Ack
     from securecluster.protocols.common.messages import Update
 
-    replies = {"train": Update, "contribute": Update, "receive": Done}.__getitem__
+    replies = {"train": Update, "contribute": Update, "receive": Ack}.__getitem__
     transcript, _ = served(method, tiny, Framed({**nodes, 2: gone}, replies))
     assert all(entry.lost == (2,) for entry in transcript.entries)
     nodes = {i: method.build_client(tiny, Settings(), [i]).answer_frame for i in range(4)}
@@ -243,7 +269,7 @@ def test_the_key_agreement_survives_lost_leaders_and_peers(tiny: Federation) -> 
             return {0}
         return {3} if call.method == "key_open" and call.round <= 2 else set()
 
-    def answer(call: Call) -> Answer:
+    def answer(call: Call) -> Response:
         if call.method in ("train", "contribute"):
             trained[call.round] = call.to
         return endpoint.answer(call)
@@ -260,7 +286,10 @@ def test_parties_see_their_own_frames_and_the_wire_sees_lengths(tiny: Federation
     assert len(server) == len(wire) > len(third) > 0
     assert all(seen.content is not None for seen in server + third)
     assert all(seen.content is None for seen in wire)
-    assert {seen.sender for seen in third} | {seen.receiver for seen in third} == {SERVER, client(3)}
+    assert {seen.sender for seen in third} | {seen.receiver for seen in third} == {
+        SERVER,
+        client(3),
+    }
     assert sum(s.bytes for s in wire if s.receiver == SERVER) == fitted.bytes_["up"]
     updates = [s for s in third if s.method == "train" and s.sender == client(3)]
     assert [s.content.delta.values.shape[0] for s in updates] == [1, 1]
@@ -274,7 +303,10 @@ def test_a_transcript_knows_the_clients_names_and_newcomers_numbers(tiny: Federa
     fitted = IFCA(rounds=1, k=2, starts=1).fit(named.select([1, 0, 2]), Settings(transcript="full"))
     seen = [s.step for s in fitted.transcript_.seen_by("site-1")]
     assert seen and seen == [s.step for s in fitted.transcript_.seen_by(0)]
-    with pytest.raises(UsageError, match=r"no party 'site-3': .*clients 0 to 2 by number or name \('site-1', 'site-0', 'site-2'\)"):
+    with pytest.raises(
+        UsageError,
+        match=r"no party 'site-3': .*clients 0 to 2 by number or name \('site-1', 'site-0', 'site-2'\)",
+    ):
         fitted.transcript_.seen_by("site-3")
     fitted.predict(named.select([3]))
     joined = fitted.joined_.transcript

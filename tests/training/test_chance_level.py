@@ -47,7 +47,9 @@ def test_too_large_steps_are_told_with_what_to_try(method: Any, white: Federatio
     assert caught[0].filename == __file__
     assert said == fitted.warning_
     assert "after 10 rounds the models of 4 of 4 clients do no better than chance" in said
-    assert "a lower learning rate (--lr 0.2 in place of 0.5), or more rounds, or fewer epochs" in said
+    assert (
+        "a lower learning rate (--lr 0.2 in place of 0.5), or more rounds, or fewer epochs" in said
+    )
     assert fitted.accuracy_.mean() < 0.35
 
 
@@ -59,7 +61,10 @@ def test_at_a_rate_that_works_nothing_is_said(method: Any, white: Federation) ->
 
 
 def test_too_small_steps_are_told(white: Federation) -> None:
-    with pytest.warns(SecureClusterWarning, match=r"try a higher learning rate \(--lr 0\.2 in place of 1e-06\), or more rounds$"):
+    with pytest.warns(
+        SecureClusterWarning,
+        match=r"try a higher learning rate \(--lr 0\.2 in place of 1e-06\), or more rounds$",
+    ):
         FedAvg(rounds=10, lr=1e-6).fit(white)
 
 
@@ -75,8 +80,12 @@ def test_long_runs_are_not_told_to_go_on(white: Federation) -> None:
 
 
 def test_under_noise_less_noise_is_an_advice() -> None:
-    data = {name: (x, np.where(np.arange(len(y)) % 10 < 9, 0, y)) for name, (x, y) in bright().items()}
-    mostly = Federation.from_arrays(data, classes=4, seed=0)  # so a model made of noise is hardly ever right as often as a guess
+    data = {
+        name: (x, np.where(np.arange(len(y)) % 10 < 9, 0, y)) for name, (x, y) in bright().items()
+    }
+    mostly = Federation.from_arrays(
+        data, classes=4, seed=0
+    )  # so a model made of noise is hardly ever right as often as a guess
     with pytest.warns(SecureClusterWarning, match="or less noise, or more rounds"):
         FedAvg(rounds=10, lr=0.02, clip=1.0, noise=50.0, model="linear").fit(mostly)
 
@@ -91,15 +100,22 @@ def test_some_clients_are_enough() -> None:
     with pytest.warns(SecureClusterWarning, match="of 1 of 4 clients"):
         Local(rounds=10, lr=0.5).fit(federation)
     few = {**data, "c4": data["c3"]}
-    assert Local(rounds=10, lr=0.5).fit(Federation.from_arrays(few, classes=4, seed=0)).warning_ is None
+    assert (
+        Local(rounds=10, lr=0.5).fit(Federation.from_arrays(few, classes=4, seed=0)).warning_
+        is None
+    )
 
 
 @pytest.mark.parametrize("method", [FedAvg, Local, CFL])
 def test_clients_of_one_or_two_classes_are_no_mistake(method: Any) -> None:
-    two = Federation.simulate("digits", scenario=Pathological(clusters=5, labels=2), clients=10, seed=0)
+    two = Federation.simulate(
+        "digits", scenario=Pathological(clusters=5, labels=2), clients=10, seed=0
+    )
     assert method(rounds=10).fit(two).warning_ is None
     one = Federation.simulate("digits", clients=10, seed=0)
-    shards = tuple(replace(s, y=s.y * 0 + k, y_test=s.y_test * 0 + k) for k, s in enumerate(one.shards))
+    shards = tuple(
+        replace(s, y=s.y * 0 + k, y_test=s.y_test * 0 + k) for k, s in enumerate(one.shards)
+    )
     assert method(rounds=10).fit(replace(one, shards=shards)).warning_ is None
 
 
@@ -130,7 +146,9 @@ def test_text_is_held_against_a_guess_among_all_tokens() -> None:
     """Not against their frequencies, which a network may not have left behind yet."""
     assert FedAvg(rounds=12).fit(text(True)).warning_ is None
     assert FedAvg(rounds=10, lr=0.3).fit(text(False)).warning_ is None
-    with pytest.warns(SecureClusterWarning, match=r"do no better than chance \(training loss .*, chance 2\.48\)"):
+    with pytest.warns(
+        SecureClusterWarning, match=r"do no better than chance \(training loss .*, chance 2\.48\)"
+    ):
         FedAvg(rounds=10, lr=1e3).fit(text(False))
 
 
@@ -152,16 +170,23 @@ def test_no_model_that_ignores_its_input_is_taken_for_one_that_learned(small: Fe
     cohort = FedAvg(model="linear").build_client(small, Settings(dtype="float64")).client.cohort
     for seed in range(20):
         theta = torch.zeros(cohort.model.dimension, dtype=torch.float64)
-        theta[-10:] = torch.randn(10, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        theta[-10:] = torch.randn(
+            10, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         models = Rows(theta[None], (0,) * 6)
         assert at_chance(cohort, models, cohort.scores(models)).clients == list(range(6))
 
 
-def test_the_command_line_says_it_and_quiet_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_says_it_and_quiet_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     dull = ["run", "fedavg", "--rounds", "10", "--clients", "4", "--lr", "2", "--epochs", "1"]
     assert main([*dull, "--out", str(tmp_path / "a")]) == 0
     said = capsys.readouterr().err
-    assert "securecluster: note: after 10 rounds the models of 4 of 4 clients do no better than chance" in said
+    assert (
+        "securecluster: note: after 10 rounds the models of 4 of 4 clients do no better than chance"
+        in said
+    )
     assert "--lr 0.2 in place of 2" in said
     assert main([*dull, "--quiet", "--out", str(tmp_path / "b")]) == 0
     assert capsys.readouterr().err == ""

@@ -28,10 +28,12 @@ from securecluster.models.per_example_gradients import Each, Outer, clipped
 from securecluster.models.sequence_architectures import LanguageLSTM, TrajectoryLSTM
 from securecluster.privacy.dp.grid_noise import GridNoise
 from securecluster.training import local_trainer
-from securecluster.training.dp_sgd import Private
-from securecluster.training.local_trainer import Cohort, LocalTraining, check_training
+from securecluster.training.dp_sgd import DPSGDState
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining, check_training
 
-pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")  # scales are extreme on purpose
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::securecluster.SecureClusterWarning"
+)  # scales are extreme on purpose
 
 SIZES = (3, 10, 11, 25, 1, 20)
 EVERYONE = range(len(SIZES))
@@ -46,11 +48,20 @@ PLANS = {
 }
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "linear": lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(36, c)),
-    "mlp": lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(36, 7, bias=False), nn.ReLU(), nn.Linear(7, c)),
+    "mlp": lambda s, c: nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 7, bias=False), nn.ReLU(), nn.Linear(7, c)
+    ),
     "tanh": lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(36, 7), nn.Tanh(), nn.Linear(7, c)),
-    "cnn": lambda s, c: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, c)),
+    "cnn": lambda s, c: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, c)
+    ),
     "stack": lambda s, c: nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 2, groups=2, bias=False), nn.Flatten(), nn.Linear(16, c)
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 4, 2, groups=2, bias=False),
+        nn.Flatten(),
+        nn.Linear(16, c),
     ),
     "branch": lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(36, 6), Branch(), nn.Linear(6, c)),
 }
@@ -82,27 +93,47 @@ def own_networks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def federation() -> Federation:
     rng = np.random.default_rng(0)
-    arrays = {f"c{k}": (rng.normal(size=(n, 1, 6, 6)), rng.integers(0, 3, n)) for k, n in enumerate(SIZES)}
+    arrays = {
+        f"c{k}": (rng.normal(size=(n, 1, 6, 6)), rng.integers(0, 3, n)) for k, n in enumerate(SIZES)
+    }
     return Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=5)
 
 
-def cohort(model: str | nn.Module = "mlp", clients: list[int] | None = None, seed: int = 0, dtype: torch.dtype = torch.float64) -> Cohort:
+def cohort(
+    model: str | nn.Module = "mlp",
+    clients: list[int] | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> LocalTrainer:
     fed = federation()
     flat = validation.build(model, fed.shape, 3, Randomness(5))
-    return Cohort(fed, flat, Randomness(5), CPU, dtype, clients, secret=Keys(seed))
+    return LocalTrainer(fed, flat, Randomness(5), CPU, dtype, clients, secret=Keys(seed))
 
 
-def starts(batched: Cohort) -> torch.Tensor:
+def starts(batched: LocalTrainer) -> torch.Tensor:
     return batched.start + 0.01 * torch.arange(len(batched.ids), dtype=batched.dtype)[:, None]
 
 
-def private(batched: Cohort, k: int, start: torch.Tensor, plan: LocalTraining, step: int) -> Private:
+def private(
+    batched: LocalTrainer, k: int, start: torch.Tensor, plan: LocalTraining, step: int
+) -> DPSGDState:
     """The client's draws, alone."""
     assert batched.secret is not None
-    return Private(batched.secret, [batched.ids[k]], [batched.sizes[k]], start[None], plan, step, 1, [batched._train_on.digest(k)])
+    return DPSGDState(
+        batched.secret,
+        [batched.ids[k]],
+        [batched.sizes[k]],
+        start[None],
+        plan,
+        step,
+        1,
+        [batched._train_on.digest(k)],
+    )
 
 
-def plain_loop(batched: Cohort, k: int, start: torch.Tensor, plan: LocalTraining, step: int) -> tuple[torch.Tensor, list[int]]:
+def plain_loop(
+    batched: LocalTrainer, k: int, start: torch.Tensor, plan: LocalTraining, step: int
+) -> tuple[torch.Tensor, list[int]]:
     """Algorithm 1 of Abadi et al. 2016 as it is printed: one client, one example at a time, torch.optim for the step; and batch sizes."""
     module = copy.deepcopy(batched.model.module).double()
     nn.utils.vector_to_parameters(start.clone(), module.parameters())
@@ -140,7 +171,9 @@ def test_training_equals_the_printed_algorithm(model: str, plan: LocalTraining) 
         assert update.abs().max() > 1e-3
         sizes += own
     if plan is PLANS["steps"]:
-        assert 0 in sizes and max(sizes) > 2  # an empty batch takes its noise; others are larger than B
+        assert (
+            0 in sizes and max(sizes) > 2
+        )  # an empty batch takes its noise; others are larger than B
 
 
 @pytest.mark.parametrize("model", NETWORKS)
@@ -154,14 +187,20 @@ def test_without_noise_or_a_bound_that_binds_a_step_on_everyone_is_a_plain_one(m
 
 @pytest.mark.parametrize("model", NETWORKS)
 @pytest.mark.parametrize("plan", [PLANS["momentum"], PLANS["adam"]], ids=["momentum", "adam"])
-def test_chunks_threads_and_a_batch_of_one_do_not_matter(model: str, plan: LocalTraining, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_threads_and_a_batch_of_one_do_not_matter(
+    model: str, plan: LocalTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batched = cohort(model)
     whole = batched.train(Rows(starts(batched)), EVERYONE, plan, 1)
     for k in EVERYONE:
         start = Rows(starts(batched)[k : k + 1])
-        torch.testing.assert_close(cohort(model, [k]).train(start, [0], plan, 1)[0], whole[k], rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            cohort(model, [k]).train(start, [0], plan, 1)[0], whole[k], rtol=0, atol=1e-12
+        )
     for chunk in (1, 2):
-        monkeypatch.setattr(local_trainer, "CPU_CHUNK", chunk * batched.model.dimension)  # also: blocks of one and two examples
+        monkeypatch.setattr(
+            local_trainer, "CPU_CHUNK", chunk * batched.model.dimension
+        )  # also: blocks of one and two examples
         for threads in (1, 3):
             with cpu_threads(threads):
                 found = batched.train(Rows(starts(batched)[[5, 0, 3]]), [5, 0, 3], plan, 1)
@@ -174,14 +213,18 @@ def test_blocks_of_convolved_examples_do_not_matter(monkeypatch: pytest.MonkeyPa
     batched = cohort("stack")
     whole = batched.train(Rows(starts(batched)), EVERYONE, PLANS["adam"], 1)
     monkeypatch.setattr(dp_sgd, "CONVOLVED", 3)
-    torch.testing.assert_close(batched.train(Rows(starts(batched)), EVERYONE, PLANS["adam"], 1), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        batched.train(Rows(starts(batched)), EVERYONE, PLANS["adam"], 1), whole, rtol=0, atol=1e-12
+    )
 
 
 def test_sums_that_round_otherwise_have_another_noise() -> None:
     """Under the same noise the difference of two releases would be that of the sums."""
     batched, plan = cohort("mlp"), PLANS["sgd"]
     start = starts(batched)[3]
-    sums = 0.01 * torch.randn(len(start), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sums = 0.01 * torch.randn(
+        len(start), dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
 
     def release(changed: float = 0.0, steps: int = 1) -> torch.Tensor:
         own, row = private(batched, 3, start, plan, 1), sums.clone()
@@ -199,12 +242,12 @@ def test_sums_that_round_otherwise_have_another_noise() -> None:
 
 
 def test_float32_is_float64_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def known(self: Private, sums: torch.Tensor) -> None:
+    def known(self: DPSGDState, sums: torch.Tensor) -> None:
         draw = torch.Generator().manual_seed(self._steps)
         sums += 0.1 * torch.randn(sums.shape[1], dtype=torch.float64, generator=draw).to(sums)
         self._steps += 1
 
-    monkeypatch.setattr(Private, "add_noise", known)
+    monkeypatch.setattr(DPSGDState, "add_noise", known)
     one, two = cohort("mlp", dtype=torch.float32), cohort("mlp")
     start = Rows(one.start[None], (0,) * len(SIZES))
     plan, found = PLANS["sgd"], one.train(start, EVERYONE, PLANS["sgd"], 1)
@@ -222,13 +265,17 @@ def test_asked_the_same_a_client_answers_the_same_and_else_draws_anew() -> None:
     batched, plan = cohort(), PLANS["steps"]
     start = Rows(starts(batched))
 
-    def drawn(batched: Cohort, start: torch.Tensor, plan: LocalTraining, step: int, k: int = 3) -> tuple[Any, ...]:
+    def drawn(
+        batched: LocalTrainer, start: torch.Tensor, plan: LocalTraining, step: int, k: int = 3
+    ) -> tuple[Any, ...]:
         draws = private(batched, k, start, plan, step)
         row = torch.empty_like(start)[None]
         draws.add_noise(row.zero_())
         return [list(b) for b in draws.batches(0)], row[0].tolist()
 
-    assert torch.equal(batched.train(start, EVERYONE, plan, 1), batched.train(start, EVERYONE, plan, 1))
+    assert torch.equal(
+        batched.train(start, EVERYONE, plan, 1), batched.train(start, EVERYONE, plan, 1)
+    )
     one = starts(batched)[3]
     same = drawn(batched, one, plan, 1)
     assert drawn(cohort(), one.clone(), replace(plan), 1) == same
@@ -256,11 +303,18 @@ def test_asked_the_same_a_client_answers_the_same_and_else_draws_anew() -> None:
 def of_every_example(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """(n, d) by torch.func.jacrev of all losses."""
     named = {name: p.detach() for name, p in module.named_parameters()}
-    losses = lambda p: nn.functional.cross_entropy(torch.func.functional_call(module, p, (x,)), y, reduction="none")  # noqa: E731
+    losses = lambda p: nn.functional.cross_entropy(  # noqa: E731
+        torch.func.functional_call(module, p, (x,)), y, reduction="none"
+    )
     return torch.cat([g.flatten(1) for g in torch.func.jacrev(losses)(named).values()], 1)
 
 
-def by_opacus(module: nn.Module, x: torch.Tensor, losses: Callable[[torch.Tensor], torch.Tensor], like: Sequence[str] = ()) -> torch.Tensor:
+def by_opacus(
+    module: nn.Module,
+    x: torch.Tensor,
+    losses: Callable[[torch.Tensor], torch.Tensor],
+    like: Sequence[str] = (),
+) -> torch.Tensor:
     """(n, d), its parameters in the order of `like`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own imports and hooks
@@ -268,7 +322,10 @@ def by_opacus(module: nn.Module, x: torch.Tensor, losses: Callable[[torch.Tensor
 
         wrapped = GradSampleModule(copy.deepcopy(module), loss_reduction="sum")
         losses(wrapped(x)).sum().backward()
-    rows = {n.replace("_module.", "").replace(".lstm.", "."): p.grad_sample for n, p in wrapped.named_parameters()}
+    rows = {
+        n.replace("_module.", "").replace(".lstm.", "."): p.grad_sample
+        for n, p in wrapped.named_parameters()
+    }
     order = like or list(rows)
     # opacus takes a Linear on (n L, H) for one of n L samples
     return torch.cat([rows[n].reshape(len(x), -1, rows[n][0].numel()).sum(1) for n in order], 1)  # type: ignore[index]
@@ -276,23 +333,34 @@ def by_opacus(module: nn.Module, x: torch.Tensor, losses: Callable[[torch.Tensor
 
 def samples(shape: Sequence[int] = (1, 6, 6), n: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(3)
-    return torch.randn(n, *shape, generator=draw, dtype=torch.float64), torch.randint(3, (n,), generator=draw)
+    return torch.randn(n, *shape, generator=draw, dtype=torch.float64), torch.randint(
+        3, (n,), generator=draw
+    )
 
 
-def summed(batched: Cohort, x: torch.Tensor, y: torch.Tensor, clip: float) -> torch.Tensor:
+def summed(batched: LocalTrainer, x: torch.Tensor, y: torch.Tensor, clip: float) -> torch.Tensor:
     """The sum of clipped gradients by one step without noise."""
-    batched._x, batched._y, batched._offsets, batched.sizes = x.clone(), y, np.array([0, len(y)]), [len(y)]
+    batched._x, batched._y, batched._offsets, batched.sizes = (
+        x.clone(),
+        y,
+        np.array([0, len(y)]),
+        [len(y)],
+    )
     plan = LocalTraining(1.0, 1, 1 << 62, clip=clip)
     return -len(y) * batched.train(Rows(batched.start[None]), [0], plan, 1)[0]
 
 
 @pytest.mark.parametrize("oracle", ["opacus", "jacrev"])
 @pytest.mark.parametrize("model", ["linear", "mlp", "tanh", "cnn", "stack"])
-def test_clipped_sums_are_those_of_other_peoples_per_sample_gradients(model: str, oracle: str) -> None:
+def test_clipped_sums_are_those_of_other_peoples_per_sample_gradients(
+    model: str, oracle: str
+) -> None:
     batched, (x, y) = cohort(model), samples()
     module = copy.deepcopy(batched.model.module).double()
     if oracle == "opacus":
-        rows = by_opacus(module, x, lambda out: nn.functional.cross_entropy(out, y, reduction="none"))
+        rows = by_opacus(
+            module, x, lambda out: nn.functional.cross_entropy(out, y, reduction="none")
+        )
     else:
         rows = of_every_example(module, x, y)
     norms = rows.norm(dim=1)
@@ -311,7 +379,12 @@ def lstms() -> dict[str, tuple[nn.Module, Objective, torch.Tensor, torch.Tensor]
         words, tracks = LanguageLSTM(7, 3, 4), TrajectoryLSTM(2, 2, dropout=0.0)
     return {
         "language": (words, Language(), tokens[:, :-1], tokens[:, 1:]),
-        "trajectory": (tracks, Trajectory(), places, torch.rand(5, 2, generator=draw, dtype=torch.float64)),
+        "trajectory": (
+            tracks,
+            Trajectory(),
+            places,
+            torch.rand(5, 2, generator=draw, dtype=torch.float64),
+        ),
     }
 
 
@@ -341,24 +414,37 @@ def with_opacus_lstm(module: nn.Module) -> nn.Module:
 def test_lstms_have_opacus_per_sample_gradients(name: str) -> None:
     module, objective, x, y = lstms()[name]
     module = module.double()
-    rows = by_opacus(with_opacus_lstm(module), x, lambda out: objective.losses(out, y), [n for n, _ in module.named_parameters()])
+    rows = by_opacus(
+        with_opacus_lstm(module),
+        x,
+        lambda out: objective.losses(out, y),
+        [n for n, _ in module.named_parameters()],
+    )
     flat = FlatModel(module, objective=objective)
     views = {n: p.expand(len(y), *p.shape[1:]) for n, p in flat.views(flat.initial()[None]).items()}
-    found = flat.gradients(views, x[:, None], y[:, None], torch.ones(len(y), 1, dtype=torch.float64), None)
+    found = flat.gradients(
+        views, x[:, None], y[:, None], torch.ones(len(y), 1, dtype=torch.float64), None
+    )
     assert rows.shape == (5, flat.dimension)
-    torch.testing.assert_close(torch.cat([g.flatten(1) for g in found.values()], 1), rows, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(
+        torch.cat([g.flatten(1) for g in found.values()], 1), rows, rtol=1e-8, atol=1e-12
+    )
 
 
 def test_clients_with_lstms_train_as_each_alone() -> None:
     module, objective, x, y = lstms()["trajectory"]
     arrays = {f"c{k}": (np.tile(x, (k + 1, 1, 1)), np.tile(y, (k + 1, 1))) for k in range(3)}
-    fed = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, objective=objective, classes=2, seed=0)
+    fed = Federation.from_arrays(
+        arrays, test={name: ([], []) for name in arrays}, objective=objective, classes=2, seed=0
+    )
     flat = validation.adopt(module, fed.shape, 2, objective=objective)
-    batched = Cohort(fed, flat, Randomness(0), CPU, torch.float64, secret=Keys())
+    batched = LocalTrainer(fed, flat, Randomness(0), CPU, torch.float64, secret=Keys())
     plan = LocalTraining(0.1, 2, 4, clip=0.01, noise=1.0)
     whole = batched.train(Rows(batched.start[None], (0, 0, 0)), range(3), plan, 1)
     for k in range(3):
-        torch.testing.assert_close(batched.train(Rows(batched.start[None]), [k], plan, 1)[0], whole[k], rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            batched.train(Rows(batched.start[None]), [k], plan, 1)[0], whole[k], rtol=0, atol=1e-12
+        )
 
 
 # --- the bound ---
@@ -392,9 +478,14 @@ def test_in_float32_neither(model: str) -> None:
 
 
 def test_clipping_by_hand() -> None:
-    left, right = torch.tensor([[[3.0], [torch.nan], [0.0]]]), torch.tensor([[[4.0, 0.0], [1.0, 1.0], [1.0, 0.0]]])
+    left, right = (
+        torch.tensor([[[3.0], [torch.nan], [0.0]]]),
+        torch.tensor([[[4.0, 0.0], [1.0, 1.0], [1.0, 0.0]]]),
+    )
     found, factors = clipped(
-        {"w": Outer(left, right), "b": Each(torch.tensor([[[5.0], [1.0], [0.0]]]))}, torch.tensor([[0.5, 1.0, 1.0]]), 1.0
+        {"w": Outer(left, right), "b": Each(torch.tensor([[[5.0], [1.0], [0.0]]]))},
+        torch.tensor([[0.5, 1.0, 1.0]]),
+        1.0,
     )
     torch.testing.assert_close(factors, torch.tensor([[0.5 / 13, 0.0, 1.0]]))  # 13² = (3·4)² + 5²
     total = torch.ones(1, 1, 2)
@@ -416,7 +507,9 @@ def test_a_tiny_and_a_huge_side_do_not_hide_a_gradient() -> None:
 def test_batches_are_poisson_samples() -> None:
     plan, size, steps = LocalTraining(0.1, 1, 7, steps=4000, clip=1.0), 20, 4000
     rate = 7 / 20
-    batches = list(Private(Keys(), [0], [size], torch.zeros(1, 3), plan, 1, 1, [b"own"]).batches(0))
+    batches = list(
+        DPSGDState(Keys(), [0], [size], torch.zeros(1, 3), plan, 1, 1, [b"own"]).batches(0)
+    )
     hits = np.zeros((steps, size))
     for s, batch in enumerate(batches):
         assert list(batch) == sorted(set(batch.tolist()))
@@ -424,7 +517,12 @@ def test_batches_are_poisson_samples() -> None:
     counts = np.bincount(hits.sum(1).astype(int), minlength=size + 1)
     expected = stats.binom(size, rate).pmf(np.arange(size + 1)) * steps
     enough = expected >= 5
-    assert stats.chisquare(counts[enough], expected[enough] * counts[enough].sum() / expected[enough].sum()).pvalue > 1e-4
+    assert (
+        stats.chisquare(
+            counts[enough], expected[enough] * counts[enough].sum() / expected[enough].sum()
+        ).pvalue
+        > 1e-4
+    )
     assert stats.chisquare(hits.sum(0), np.full(size, hits.sum() / size)).pvalue > 1e-4
     away = np.corrcoef(hits.T) - np.eye(size)
     assert np.abs(away).max() < 6 / np.sqrt(steps)  # examples are drawn on their own
@@ -444,11 +542,22 @@ def test_noise_has_the_variance_that_is_priced() -> None:
     clients, size, batch = 4, 30, 5
     plan = LocalTraining(1.0, 1, batch, steps=1, clip=0.25, noise=1.5)
     arrays = {f"c{k}": (np.zeros((size, 100)), np.zeros(size, dtype=int)) for k in range(clients)}
-    fed = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, classes=40, seed=0)
+    fed = Federation.from_arrays(
+        arrays, test={name: ([], []) for name in arrays}, classes=40, seed=0
+    )
     module = nn.Sequential(nn.Flatten(), nn.Linear(100, 40, bias=False))  # x = 0: no gradient
-    batched = Cohort(fed, validation.adopt(module, fed.shape, 40), Randomness(0), CPU, torch.float32, secret=Keys())
+    batched = LocalTrainer(
+        fed,
+        validation.adopt(module, fed.shape, 40),
+        Randomness(0),
+        CPU,
+        torch.float32,
+        secret=Keys(),
+    )
     start = Rows(torch.zeros(1, 4000), (0,) * clients)
-    one, two = (batched.train(start, range(clients), replace(plan, steps=s), 1).double() for s in (1, 2))
+    one, two = (
+        batched.train(start, range(clients), replace(plan, steps=s), 1).double() for s in (1, 2)
+    )
     std = 1.5 * 0.25 / batch
     for found, steps in ((one, 1), (two, 2)):
         scaled = found / (std * np.sqrt(steps))
@@ -474,20 +583,31 @@ def test_one_example_shows_as_the_priced_mechanism_says(batch: int) -> None:
     x, y = np.zeros((size, 1)), np.zeros(size, dtype=int)
     x[2] = 1e4
     arrays = {f"c{k}": (x, y) for k in range(clients)}
-    fed = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, classes=2, seed=0)
+    fed = Federation.from_arrays(
+        arrays, test={name: ([], []) for name in arrays}, classes=2, seed=0
+    )
     flat = validation.adopt(nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)), fed.shape, 2)
-    batched = Cohort(fed, flat, Randomness(0), CPU, torch.float64, secret=Keys())
+    batched = LocalTrainer(fed, flat, Randomness(0), CPU, torch.float64, secret=Keys())
     plan = LocalTraining(1e-6, 1, batch, steps=steps, clip=0.7, noise=0.8)
-    moved = batched.train(Rows(torch.zeros(1, 2, dtype=torch.float64), (0,) * clients), range(clients), plan, 1).numpy()
-    along, across = (moved @ np.array(v) / np.sqrt(2) * rate * size / (1e-6 * 0.7) for v in ((1.0, -1.0), (1.0, 1.0)))
+    moved = batched.train(
+        Rows(torch.zeros(1, 2, dtype=torch.float64), (0,) * clients), range(clients), plan, 1
+    ).numpy()
+    along, across = (
+        moved @ np.array(v) / np.sqrt(2) * rate * size / (1e-6 * 0.7)
+        for v in ((1.0, -1.0), (1.0, 1.0))
+    )
     std, k = 0.8 * np.sqrt(steps), np.arange(steps + 1)
-    seen = lambda v: (stats.binom(steps, rate).pmf(k) * stats.norm.cdf((np.asarray(v)[..., None] - k) / std)).sum(-1)  # noqa: E731
+    seen = lambda v: (  # noqa: E731
+        stats.binom(steps, rate).pmf(k) * stats.norm.cdf((np.asarray(v)[..., None] - k) / std)
+    ).sum(-1)
     assert stats.kstest(along, seen).pvalue > 1e-4
     assert stats.kstest(across, stats.norm(0, std).cdf).pvalue > 1e-4
     assert stats.kstest(along, stats.norm(0, std).cdf).pvalue < 1e-6  # without the example
 
 
-@pytest.mark.parametrize("change", [{}, {"momentum": 0.9}, {"steps": 1, "momentum": 0.5}, {"batch_size": 20}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{}, {"momentum": 0.9}, {"steps": 1, "momentum": 0.5}, {"batch_size": 20}], ids=str
+)
 def test_the_noise_of_an_update_is_as_large_as_is_said(change: dict[str, Any]) -> None:
     """Two runs that differ in nothing but their keys differ by twice its variance."""
     plan = replace(LocalTraining(1e-3, 6, 1 << 62, clip=0.5, noise=2.0), **change)
@@ -502,8 +622,12 @@ def test_the_noise_of_an_update_is_as_large_as_is_said(change: dict[str, Any]) -
 
 
 def test_a_full_steps_noise_is_exact_and_adams_is_not_told() -> None:
-    assert LocalTraining(0.5, 1, 1 << 62, clip=3.0, noise=2.0).variance(100) == pytest.approx((0.5 * 2 * 3 / 100) ** 2)
-    assert LocalTraining(0.5, 2, 10, momentum=0.5, clip=3.0, noise=2.0).variance(10) == pytest.approx(0.3**2 * (1 + 1.5**2))
+    assert LocalTraining(0.5, 1, 1 << 62, clip=3.0, noise=2.0).variance(100) == pytest.approx(
+        (0.5 * 2 * 3 / 100) ** 2
+    )
+    assert LocalTraining(0.5, 2, 10, momentum=0.5, clip=3.0, noise=2.0).variance(
+        10
+    ) == pytest.approx(0.3**2 * (1 + 1.5**2))
     assert LocalTraining(0.5, 1, 10, optimizer="adam", clip=3.0, noise=2.0).variance(100) == 0
     assert LocalTraining(0.5, 1, 10).variance(100) == 0
 
@@ -517,9 +641,14 @@ def test_masks_of_dropout_belong_to_examples() -> None:
     plan = LocalTraining(1.0, 1, 1 << 62, clip=1e9)
 
     def of(batches: list[int]) -> torch.Tensor:
-        batched._x, batched._y, batched._offsets, batched.sizes = x.clone(), y, np.array([0, len(y)]), [len(y)]
+        batched._x, batched._y, batched._offsets, batched.sizes = (
+            x.clone(),
+            y,
+            np.array([0, len(y)]),
+            [len(y)],
+        )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Private, "batches", lambda self, k: iter([np.array(batches)]))
+            patch.setattr(DPSGDState, "batches", lambda self, k: iter([np.array(batches)]))
             return batched.train(Rows(batched.start[None]), [0], plan, 1)[0]
 
     torch.testing.assert_close(of([0, 4, 7]), of([0]) + of([4]) + of([7]), rtol=0, atol=1e-12)
@@ -547,7 +676,9 @@ def test_masks_of_dropout_belong_to_examples() -> None:
         ({"clip": 1.0, "noise": None}, "noise"),
     ],
 )
-def test_what_cannot_be_private_is_refused_in_one_sentence(change: dict[str, Any], word: str) -> None:
+def test_what_cannot_be_private_is_refused_in_one_sentence(
+    change: dict[str, Any], word: str
+) -> None:
     with pytest.raises(UsageError, match=word) as caught:
         check_training(LocalTraining(0.1, 1, 10, **change))
     assert "\n" not in str(caught.value)
@@ -563,7 +694,10 @@ def test_without_keys_there_is_no_private_training() -> None:
     batched.secret = None
     with pytest.raises(UsageError, match="key"):
         batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
-    assert not torch.equal(batched.train(Rows(starts(batched)), EVERYONE, LocalTraining(0.1, 1, 10), 1)[0], batched.start)
+    assert not torch.equal(
+        batched.train(Rows(starts(batched)), EVERYONE, LocalTraining(0.1, 1, 10), 1)[0],
+        batched.start,
+    )
 
 
 def test_plain_training_asks_for_no_secret() -> None:

@@ -18,16 +18,20 @@ from securecluster.messaging.messages import Rows
 from securecluster.models import architectures, validation
 from securecluster.models.optimizers import Momenta
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, FedAvg, Settings
-from securecluster.training.local_trainer import Cohort, LocalTraining, check_training
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining, check_training
 
 PLAN = LocalTraining(0.05, 2, 10, momentum=0.9)
 KEPT = replace(PLAN, keep_momentum=True)
 EXACT = Settings(dtype="float64", transcript="full")
 OPTIONS: dict[str, Any] = {"momentum": 0.9, "lr": 0.05, "epochs": 1, "keep_momentum": True}
 NETWORKS = {
-    "by hand": lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, c)),
+    "by hand": lambda s, c: nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, c)
+    ),
     "tanh": lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.Tanh(), nn.Linear(7, c)),
-    "convolution": lambda s, c: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, c)),
+    "convolution": lambda s, c: nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, c)
+    ),
 }
 
 
@@ -38,16 +42,16 @@ def more_networks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(architectures.IMAGES, name, make)
 
 
-def cohort_of(federation: Federation, model: str) -> Cohort:
+def cohort_of(federation: Federation, model: str) -> LocalTrainer:
     draws = Randomness(5)
     made = validation.build(model, federation.shape, federation.classes, draws)
-    return Cohort(federation, made, draws, torch.device("cpu"), torch.float64)
+    return LocalTrainer(federation, made, draws, torch.device("cpu"), torch.float64)
 
 
 class Theirs:
     """A client in plain torch: its module, its samples, and one optimizer for the whole run."""
 
-    def __init__(self, federation: Federation, cohort: Cohort, client: int) -> None:
+    def __init__(self, federation: Federation, cohort: LocalTrainer, client: int) -> None:
         self.module = copy.deepcopy(cohort.model.module).double()
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.05, momentum=0.9)
         shard = federation.shards[client]
@@ -96,8 +100,12 @@ def test_fedavg_is_that_of_one_optimizer_a_client(share: float, small: Federatio
             asked.append(entry.to)
     assert (len(set(asked)) > 1) == (share < 1)
     torch.testing.assert_close(fitted.client_models_.row(0), theta, rtol=0, atol=1e-10)
-    other = FedAvg(rounds=4, model="linear", participation=share, **{**OPTIONS, "keep_momentum": False})
-    assert not torch.allclose(other.fit(small, EXACT).client_models_.row(0), theta, rtol=0, atol=1e-3)
+    other = FedAvg(
+        rounds=4, model="linear", participation=share, **{**OPTIONS, "keep_momentum": False}
+    )
+    assert not torch.allclose(
+        other.fit(small, EXACT).client_models_.row(0), theta, rtol=0, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("kind", [FedAvg, CFL, FLHC])
@@ -123,7 +131,9 @@ def test_a_stopped_run_goes_on_with_the_momentum_it_had(
     assert again.history_ == whole.history_
 
 
-def test_who_is_asked_again_answers_the_same_and_a_late_request_is_refused(small: Federation) -> None:
+def test_who_is_asked_again_answers_the_same_and_a_late_request_is_refused(
+    small: Federation,
+) -> None:
     cohort = cohort_of(small, "tanh")
     start = Rows(cohort.start[None], (0, 0))
     first = cohort.train(start, (0, 1), KEPT, 3)
@@ -178,7 +188,9 @@ def test_a_buffer_that_overflows_starts_anew() -> None:
         (FedAvg(momentum=0.9, keep_momentum=1), "give True or False"),  # type: ignore[arg-type]
     ],
 )
-def test_where_no_momentum_can_live_on_it_is_refused(made: Any, word: str, small: Federation) -> None:
+def test_where_no_momentum_can_live_on_it_is_refused(
+    made: Any, word: str, small: Federation
+) -> None:
     with pytest.raises(UsageError, match=word):
         made.fit(small)
 

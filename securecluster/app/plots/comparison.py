@@ -60,7 +60,9 @@ def _width(headings: list[str], rows: list[dict[str, str]]) -> int:
     """Return the width of a table in cells: a gap of two between columns, and an edge of one."""
     from rich.cells import cell_len
 
-    widths = [max(cell_len(text) for text in (name, *(row[name] for row in rows))) for name in headings]
+    widths = [
+        max(cell_len(text) for text in (name, *(row[name] for row in rows))) for name in headings
+    ]
     return sum(widths) + 2 * len(headings)
 
 
@@ -79,7 +81,10 @@ def _table(headings: list[str], rows: list[dict[str, str]]) -> Any:
 
 def _protected(rows: Lines) -> list[str]:
     """Whose ε each protocol's is: of a client and of an example they are not to be compared."""
-    units = {unit: [row["protocol"] for row in rows if row.get("dp_unit") == unit] for unit in ("client", "example")}
+    units = {
+        unit: [row["protocol"] for row in rows if row.get("dp_unit") == unit]
+        for unit in ("client", "example")
+    }
     return [f"ε of one {unit}: {', '.join(names)}" for unit, names in units.items() if names]
 
 
@@ -90,12 +95,22 @@ def _together(content: dict[str, Any]) -> list[str]:
         return []
     lines = []
     for total in totals:
-        epsilon = "∞" if total["epsilon"] is None else f"{total['epsilon']:.4g} at δ = {total['delta']:g}"
-        lines.append(f"together, ε of one {total['unit']}: {epsilon} ({', '.join(total['protocols'])})")
+        epsilon = (
+            "∞" if total["epsilon"] is None else f"{total['epsilon']:.4g} at δ = {total['delta']:g}"
+        )
+        lines.append(
+            f"together, ε of one {total['unit']}: {epsilon} ({', '.join(total['protocols'])})"
+        )
     if len(totals) > 1:
-        lines.append("ε of a client and ε of an example do not add up: neither figure covers the runs of the other")
+        lines.append(
+            "ε of a client and ε of an example do not add up: neither figure covers the runs of the other"
+        )
     rows = content["protocols"]
-    clear = [row["protocol"] for row in rows if row["error"] is None and row["epsilon"] is None and not row["dp_unit"]]
+    clear = [
+        row["protocol"]
+        for row in rows
+        if row["error"] is None and row["epsilon"] is None and not row["dp_unit"]
+    ]
     failed = [row["protocol"] for row in rows if row["error"] is not None]
     if clear:
         lines.append(f"without noise, so that ε with it is infinite: {', '.join(clear)}")
@@ -114,7 +129,8 @@ def _cells(row: dict[str, Any], target: float | None, metric: str) -> dict[str, 
         "before": shown(row[f"{metric}_before"], metric),
         metric: shown(row[metric], metric),
         f"at {target}": _number(row["at_target"], 3),
-        "told": ", ".join(f"{name}={value}" for name, value in (row.get("told") or {}).items()) or NONE,
+        "told": ", ".join(f"{name}={value}" for name, value in (row.get("told") or {}).items())
+        or NONE,
         "rounds": NONE if row.get("rounds") is None else str(row["rounds"]),
         "up+down": NONE if failed else megabytes(row["up"] + row["down"]),
         "servers": megabytes(row["servers"]) if row["servers"] else NONE,
@@ -135,8 +151,16 @@ def draw(folder: Path, content: dict[str, Any], histories: dict[str, Lines]) -> 
     curves = {name: points for name, lines in kept.items() if (points := _points(lines, metric))}
     aside = {name: len(histories[name]) - len(lines) for name, lines in kept.items()}
     ended = [row for row in content["protocols"] if row[metric] is not None]
-    made = [save(folder / f"{metric}.png", _learning(title, curves, aside, metric, unit))] if curves else []
-    return [*made, save(folder / "cost.png", _cost(title, ended, list(histories), metric, unit))] if ended else made
+    made = (
+        [save(folder / f"{metric}.png", _learning(title, curves, aside, metric, unit))]
+        if curves
+        else []
+    )
+    return (
+        [*made, save(folder / "cost.png", _cost(title, ended, list(histories), metric, unit))]
+        if ended
+        else made
+    )
 
 
 def _kept(lines: Lines) -> Lines:
@@ -149,7 +173,9 @@ def _kept(lines: Lines) -> Lines:
 def _points(lines: Lines, metric: str) -> list[tuple[int, float, bool]]:
     """(round, metric, whether clusters changed in it) of each round that was evaluated."""
     numbered = enumerate(lines, 1)
-    return [(t, line[metric], _changed(line)) for t, line in numbered if line.get(metric) is not None]
+    return [
+        (t, line[metric], _changed(line)) for t, line in numbered if line.get(metric) is not None
+    ]
 
 
 def _changed(line: dict[str, Any]) -> bool:
@@ -162,7 +188,13 @@ def _style(name: str, names: list[str]) -> dict[str, Any]:
     return {"color": f"C{k % 10}", "marker": MARKERS[k % len(MARKERS)]}
 
 
-def _learning(title: str, curves: dict[str, list[tuple[int, float, bool]]], aside: dict[str, int], metric: str, unit: str) -> Any:
+def _learning(
+    title: str,
+    curves: dict[str, list[tuple[int, float, bool]]],
+    aside: dict[str, int],
+    metric: str,
+    unit: str,
+) -> Any:
     """Draw the metric over the rounds of each protocol.
 
     Args:
@@ -178,7 +210,11 @@ def _learning(title: str, curves: dict[str, list[tuple[int, float, bool]]], asid
             look |= {"markevery": at, "markersize": 6}
         axes.plot([t for t, _, _ in points], [value for _, value, _ in points], **look)
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axes.set(title=title, xlabel="round (markers: clusters changed)", ylabel=f"{labelled(metric, unit)}, mean over clients")
+    axes.set(
+        title=title,
+        xlabel="round (markers: clusters changed)",
+        ylabel=f"{labelled(metric, unit)}, mean over clients",
+    )
     bounded(axes, metric)
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right" if metric == "accuracy" else "best", fontsize=8)
@@ -191,11 +227,18 @@ def _label(name: str, aside: dict[str, int]) -> str:
 
 def _cost(title: str, rows: Lines, names: list[str], metric: str, unit: str) -> Any:
     made, axes = figure(6.8, 4.2)
-    spots = [(max(1, row["up"] + row["down"]), row[metric]) for row in rows]  # a logarithm needs a byte
+    spots = [
+        (max(1, row["up"] + row["down"]), row[metric]) for row in rows
+    ]  # a logarithm needs a byte
     for row, (x, y) in zip(rows, spots, strict=True):
         axes.plot([x], [y], linestyle="none", markersize=7, **_style(row["protocol"], names))
     low, high = min(x for x, _ in spots), max(x for x, _ in spots)
-    axes.set(title=title, xlabel="bytes on the wire, up and down", ylabel=f"{labelled(metric, unit)}, mean over clients", xscale="log")
+    axes.set(
+        title=title,
+        xlabel="bytes on the wire, up and down",
+        ylabel=f"{labelled(metric, unit)}, mean over clients",
+        xscale="log",
+    )
     axes.set_xlim(low / 2, high * 2)
     axes.tick_params(axis="x", which="minor", labelsize=6)
     axes.margins(y=0.15)
@@ -213,15 +256,30 @@ def label(axes: Any, spots: list[tuple[float, float]], texts: list[str]) -> list
     taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in pixels]
     made = []
     for spot, text in zip(spots, texts, strict=True):
-        note = axes.annotate(text, spot, xytext=(0, 0), textcoords="offset points", fontsize=8, va="center", zorder=4, bbox=WHITE)
+        note = axes.annotate(
+            text,
+            spot,
+            xytext=(0, 0),
+            textcoords="offset points",
+            fontsize=8,
+            va="center",
+            zorder=4,
+            bbox=WHITE,
+        )
         note.set_in_layout(False)
         for dx, dy, side in _offsets():
             note.set(position=(dx, dy), ha=side)
             box = note.get_window_extent().padded(1)
-            if not any(box.overlaps(other) for other in taken) and axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max):
+            if (
+                not any(box.overlaps(other) for other in taken)
+                and axes.bbox.contains(*box.min)
+                and axes.bbox.contains(*box.max)
+            ):
                 break
         if max(abs(dx), abs(dy)) > 16:
-            axes.annotate("", spot, xytext=(dx, dy), textcoords="offset points", arrowprops=LEADER, zorder=1)
+            axes.annotate(
+                "", spot, xytext=(dx, dy), textcoords="offset points", arrowprops=LEADER, zorder=1
+            )
         taken.append(box)
         made.append(note)
     return made
@@ -229,6 +287,13 @@ def label(axes: Any, spots: list[tuple[float, float]], texts: list[str]) -> list
 
 def _offsets() -> list[tuple[float, float, str]]:
     """Places around a point, nearest first: (right, up) in typographic points, and the text's alignment."""
-    sides = [(1, 0, "left"), (-1, 0, "right"), (0, 1, "center"), (0, -1, "center"), (1, 1, "left"), (1, -1, "left")]
+    sides = [
+        (1, 0, "left"),
+        (-1, 0, "right"),
+        (0, 1, "center"),
+        (0, -1, "center"),
+        (1, 1, "left"),
+        (1, -1, "left"),
+    ]
     sides += [(-1, 1, "right"), (-1, -1, "right")]
     return [(8.0 * r * x, 11.0 * r * y, side) for r in range(1, 13) for x, y, side in sides]

@@ -14,17 +14,28 @@ from securecluster.app.plots.similarity_scatter import similarity_pairs
 RELATED = ("1 − R", "clients by relevance of data")  # what a dendrogram of R measures, and merges
 
 
-def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], state: Any) -> list[Path]:
+def draw(
+    folder: Path, content: dict[str, Any], history: list[dict[str, Any]], state: Any
+) -> list[Path]:
     """Write the pictures that this run, which ended in the server's `state`, has numbers for; returns their paths."""
     metric = content["metric"]
-    made = [save(folder / f"{metric}.png", _learning(history, content))] if content["metrics"][metric]["after"] is not None else []
+    made = (
+        [save(folder / f"{metric}.png", _learning(history, content))]
+        if content["metrics"][metric]["after"] is not None
+        else []
+    )
     alpha = getattr(state, "alpha", None)
     if alpha is not None and len(alpha):
         made.append(save(folder / "similarity.png", similarity(alpha.numpy(), content["labels"])))
     related, look = (getattr(state, name, None) for name in ("relevance", "look"))
     words: tuple[str, ...] = ()
     if related is not None and len(related):
-        made.append(save(folder / "relevance.png", relevance(related.numpy(), content["labels"], getattr(look, "ids", None))))
+        made.append(
+            save(
+                folder / "relevance.png",
+                relevance(related.numpy(), content["labels"], getattr(look, "ids", None)),
+            )
+        )
         words = RELATED
     linked = getattr(state, "graph", None)
     if linked is not None and len(linked.distance) > 1:
@@ -34,7 +45,10 @@ def draw(folder: Path, content: dict[str, Any], history: list[dict[str, Any]], s
     grown = getattr(state, "tree", None)
     if grown is not None:
         made.append(save(folder / "tree.png", tree(grown.nodes, content)))
-    if getattr(state, "known", None) is not None and (shown := similarity_pairs(state, history)) is not None:
+    if (
+        getattr(state, "known", None) is not None
+        and (shown := similarity_pairs(state, history)) is not None
+    ):
         made.append(save(folder / "similarity-pairs.png", shown))
     if look is not None:
         made.append(save(folder / "dendrogram.png", dendrogram(look, content["labels"], *words)))
@@ -46,15 +60,26 @@ def _marks(axes: Any, history: list[dict[str, Any]]) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     for word, key in (("split", "splits"), ("clustered", "clustered")):
         for k, number in enumerate([line["round"] for line in history if line.get(key)]):
-            axes.axvline(number, color="grey", linestyle=":", linewidth=1, label=word if k == 0 else None)
+            axes.axvline(
+                number, color="grey", linestyle=":", linewidth=1, label=word if k == 0 else None
+            )
 
 
 def _learning(history: list[dict[str, Any]], content: dict[str, Any]) -> Any:
     metric = content["metric"]
     made, axes = figure(6.4, 3.8)
-    axes.plot([line["round"] for line in history], [line[metric] for line in history], marker=".", label="mean over clients")
+    axes.plot(
+        [line["round"] for line in history],
+        [line[metric] for line in history],
+        marker=".",
+        label="mean over clients",
+    )
     _marks(axes, history)
-    axes.set(title=f"{content['protocol']} on {content['data']}", xlabel="round", ylabel=labelled(metric, content["unit"]))
+    axes.set(
+        title=f"{content['protocol']} on {content['data']}",
+        xlabel="round",
+        ylabel=labelled(metric, content["unit"]),
+    )
     bounded(axes, metric)
     axes.legend(loc="lower right" if metric == "accuracy" else "best")
     return made
@@ -80,9 +105,19 @@ def _separation(history: list[dict[str, Any]]) -> Any:
     made, (top, bottom) = figure(6.4, 5.6, rows=2)
     true = [(line["round"], line["gap"]) for line in history if line.get("gap") is not None]
     if true:
-        top.plot(*zip(*true, strict=True), color="black", marker=".", label="true clusters (all clients, one model)")
+        top.plot(
+            *zip(*true, strict=True),
+            color="black",
+            marker=".",
+            label="true clusters (all clients, one model)",
+        )
     for c in sorted({look["cluster"] for line in history for look in line["looks"]}):
-        seen = [(line["round"], look) for line in history for look in line["looks"] if look["cluster"] == c]
+        seen = [
+            (line["round"], look)
+            for line in history
+            for look in line["looks"]
+            if look["cluster"] == c
+        ]
         gaps = [(t, look["gap"]) for t, look in seen if look["gap"] is not None]
         if gaps:  # a marker, since one round alone draws no line
             top.plot(
@@ -94,8 +129,20 @@ def _separation(history: list[dict[str, Any]]) -> Any:
                 label=f"halves of cluster {c}, as tested",
             )
         rounds = [t for t, _ in seen]
-        bottom.plot(rounds, [look["max_norm"] for _, look in seen], color=f"C{c % 10}", marker=".", label=f"cluster {c}")
-        bottom.plot(rounds, [look["mean_norm"] for _, look in seen], color=f"C{c % 10}", marker=".", linestyle="--")
+        bottom.plot(
+            rounds,
+            [look["max_norm"] for _, look in seen],
+            color=f"C{c % 10}",
+            marker=".",
+            label=f"cluster {c}",
+        )
+        bottom.plot(
+            rounds,
+            [look["mean_norm"] for _, look in seen],
+            color=f"C{c % 10}",
+            marker=".",
+            linestyle="--",
+        )
     top.axhline(0, color="grey", linewidth=0.8)
     for axes in (top, bottom):
         _marks(axes, history)

@@ -12,7 +12,9 @@ from securecluster.core import atomic_files
 
 def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
     """A figure of `width` × `height` inches that no global state knows of, and its axes."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no word on a cache folder that cannot be written
+    logging.getLogger("matplotlib").setLevel(
+        logging.ERROR
+    )  # no word on a cache folder that cannot be written
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), layout="constrained")

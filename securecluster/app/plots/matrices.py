@@ -51,13 +51,30 @@ def graph(look: Any, labels: Sequence[int]) -> Any:
     edges, at = look.edges.numpy(), float(look.threshold)
     for chosen, colour, word in ((edges <= at, "C0", "joined"), (edges > at, "C3", "left apart")):
         if chosen.any():
-            left.plot(1 + np.flatnonzero(chosen), edges[chosen], color=colour, marker=".", linestyle="none", label=word)
+            left.plot(
+                1 + np.flatnonzero(chosen),
+                edges[chosen],
+                color=colour,
+                marker=".",
+                linestyle="none",
+                label=word,
+            )
     left.axhline(at, color="black", linestyle="--", linewidth=1, label=f"λ = {at:.4g}")
-    left.set(title="edges of the minimum spanning tree", xlabel="edge, the shortest first", ylabel="distance of one-shot models")
+    left.set(
+        title="edges of the minimum spanning tree",
+        xlabel="edge, the shortest first",
+        ylabel="distance of one-shot models",
+    )
     left.set_ylim(0, 1.05 * max(at, float(edges.max(initial=0))) or 1.0)
     left.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     left.legend(loc="best", fontsize=8)
-    image = _show(right, _off_diagonal(look.distance.numpy()), labels, getattr(look, "ids", None), cmap="viridis")
+    image = _show(
+        right,
+        _off_diagonal(look.distance.numpy()),
+        labels,
+        getattr(look, "ids", None),
+        cmap="viridis",
+    )
     right.set(title="all distances")
     made.colorbar(image, ax=right, label="distance")
     return made
@@ -69,7 +86,13 @@ def _off_diagonal(matrix: Matrix) -> Matrix:
     return shown
 
 
-def _show(axes: Any, matrix: Matrix, labels: Sequence[int], ids: Sequence[int] | None = None, **colours: Any) -> Any:
+def _show(
+    axes: Any,
+    matrix: Matrix,
+    labels: Sequence[int],
+    ids: Sequence[int] | None = None,
+    **colours: Any,
+) -> Any:
     """The matrix (r, r) of the clients `ids`, all by default, with clusters side by side and lines between them."""
     ids = range(len(labels)) if ids is None else ids
     own = np.array([labels[i] for i in ids])
@@ -78,7 +101,9 @@ def _show(axes: Any, matrix: Matrix, labels: Sequence[int], ids: Sequence[int] |
     for edge in 1 + np.flatnonzero(np.diff(own[order])):
         axes.axhline(edge - 0.5, color="black", linewidth=1)
         axes.axvline(edge - 0.5, color="black", linewidth=1)
-    places, names = (range(len(own)), [str(ids[k]) for k in order]) if len(own) <= NAMED else ([], [])
+    places, names = (
+        (range(len(own)), [str(ids[k]) for k in order]) if len(own) <= NAMED else ([], [])
+    )
     axes.set_xticks(places, names, fontsize=6, rotation=90 if len(own) > 25 else 0)
     axes.set_yticks(places, names, fontsize=6)
     axes.set(xlabel="client, by found cluster", ylabel="client")

@@ -14,7 +14,7 @@ COLUMN, ROW = 1.6, 0.95  # inches between boxes side by side, and between rows
 WIDEST = 24  # characters in a line of a box
 
 
-class Node(Protocol):
+class TreeNode(Protocol):
     """What the picture needs of a node; node 0 is the root."""
 
     children: list[int]
@@ -37,15 +37,35 @@ def tree(nodes: Sequence[Any], content: dict[str, Any]) -> Any:
     for v, node in enumerate(nodes):
         x, depth = spots[v]
         for child in node.children:
-            axes.plot([x, spots[child][0]], [-depth, -spots[child][1]], color="grey", linewidth=1, zorder=1)
-        axes.text(x, -depth, _text(v, node, content), ha="center", va="center", fontsize=7, linespacing=1.25, zorder=2, bbox=_box(node))
-    axes.set(xlim=(min(xs) - 0.55, max(xs) + 0.55), ylim=(0.5 - rows, 0.5), title=f"parameter tree of {content['protocol']}")
+            axes.plot(
+                [x, spots[child][0]],
+                [-depth, -spots[child][1]],
+                color="grey",
+                linewidth=1,
+                zorder=1,
+            )
+        axes.text(
+            x,
+            -depth,
+            _text(v, node, content),
+            ha="center",
+            va="center",
+            fontsize=7,
+            linespacing=1.25,
+            zorder=2,
+            bbox=_box(node),
+        )
+    axes.set(
+        xlim=(min(xs) - 0.55, max(xs) + 0.55),
+        ylim=(0.5 - rows, 0.5),
+        title=f"parameter tree of {content['protocol']}",
+    )
     axes.title.set_fontsize(9)
     axes.set_axis_off()
     return made
 
 
-def positions(nodes: Sequence[Node]) -> list[tuple[float, int]]:
+def positions(nodes: Sequence[TreeNode]) -> list[tuple[float, int]]:
     """(x, depth) of each node, in boxes: a parent stands over the middle of its children, and boxes of a row are at least 1 apart."""
     found = [(0.0, 0)] * len(nodes)
 
@@ -54,12 +74,19 @@ def positions(nodes: Sequence[Node]) -> list[tuple[float, int]]:
         below: list[tuple[float, float]] = []
         for child in nodes[v].children:
             edge = place(child, depth + 1)
-            shift = max((left[1] + 1 - right[0] for left, right in zip(below, edge, strict=False)), default=0.0)
+            shift = max(
+                (left[1] + 1 - right[0] for left, right in zip(below, edge, strict=False)),
+                default=0.0,
+            )
             move(child, shift)
             edge = [(low + shift, high + shift) for low, high in edge]
             joined = [(left[0], right[1]) for left, right in zip(below, edge, strict=False)]
             below = joined + below[len(joined) :] + edge[len(joined) :]
-        x = float(np.mean([found[child][0] for child in nodes[v].children])) if nodes[v].children else 0.0
+        x = (
+            float(np.mean([found[child][0] for child in nodes[v].children]))
+            if nodes[v].children
+            else 0.0
+        )
         found[v] = (x, depth)
         return [(x, x), *below]
 
@@ -72,14 +99,17 @@ def positions(nodes: Sequence[Node]) -> list[tuple[float, int]]:
     return found
 
 
-def _text(v: int, node: Node, content: dict[str, Any]) -> str:
+def _text(v: int, node: TreeNode, content: dict[str, Any]) -> str:
     names = [content["names"][i] for i in node.members]
     lines = [f"node {v}: {len(names)} client{'s' if len(names) > 1 else ''}", few(names)]
     if node.children:
         return "\n".join([*lines, f"split in round {node.round}"])
     metric = content["metric"]
     score = content["metrics"][metric]["per_cluster"][node.cluster]
-    lines.append(f"cluster {node.cluster}" + ("" if score is None else f": {metric} {shown(score, metric, content['unit'])}"))
+    lines.append(
+        f"cluster {node.cluster}"
+        + ("" if score is None else f": {metric} {shown(score, metric, content['unit'])}")
+    )
     handed = content.get("fallback", {}).get("nodes")
     if handed and handed[node.cluster] != v:
         lines.append(f"has node {handed[node.cluster]}'s model")
@@ -98,7 +128,7 @@ def few(names: Sequence[str]) -> str:
     return told
 
 
-def _box(node: Node) -> dict[str, Any]:
+def _box(node: TreeNode) -> dict[str, Any]:
     """A leaf has its cluster's colour, mixed with white; what was split is white."""
     from matplotlib.colors import to_rgb
 

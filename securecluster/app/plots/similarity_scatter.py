@@ -30,5 +30,11 @@ def similarity_pairs(state: Any, history: list[dict[str, Any]]) -> Any | None:
         place.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
         place.plot(points[:, 0], points[:, 1], ".", markersize=3, alpha=0.5)
         known = "no correlation" if score is None else f"Pearson {score:.3f}"
-        place.set(title=f"{name}: {known}", xlabel="true similarity (LCSS)", ylabel="predicted", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+        place.set(
+            title=f"{name}: {known}",
+            xlabel="true similarity (LCSS)",
+            ylabel="predicted",
+            xlim=(-0.02, 1.02),
+            ylim=(-0.02, 1.02),
+        )
     return made

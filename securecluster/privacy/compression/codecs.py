@@ -36,7 +36,9 @@ class Coded(ABC):
 
     def __init__(self, dimension: int) -> None:
         if dimension < 1:
-            raise UsageError(f"rows of {dimension} numbers cannot be compressed: a row has at least one")
+            raise UsageError(
+                f"rows of {dimension} numbers cannot be compressed: a row has at least one"
+            )
         self.dimension = dimension
 
     @property
@@ -55,7 +57,9 @@ class Coded(ABC):
         for block, short in zip(blocks(rows.contiguous()), self._alike(out), strict=True):
             numbers = block.float()
             if not bool(numbers.isfinite().all()):
-                raise UpdateError("a row to compress has a number that is not finite: lower the learning rate (--lr)")
+                raise UpdateError(
+                    "a row to compress has a number that is not finite: lower the learning rate (--lr)"
+                )
             short.copy_(self._encode(numbers))
         return out
 
@@ -155,9 +159,19 @@ class Signs(Coded):
         for row, bits in zip(rows, positive, strict=True):
             if bool((none := row == 0).any()):
                 bits[none] = _coins(row)[none]
-        places = torch.nn.functional.pad(positive, (0, -self.dimension % 8)).view(len(rows), -1, 8).to(torch.uint8)
+        places = (
+            torch.nn.functional.pad(positive, (0, -self.dimension % 8))
+            .view(len(rows), -1, 8)
+            .to(torch.uint8)
+        )
         weights = torch.tensor([1 << k for k in range(8)], dtype=torch.uint8, device=rows.device)
-        return torch.cat([_bytes(rows.double().abs().mean(1, keepdim=True).float()), (places * weights).sum(2, dtype=torch.uint8)], 1)
+        return torch.cat(
+            [
+                _bytes(rows.double().abs().mean(1, keepdim=True).float()),
+                (places * weights).sum(2, dtype=torch.uint8),
+            ],
+            1,
+        )
 
     def _decode(self, rows: torch.Tensor) -> torch.Tensor:
         shifts = torch.arange(8, dtype=torch.uint8, device=rows.device)
@@ -194,7 +208,9 @@ class TopK(Coded):
     def _decode(self, rows: torch.Tensor) -> torch.Tensor:
         values = _numbers(rows[:, : 4 * self.k], torch.float32)
         places = _numbers(rows[:, 4 * self.k :], self._place).long()
-        fine = bool(((places >= 0) & (places < self.dimension)).all()) and bool((places.diff(dim=1) > 0).all())
+        fine = bool(((places >= 0) & (places < self.dimension)).all()) and bool(
+            (places.diff(dim=1) > 0).all()
+        )
         if not (fine and bool(values.isfinite().all())):
             raise FrameError(_FORGED.format("places out of order, or a number that is not finite"))
         return values.new_zeros(len(rows), self.dimension).scatter_(1, places, values)
@@ -210,7 +226,9 @@ def build(compress: str, dimension: int) -> tuple[Coded, ...]:
     if name == "topk":
         return (TopK(dimension, _share(share)),)
     known: dict[str, tuple[Coded, ...]] = (
-        {"none": ()} | {f"{b}bit": (Levels(dimension, b),) for b in (8, 4)} | {"1bit": (Signs(dimension),)}
+        {"none": ()}
+        | {f"{b}bit": (Levels(dimension, b),) for b in (8, 4)}
+        | {"1bit": (Signs(dimension),)}
     )
     if compress not in known:
         raise unknown("compression", compress, COMPRESSIONS)
@@ -235,7 +253,9 @@ def _share(text: str) -> float:
     except ValueError:
         share = math.nan
     if not 0 < share <= 1:
-        raise UsageError(f"topk:{text} keeps no share of the numbers: write topk:SHARE with a share in (0, 1], as topk:0.01")
+        raise UsageError(
+            f"topk:{text} keeps no share of the numbers: write topk:SHARE with a share in (0, 1], as topk:0.01"
+        )
     return share
 
 
@@ -246,7 +266,9 @@ def _bytes(values: torch.Tensor) -> torch.Tensor:
 
 def _numbers(rows: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     """Numbers (b, c) from their bytes."""
-    return rows.clone(memory_format=torch.contiguous_format).view(kind)  # a copy: a view keeps strides that no number divides
+    return rows.clone(memory_format=torch.contiguous_format).view(
+        kind
+    )  # a copy: a view keeps strides that no number divides
 
 
 def _scale(rows: torch.Tensor) -> torch.Tensor:

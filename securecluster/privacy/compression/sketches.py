@@ -51,7 +51,9 @@ class Sketch:
             UsageError: rows of d numbers are no longer than their sketch.
         """
         if self.q >= d:
-            raise UsageError(f"a sketch of {self.q:,} numbers is no shorter than the row of {d:,}: take a smaller sketch, or none")
+            raise UsageError(
+                f"a sketch of {self.q:,} numbers is no shorter than the row of {d:,}: take a smaller sketch, or none"
+            )
         return self.q
 
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
@@ -60,11 +62,18 @@ class Sketch:
         out = rows.new_empty(*rows.shape[:-1], self.width(d))
         signs, picked = (t.to(rows.device) for t in self._map(d, step))
         signs = signs.to(rows.dtype)
-        parts = [torch.from_numpy(hadamard.matrix(k)).to(rows.device, rows.dtype) for k in hadamard.factors(d)]
+        parts = [
+            torch.from_numpy(hadamard.matrix(k)).to(rows.device, rows.dtype)
+            for k in hadamard.factors(d)
+        ]
         for block, short in zip(blocks(rows.contiguous()), _alike(out, d), strict=True):
             wide = block.new_zeros(len(block), padded(d))
             torch.mul(block, signs, out=wide[:, :d])
-            torch.div(hadamard.transform(wide, parts).index_select(1, picked), math.sqrt(self.q), out=short)
+            torch.div(
+                hadamard.transform(wide, parts).index_select(1, picked),
+                math.sqrt(self.q),
+                out=short,
+            )
         return out
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
@@ -76,7 +85,10 @@ class Sketch:
         if (d, step) not in self._drawn:
             draw = self._randomness.generator("public", "sketch", step, d)
             signs = torch.from_numpy(draw.integers(0, 2, d, dtype="int8") * 2 - 1)
-            self._drawn[d, step] = (signs, torch.from_numpy(draw.choice(padded(d), self.q, replace=False)))
+            self._drawn[d, step] = (
+                signs,
+                torch.from_numpy(draw.choice(padded(d), self.q, replace=False)),
+            )
             while len(self._drawn) > self._CACHED:
                 self._drawn.popitem(last=False)
         return self._drawn[d, step]
@@ -85,7 +97,9 @@ class Sketch:
 def check_size(q: object) -> None:
     """Raise UsageError for what is no length of a sketch."""
     if not isinstance(q, Integral) or isinstance(q, bool) or q < 1:
-        raise UsageError(f"sketch = {q!r} is no number of numbers: give a whole number from 1, as 64 or 256")
+        raise UsageError(
+            f"sketch = {q!r} is no number of numbers: give a whole number from 1, as 64 or 256"
+        )
 
 
 def _alike(short: torch.Tensor, d: int) -> tuple[torch.Tensor, ...]:

@@ -24,8 +24,35 @@ from securecluster.errors import UsageError
 Step = tuple[float, float, int]
 
 # opacus' orders 1.1 … 63, and such as fit very large and very small ε
-ORDERS = [1.001, 1.003, 1.01, 1.03, 1.06, *(1 + k / 10 for k in range(1, 100)), *range(12, 64), 80, 96, 128, 192, 256, 512, 1024]
-FEW = [1.06, 1.12, 1.25, 1.5, 2, 3, 5, 9, 17, 33, 63]  # orders for a first look, which is a bound as well
+ORDERS = [
+    1.001,
+    1.003,
+    1.01,
+    1.03,
+    1.06,
+    *(1 + k / 10 for k in range(1, 100)),
+    *range(12, 64),
+    80,
+    96,
+    128,
+    192,
+    256,
+    512,
+    1024,
+]
+FEW = [
+    1.06,
+    1.12,
+    1.25,
+    1.5,
+    2,
+    3,
+    5,
+    9,
+    17,
+    33,
+    63,
+]  # orders for a first look, which is a bound as well
 GRID = 1 << 20  # most points of the PRV accountant's grid: about 0.2 GB
 UNSAMPLED = 1e4  # noise multipliers above are priced as if nothing was sampled: more than it costs, and opacus' series would take long
 TOLERANCE = 1e-3  # relative, of the noise that is looked for
@@ -77,7 +104,10 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     """log δ of one Gaussian release with sensitivity over σ = μ, at ε (Balle & Wang 2018, theorem 8)."""
     from scipy.special import log_ndtr
 
-    first, second = float(log_ndtr(mu / 2 - epsilon / mu)), epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    first, second = (
+        float(log_ndtr(mu / 2 - epsilon / mu)),
+        epsilon + float(log_ndtr(-mu / 2 - epsilon / mu)),
+    )
     return first + math.log(-math.expm1(second - first)) if second < first else -math.inf
 
 
@@ -85,16 +115,23 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """The least ε of one Gaussian release with sensitivity over σ = μ, to a relative 1e-9 and rounded up."""
     if mu == 0 or gaussian_delta(0.0, mu) <= math.log(delta):
         return 0.0
-    low, high = 0.0, mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # the tail bound of the privacy loss N(μ²/2, μ²)
+    low, high = (
+        0.0,
+        mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)),
+    )  # the tail bound of the privacy loss N(μ²/2, μ²)
     if not mu < 1e9:
         return high
     while high - low > 1e-10 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if gaussian_delta(middle, mu) <= math.log(delta) else (middle, high)
+        low, high = (
+            (low, middle) if gaussian_delta(middle, mu) <= math.log(delta) else (middle, high)
+        )
     return high * (1 + 1e-9)
 
 
-def dearest(histories: Sequence[tuple[Step, ...]], delta: float) -> tuple[tuple[Step, ...], Cost] | None:
+def dearest(
+    histories: Sequence[tuple[Step, ...]], delta: float
+) -> tuple[tuple[Step, ...], Cost] | None:
     """The merged history whose ε is largest, and its cost; None of none.
 
     Of many that differ only in how much is sampled, few are priced: one that samples no more and steps no more costs no more, and none
@@ -102,7 +139,10 @@ def dearest(histories: Sequence[tuple[Step, ...]], delta: float) -> tuple[tuple[
     """
     _check_delta(delta)
     best: tuple[tuple[Step, ...], Cost] | None = None
-    for bound, history in sorted(((_bound(history, delta, FEW), history) for history in _undominated(histories)), reverse=True):
+    for bound, history in sorted(
+        ((_bound(history, delta, FEW), history) for history in _undominated(histories)),
+        reverse=True,
+    ):
         if best is None or (bound > best[1].epsilon and _bound(history, delta) > best[1].epsilon):
             cost = _epsilon(history, delta)
             best = (history, cost) if best is None or cost.epsilon > best[1].epsilon else best
@@ -125,17 +165,25 @@ def find_noise(history: Callable[[float], Iterable[Step]], target: float, delta:
     return _narrowed(lambda z: epsilon(history(z), delta).epsilon, target, high)
 
 
-def find_noise_for_all(histories: Sequence[Callable[[float], Iterable[Step]]], target: float, delta: float) -> float:
+def find_noise_for_all(
+    histories: Sequence[Callable[[float], Iterable[Step]]], target: float, delta: float
+) -> float:
     """The least z at which each of several histories costs at most the target, as `find_noise` finds it; 0 where none costs anything.
 
     It is found for one history, and again for whichever costs most there, until none costs too much.
     """
-    worst = max(range(len(histories)), key=lambda k: sum(steps * (q / z) ** 2 for z, q, steps in merged(histories[k](1.0))), default=None)
+    worst = max(
+        range(len(histories)),
+        key=lambda k: sum(steps * (q / z) ** 2 for z, q, steps in merged(histories[k](1.0))),
+        default=None,
+    )
     if worst is None or not merged(histories[worst](1.0)):
         return 0.0
     z = 0.0
     while True:
-        z = max(z * (1 + TOLERANCE), find_noise(histories[worst], target, delta))  # accountants' errors are not monotone in z
+        z = max(
+            z * (1 + TOLERANCE), find_noise(histories[worst], target, delta)
+        )  # accountants' errors are not monotone in z
         at = [merged(history(z)) for history in histories]
         found = dearest([history for history in at if history], delta)
         if found is None or found[1].epsilon <= target:
@@ -149,7 +197,9 @@ def _bracket(bound: Callable[[float], float], target: float) -> float:
     while bound(z) > target:
         z *= 2
         if z > LARGEST:
-            raise UsageError(f"a target epsilon of {target:g} cannot be met by noise up to {LARGEST:g}: release less, or raise the target")
+            raise UsageError(
+                f"a target epsilon of {target:g} cannot be met by noise up to {LARGEST:g}: release less, or raise the target"
+            )
     while z > 1e-4 and bound(z / 2) <= target:
         z /= 2
     return z
@@ -165,18 +215,28 @@ def _narrowed(cost: Callable[[float], float], target: float, high: float) -> flo
         if high / low <= 1 + TOLERANCE:
             return high
         middle = math.sqrt(low * high)
-        if 0 < at_high < at_low < math.inf and turn % 3 < 2:  # just above the crossing, then just below it: two calls may be all
+        if (
+            0 < at_high < at_low < math.inf and turn % 3 < 2
+        ):  # just above the crossing, then just below it: two calls may be all
             slope = math.log(high / low) / math.log(at_high / at_low)
-            aim = low * math.exp(slope * math.log(target / at_low)) * (1 + TOLERANCE * (0.4, -0.4)[turn % 3])
+            aim = (
+                low
+                * math.exp(slope * math.log(target / at_low))
+                * (1 + TOLERANCE * (0.4, -0.4)[turn % 3])
+            )
             middle = aim if low < aim < high else middle
         found = cost(middle)
-        low, high, at_low, at_high = (low, middle, at_low, found) if found <= target else (middle, high, found, at_high)
+        low, high, at_low, at_high = (
+            (low, middle, at_low, found) if found <= target else (middle, high, found, at_high)
+        )
     raise AssertionError("unreachable")
 
 
 def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
-        raise UsageError(f"delta is a probability, not {delta:g}: choose one below 1/(number of clients), 1e-5 for instance")
+        raise UsageError(
+            f"delta is a probability, not {delta:g}: choose one below 1/(number of clients), 1e-5 for instance"
+        )
 
 
 @lru_cache(4096)
@@ -191,12 +251,18 @@ def _epsilon(history: tuple[Step, ...], delta: float) -> Cost:
     if len(history) == 1 and history[0][1] == 1:
         return Cost(least, max(rdp, least), "exact Gaussian")
     prv = _prv(history, delta, rdp)
-    return Cost(prv, rdp, "PRV") if prv is not None and least <= prv <= rdp else Cost(rdp, rdp, "RDP")
+    return (
+        Cost(prv, rdp, "PRV") if prv is not None and least <= prv <= rdp else Cost(rdp, rdp, "RDP")
+    )
 
 
 def _bound(history: tuple[Step, ...], delta: float, orders: Sequence[float] = ORDERS) -> float:
     """At least what the history costs, found quickly."""
-    return _epsilon(history, delta).epsilon if all(q == 1 for _, q, _ in history) else _rdp(history, delta, orders)
+    return (
+        _epsilon(history, delta).epsilon
+        if all(q == 1 for _, q, _ in history)
+        else _rdp(history, delta, orders)
+    )
 
 
 def _rdp(history: Sequence[Step], delta: float, orders: Sequence[float] = ORDERS) -> float:
@@ -245,8 +311,17 @@ def _prv(history: Sequence[Step], delta: float, rdp: float) -> float | None:
 def _points(history: Sequence[Step], delta: float, error: float) -> float:
     """How many points opacus' grid would have."""
     tiny, steps = delta / 1000, sum(steps for _, _, steps in history)
-    reach = max(_rdp(history, tiny / 4), *(_rdp([(z, q, 1)], tiny / (8 * steps)) for z, q, _ in history), error) + 3
-    return 2 * reach * math.sqrt(steps * math.log(12 / tiny) / 2) / error if reach < 600 else math.inf  # e^709 overflows
+    reach = (
+        max(
+            _rdp(history, tiny / 4),
+            *(_rdp([(z, q, 1)], tiny / (8 * steps)) for z, q, _ in history),
+            error,
+        )
+        + 3
+    )
+    return (
+        2 * reach * math.sqrt(steps * math.log(12 / tiny) / 2) / error if reach < 600 else math.inf
+    )  # e^709 overflows
 
 
 def _undominated(histories: Iterable[tuple[Step, ...]]) -> list[tuple[Step, ...]]:
@@ -260,4 +335,6 @@ def _undominated(histories: Iterable[tuple[Step, ...]]) -> list[tuple[Step, ...]
 
 
 def _at_least(one: tuple[Step, ...], other: tuple[Step, ...]) -> bool:
-    return all(q >= p and steps >= few for (_, q, steps), (_, p, few) in zip(one, other, strict=True))
+    return all(
+        q >= p and steps >= few for (_, q, steps), (_, p, few) in zip(one, other, strict=True)
+    )

@@ -67,7 +67,10 @@ class Audit:
         t = scale * float(self.present.mean() - self.absent.mean()) / spread
         if stats.t.sf(t, freedom) >= level:
             return 0.0
-        return float(optimize.brentq(lambda center: stats.nct.sf(t, freedom, center) - level, 0.0, t)) / scale
+        return (
+            float(optimize.brentq(lambda center: stats.nct.sf(t, freedom, center) - level, 0.0, t))
+            / scale
+        )
 
     def epsilon(self, delta: float) -> float:
         """A lower bound of ε at δ, whatever the release is."""
@@ -85,20 +88,27 @@ class Audit:
         """Bounds of hits, from below, and of false alarms, from above, at the threshold that gains most in the other half."""
         thresholds = np.unique(np.concatenate([self.present[::2], self.absent[::2]]))
         tried = gain(*_rates(self.present[::2], self.absent[::2], thresholds, level))
-        return _rates(self.present[1::2], self.absent[1::2], thresholds[int(np.argmax(tried))], level)
+        return _rates(
+            self.present[1::2], self.absent[1::2], thresholds[int(np.argmax(tried))], level
+        )
 
 
 def _rates(present: Array, absent: Array, thresholds: Array, level: float) -> tuple[Array, Array]:
     """Of calling what is above a threshold present: a lower bound of hits and an upper one of false alarms, together at `level`."""
     from scipy.special import betaincinv
 
-    above = [len(one) - np.searchsorted(np.sort(one), thresholds, side="right") for one in (present, absent)]
+    above = [
+        len(one) - np.searchsorted(np.sort(one), thresholds, side="right")
+        for one in (present, absent)
+    ]
     hits = betaincinv(np.maximum(above[0], 1), len(present) - above[0] + 1, level / 2)
     alarms = betaincinv(above[1] + 1, np.maximum(len(absent) - above[1], 1), 1 - level / 2)
     return np.where(above[0] > 0, hits, 0.0), np.where(above[1] < len(absent), alarms, 1.0)
 
 
-def lower_bound(present: Sequence[float] | Array, absent: Sequence[float] | Array, confidence: float = 0.99) -> Audit:
+def lower_bound(
+    present: Sequence[float] | Array, absent: Sequence[float] | Array, confidence: float = 0.99
+) -> Audit:
     """The audit of a release by its statistics with and without the canary.
 
     Raises:
@@ -106,9 +116,13 @@ def lower_bound(present: Sequence[float] | Array, absent: Sequence[float] | Arra
     """
     worlds = [np.asarray(one, dtype=np.float64) for one in (present, absent)]
     if not 0 < confidence < 1:
-        raise UsageError(f"a confidence of {confidence:g} is none: give a probability, 0.99 for instance")
+        raise UsageError(
+            f"a confidence of {confidence:g} is none: give a probability, 0.99 for instance"
+        )
     if any(one.ndim != 1 or len(one) < FEWEST or not np.isfinite(one).all() for one in worlds):
-        raise UsageError(f"an audit needs at least {FEWEST} finite statistics of each world: repeat the release more often")
+        raise UsageError(
+            f"an audit needs at least {FEWEST} finite statistics of each world: repeat the release more often"
+        )
     return Audit(worlds[0], worlds[1], confidence)
 
 
@@ -120,7 +134,11 @@ def directions(count: int, d: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(np.linalg.qr(drawn)[0].T.copy())
 
 
-def updates(release: Callable[[torch.Tensor, Sequence[int]], torch.Tensor], canaries: torch.Tensor, norm: float) -> tuple[Array, Array]:
+def updates(
+    release: Callable[[torch.Tensor, Sequence[int]], torch.Tensor],
+    canaries: torch.Tensor,
+    norm: float,
+) -> tuple[Array, Array]:
     """Statistics of rows that leave their clients one by one.
 
     Args:
@@ -137,7 +155,11 @@ def updates(release: Callable[[torch.Tensor, Sequence[int]], torch.Tensor], cana
     return _along(there, canaries), _along(gone, canaries)
 
 
-def summed(release: Callable[[torch.Tensor, Sequence[int]], torch.Tensor], canaries: torch.Tensor, norm: float) -> tuple[Array, Array]:
+def summed(
+    release: Callable[[torch.Tensor, Sequence[int]], torch.Tensor],
+    canaries: torch.Tensor,
+    norm: float,
+) -> tuple[Array, Array]:
     """Statistics of one sum over clients, every other one of which contributes its canary and the rest zero.
 
     Args:
@@ -154,7 +176,9 @@ def summed(release: Callable[[torch.Tensor, Sequence[int]], torch.Tensor], canar
     return along[::2], along[1::2]
 
 
-def grams(matrix: Callable[[torch.Tensor, int], torch.Tensor], canaries: torch.Tensor, rows: torch.Tensor) -> tuple[Array, Array]:
+def grams(
+    matrix: Callable[[torch.Tensor, int], torch.Tensor], canaries: torch.Tensor, rows: torch.Tensor
+) -> tuple[Array, Array]:
     """Statistics uᵀÃu of clients' noisy Gram matrices Ã with and without a sample in direction u.
 
     Args:
@@ -166,7 +190,9 @@ def grams(matrix: Callable[[torch.Tensor, int], torch.Tensor], canaries: torch.T
     for k, u in enumerate(canaries):
         bare = float((rows.double() @ u.double()).square().sum())
         for world, samples in enumerate((torch.cat([rows, LONG * u[None].to(rows.dtype)]), rows)):
-            found[world].append(float(u.double() @ matrix(samples, 2 * k + world).double() @ u.double()) - bare)
+            found[world].append(
+                float(u.double() @ matrix(samples, 2 * k + world).double() @ u.double()) - bare
+            )
     return np.array(found[0]), np.array(found[1])
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 
 
 @dataclass(frozen=True)
-class Guard:
+class ClientNoise:
     """The noise that a run's clients put on losses, layers and the like.
 
     Args:
@@ -23,4 +23,4 @@ class Guard:
     clip: float
     noise: float
     loss_clip: float
-    draws: Draws
+    draws: NoiseStreams

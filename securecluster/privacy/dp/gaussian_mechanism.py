@@ -10,7 +10,7 @@ from securecluster.core.floating_point import margin
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UpdateError, UsageError
 from securecluster.privacy.dp.grid_noise import deviation
-from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.keystream import blocks
 from securecluster.privacy.pipeline import Kind
 
@@ -62,7 +62,9 @@ class Clip:
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
         bad = ~norms.isfinite()
         if not self.total and bool(bad.any()):
-            raise UpdateError("an update is not finite, so it cannot be clipped: lower the learning rate (--lr)")
+            raise UpdateError(
+                "an update is not finite, so it cannot be clipped: lower the learning rate (--lr)"
+            )
         limit = self.norm * (1 - margin(rows.dtype))
         factors: torch.Tensor = (limit / norms).clamp(max=1)
         return factors.masked_fill(bad, 0)
@@ -95,12 +97,14 @@ class Noise:
 
     def __init__(self, norm: float, multiplier: float, shares: int = 1) -> None:
         if shares < 1:
-            raise UsageError(f"noise in {shares} shares is none: plan for one honest client at least")
+            raise UsageError(
+                f"noise in {shares} shares is none: plan for one honest client at least"
+            )
         self.norm, self.multiplier, self.shares = float(norm), float(multiplier), int(shares)
         self._own = self.multiplier / math.sqrt(shares)
-        self._draws: Draws | None = None
+        self._draws: NoiseStreams | None = None
 
-    def arm(self, draws: Draws) -> None:
+    def arm(self, draws: NoiseStreams) -> None:
         """Hand in what the noise is drawn from."""
         self._draws = draws
 
@@ -108,10 +112,14 @@ class Noise:
         """d."""
         return d
 
-    def forward_for(self, rows: torch.Tensor, step: int, ids: Sequence[int], field: str) -> torch.Tensor:
+    def forward_for(
+        self, rows: torch.Tensor, step: int, ids: Sequence[int], field: str
+    ) -> torch.Tensor:
         """Rows (b, d) of the clients `ids`, with noise; written over them."""
         if self._draws is None:
-            raise UsageError("these clients have nothing to draw noise from yet: hand in their keys first")
+            raise UsageError(
+                "these clients have nothing to draw noise from yet: hand in their keys first"
+            )
         for row, i in zip(rows, ids, strict=True):
             row.copy_(self._draws.noised(i, field, step, row, self._own, self.norm))
         return rows
@@ -129,7 +137,7 @@ class Noise:
         return deviation(self._own, self.norm, d) ** 2 * d
 
 
-class Curator:
+class TrustedCurator:
     """A trusted server's noise, which is added before its protocol sees what came: the central placement.
 
     Args:
@@ -140,7 +148,7 @@ class Curator:
 
     SERVER: ClassVar[int] = -1
 
-    def __init__(self, norm: float, multiplier: float, draws: Draws) -> None:
+    def __init__(self, norm: float, multiplier: float, draws: NoiseStreams) -> None:
         self.norm, self.multiplier, self._draws = float(norm), float(multiplier), draws
         self._clip = Clip(norm, total=True)
 
@@ -148,7 +156,9 @@ class Curator:
         """Return the expected squared norm of what it adds to a row of d numbers."""
         return deviation(self.multiplier, self.norm, d) ** 2 * d
 
-    def add(self, rows: torch.Tensor, step: int, field: str, counts: Sequence[int] | None = None) -> torch.Tensor:
+    def add(
+        self, rows: torch.Tensor, step: int, field: str, counts: Sequence[int] | None = None
+    ) -> torch.Tensor:
         """Rows (r, n) with N(0, σ²) in every number, new ones, but for sums over nobody; what masks have turned is noised as well.
 
         Args:
@@ -158,5 +168,9 @@ class Curator:
         out = rows.clone() if counts is not None else self._clip.forward(rows, step)
         for n, row in enumerate(out):
             if counts is None or counts[n]:
-                row.copy_(self._draws.noised(self.SERVER, f"{field} {n}", step, row, self.multiplier, self.norm))
+                row.copy_(
+                    self._draws.noised(
+                        self.SERVER, f"{field} {n}", step, row, self.multiplier, self.norm
+                    )
+                )
         return out

@@ -28,7 +28,9 @@ from securecluster.core.lazy_torch import torch
 
 BLOCK = 1 << 16  # numbers that are made together: their temporaries stay in cache (ours)
 FINE = 10  # a grid has at least 2^FINE steps in a standard deviation, and its rounding moves a row by Δ/2^FINE at most
-FINEST = 30  # and at most 2^(FINEST + 1) steps, beyond which too many draws would need more bits (ours)
+FINEST = (
+    30  # and at most 2^(FINEST + 1) steps, beyond which too many draws would need more bits (ours)
+)
 ERROR = 2.0**-40  # of a Gaussian in float64, where u and 1 − u are at least TAIL
 TAIL = 2.0**-20
 HALF = 63  # bits of a word that are used for the radius
@@ -60,7 +62,9 @@ class GridNoise:
 
         self._seeds = list(seeds)
         self._streams = [Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor() for seed in seeds]
-        self._drawn = [0] * len(self._seeds)  # calls, by stream: they number the bits that rare draws need
+        self._drawn = [0] * len(
+            self._seeds
+        )  # calls, by stream: they number the bits that rare draws need
         self._zeros = b""
         self._words = bytearray()
         self._buffers: dict[int, torch.Tensor] = {}
@@ -85,7 +89,9 @@ class GridNoise:
             for part in torch.split(rows[some], BLOCK, dim=1):
                 drawn = self._integers(first, part, steps[some])
                 total = self._buffer(3, part.shape, part.device)
-                total.copy_(part).mul_(inverse).round_().add_(drawn)  # whole numbers below 2^53: no error
+                total.copy_(part).mul_(inverse).round_().add_(
+                    drawn
+                )  # whole numbers below 2^53: no error
                 part.copy_(total.mul_(spacings))
 
     def _integers(self, first: int, rows: torch.Tensor, steps: Sequence[float]) -> torch.Tensor:
@@ -94,11 +100,21 @@ class GridNoise:
         half = -(-width // 2)
         words = self._next(first, count, half).to(rows.device)
         scale = _column(steps, rows)
-        u = self._buffer(0, (count, half), rows.device).copy_(words[:, :half]).add_(0.5).abs_().mul_(2.0**-HALF)
+        u = (
+            self._buffer(0, (count, half), rows.device)
+            .copy_(words[:, :half])
+            .add_(0.5)
+            .abs_()
+            .mul_(2.0**-HALF)
+        )
         least, most = map(float, torch.aminmax(u))
         ends = (u < TAIL) | (u > 1 - TAIL) if least < TAIL or most > 1 - TAIL else None
         radius = u.log_().mul_(-2 * scale.square()).sqrt_()
-        angle = self._buffer(1, (count, half), rows.device).copy_(words[:, half:]).mul_(math.pi * 2.0**-63)
+        angle = (
+            self._buffer(1, (count, half), rows.device)
+            .copy_(words[:, half:])
+            .mul_(math.pi * 2.0**-63)
+        )
         exact = self._buffer(2, (count, 2 * half), rows.device)
         torch.cos(angle, out=exact[:, :half])
         torch.sin(angle, out=exact[:, half:])
@@ -149,7 +165,9 @@ class GridNoise:
         room = memoryview(self._words)
         for k in range(count):
             self._streams[first + k].update_into(self._zeros, room[k * length : (k + 1) * length])
-        found: torch.Tensor = torch.frombuffer(self._words, dtype=torch.int64, count=2 * half * count)
+        found: torch.Tensor = torch.frombuffer(
+            self._words, dtype=torch.int64, count=2 * half * count
+        )
         return found.view(count, 2 * half)
 
     def _more_bits(self, stream: int, pair: int) -> bytes:
@@ -184,7 +202,9 @@ def rounded(radius_word: int, angle_word: int, scale: float, sine: bool, key: by
                 least = mpmath.sqrt(-2 * mpmath.log((u + 1) * unit))
                 angle = mpmath.pi * turn * unit
                 centre = scale * most * (mpmath.sin(angle) if sine else mpmath.cos(angle))
-                reach = scale * (most - least + most * mpmath.pi * unit + mpmath.ldexp(1, -bits - 64))
+                reach = scale * (
+                    most - least + most * mpmath.pi * unit + mpmath.ldexp(1, -bits - 64)
+                )
                 low, high = (int(mpmath.floor(x + 0.5)) for x in (centre - reach, centre + reach))
             if low == high:
                 return float(low)

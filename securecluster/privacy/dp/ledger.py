@@ -78,7 +78,9 @@ class Event:
         """Return what each client released, in the order of `ids`."""
         call = replace(self, ids=(), digests=(), again=False)
         digests = self.digests or ("",) * len(self.ids)
-        return [Release(call, client, digest) for client, digest in zip(self.ids, digests, strict=True)]
+        return [
+            Release(call, client, digest) for client, digest in zip(self.ids, digests, strict=True)
+        ]
 
 
 class Release(NamedTuple):
@@ -165,7 +167,9 @@ class Ledger:
             raise UsageError("there is no ledger to add up: give those of one or more runs")
         for given in ledgers:
             if not isinstance(given, Ledger):
-                raise UsageError(f"ledgers are added up, not {type(given).__name__}: give one.ledger_, other.ledger_, one by one")
+                raise UsageError(
+                    f"ledgers are added up, not {type(given).__name__}: give one.ledger_, other.ledger_, one by one"
+                )
         found = cls()
         for ledger in _distinct(ledgers):
             found._take(ledger)
@@ -184,7 +188,9 @@ class Ledger:
         number = {i: first + k for k, i in enumerate(sorted(other.names))}
         self.names |= {number[i]: name for i, name in other.names.items()}
         self.samples |= {number[i]: n for i, n in other.samples.items() if i in number}
-        self.events += [replace(event, ids=tuple(number[i] for i in event.ids)) for event in other.events]
+        self.events += [
+            replace(event, ids=tuple(number[i] for i in event.ids)) for event in other.events
+        ]
 
     def of(self, names: Iterable[str]) -> Ledger:
         """Return the ledger of some persons alone.
@@ -195,11 +201,19 @@ class Ledger:
         wanted = {names} if isinstance(names, str) else set(names)
         strangers = sorted(map(str, wanted - set(self.names.values())))
         if strangers:
-            raise UsageError(f"the ledger knows no client {strangers[0]!r}: give names as the federation has them")
+            raise UsageError(
+                f"the ledger knows no client {strangers[0]!r}: give names as the federation has them"
+            )
         ids = {i for i, name in self.names.items() if name in wanted}
-        parts = [event.select([k for k, i in enumerate(event.ids) if i in ids]) for event in self.events]
+        parts = [
+            event.select([k for k, i in enumerate(event.ids) if i in ids]) for event in self.events
+        ]
         kept = [event for event in parts if event.ids]
-        return Ledger(kept, {i: n for i, n in self.samples.items() if i in ids}, {i: self.names[i] for i in sorted(ids)})
+        return Ledger(
+            kept,
+            {i: n for i, n in self.samples.items() if i in ids},
+            {i: self.names[i] for i in sorted(ids)},
+        )
 
     def add(self, event: Event) -> None:
         """Record a release."""
@@ -223,7 +237,9 @@ class Ledger:
             return Price(math.inf, math.inf, exact, "exact release")
         owners: dict[tuple[Step, ...], int] = {}
         for history, client in groups.items():
-            steps = accounting.merged(step for cost, times in history for step in _steps(cost, times, relation))
+            steps = accounting.merged(
+                step for cost, times in history for step in _steps(cost, times, relation)
+            )
             owners[steps] = min(client, owners.get(steps, client))
         if relation == "replace" and any(q < 1 for steps in owners for _, q, _ in steps):
             return None
@@ -252,7 +268,9 @@ class Ledger:
         for event in self.events:
             for name in event.fields or ("",):
                 kind = (event.method, name, event.mechanism, event.noise_multiplier, event.reader)
-                counts.setdefault(kind, Counter()).update(person.get(i, i) for i in event.ids if i in out)
+                counts.setdefault(kind, Counter()).update(
+                    person.get(i, i) for i in event.ids if i in out
+                )
         return [Row(*kind[:4], max(at.values()), kind[4]) for kind, at in counts.items() if at]
 
     def _out(self) -> set[int]:
@@ -282,7 +300,15 @@ class Ledger:
     def _cost(self, event: Event, client: int) -> _Cost:
         samples = _size(self.samples, client) if event.mechanism == "dp-sgd" else None
         multiplier = event.noise_multiplier or 0.0
-        return _Cost(event.mechanism, multiplier, event.replace, event.batch, event.epochs, samples, event.again)
+        return _Cost(
+            event.mechanism,
+            multiplier,
+            event.replace,
+            event.batch,
+            event.epochs,
+            samples,
+            event.again,
+        )
 
 
 class Recall:
@@ -301,8 +327,12 @@ class Recall:
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._known: set[Release] = set()
         self._answered: set[tuple[Event, int]] = set()
-        self._repeated: dict[int, list[Event]] = {}  # by client: trainings that were repeated, of which nothing left
-        self._left: dict[int, set[Release]] = {}  # by client: what left it then and has not come again
+        self._repeated: dict[
+            int, list[Event]
+        ] = {}  # by client: trainings that were repeated, of which nothing left
+        self._left: dict[
+            int, set[Release]
+        ] = {}  # by client: what left it then and has not come again
         self.learn(events)
 
     def learn(self, events: Iterable[Event]) -> None:
@@ -345,7 +375,11 @@ class Recall:
         """
         trained = self._repeated.pop(client, [])
         left = [release.call.step for release in self._left.get(client, ())]
-        return [replace(event, again=True) for event in trained if answered or any(step > event.step for step in left)]
+        return [
+            replace(event, again=True)
+            for event in trained
+            if answered or any(step > event.step for step in left)
+        ]
 
 
 def _distinct(ledgers: Sequence[Ledger]) -> list[Ledger]:
@@ -364,10 +398,15 @@ def _begins(whole: Ledger, part: Ledger) -> bool:
     """
     if whole is part:
         return True
-    if whole.events[: len(part.events)] != part.events or any(_anonymous(event) for event in part.events):
+    if whole.events[: len(part.events)] != part.events or any(
+        _anonymous(event) for event in part.events
+    ):
         return False
     ids = {i for event in part.events for i in event.ids}
-    return all(whole.names.get(i) == part.names.get(i) and whole.samples.get(i) == part.samples.get(i) for i in ids)
+    return all(
+        whole.names.get(i) == part.names.get(i) and whole.samples.get(i) == part.samples.get(i)
+        for i in ids
+    )
 
 
 def _anonymous(event: Event) -> bool:
@@ -390,9 +429,13 @@ def _size(samples: Mapping[int, int], client: int) -> int:
 def _steps(cost: _Cost, times: int, relation: Relation) -> Iterable[Step]:
     """What an event adds to its client's history, `times` times."""
     if cost.mechanism == "gaussian":
-        return [(cost.noise_multiplier / (cost.replace if relation == "replace" else 1.0), 1.0, times)]
+        return [
+            (cost.noise_multiplier / (cost.replace if relation == "replace" else 1.0), 1.0, times)
+        ]
     q, steps = accounting.sampling(cost.samples or 0, cost.batch, cost.epochs)
-    if cost.again and q < 1:  # two trainings in the same batches cost no more than two in batches that are known
+    if (
+        cost.again and q < 1
+    ):  # two trainings in the same batches cost no more than two in batches that are known
         q, steps = 1.0, 2 * steps
     return [(cost.noise_multiplier / (2.0 if relation == "replace" else 1.0), q, steps * times)]
 

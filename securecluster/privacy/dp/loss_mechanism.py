@@ -24,7 +24,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 
 if TYPE_CHECKING:
-    from securecluster.privacy.dp.client_noise import Guard
+    from securecluster.privacy.dp.client_noise import ClientNoise
 
 
 Array = NDArray[np.float64]
@@ -32,18 +32,18 @@ Array = NDArray[np.float64]
 WORST = 1e30  # stands for a loss that is not finite, as that of weights that overflow: no cluster is handed such a model
 
 
-def loss_clip(guard: Guard | None) -> float | None:
+def loss_clip(guard: ClientNoise | None) -> float | None:
     """B, where losses leave with noise; None where they leave as they are."""
     return None if guard is None else guard.loss_clip
 
 
-def sensitivity(guard: Guard, k: int, n: int) -> float:
+def sensitivity(guard: ClientNoise, k: int, n: int) -> float:
     """How far a row of k mean losses over n samples can move, L2, in the losses' unit."""
     return guard.loss_clip * math.sqrt(k) / (max(n, 1) if guard.unit == "example" else 1)
 
 
 def noised(
-    guard: Guard | None,
+    guard: ClientNoise | None,
     purpose: str,
     ids: Sequence[int],
     step: int,
@@ -67,11 +67,15 @@ def noised(
     for n, i in enumerate(ids):
         own = found[n, : None if widths is None else widths[n]]
         reach = sensitivity(guard, len(own), sizes[n])
-        own[:] = guard.draws.noised(i, purpose, step, torch.as_tensor(own.copy()), guard.noise, reach).numpy()
+        own[:] = guard.draws.noised(
+            i, purpose, step, torch.as_tensor(own.copy()), guard.noise, reach
+        ).numpy()
     return found
 
 
-def noised_rows(guard: Guard, purpose: str, ids: Sequence[int], step: int, rows: torch.Tensor) -> torch.Tensor:
+def noised_rows(
+    guard: ClientNoise, purpose: str, ids: Sequence[int], step: int, rows: torch.Tensor
+) -> torch.Tensor:
     """Rows (b, d) clipped to S, with noise zS in every number."""
     noise = Noise(guard.clip, guard.noise)
     noise.arm(guard.draws)

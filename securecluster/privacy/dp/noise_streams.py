@@ -18,7 +18,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.privacy.dp.grid_noise import GridNoise, deviation, spacing
 
 
-class Draws:
+class NoiseStreams:
     """The secret draws of some clients in one run.
 
     Args:
@@ -31,7 +31,7 @@ class Draws:
         self._run = run
 
     @classmethod
-    def derived(cls, randomness: Randomness, run: str) -> Draws:
+    def derived(cls, randomness: Randomness, run: str) -> NoiseStreams:
         """Take keys from a run's seed, for simulations: whoever knows the seed can take the noise off."""
         return cls(lambda client: randomness.key("client", client, "noise"), run)
 
@@ -41,7 +41,9 @@ class Draws:
     def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
         """Return 32 bytes for one draw; `about` is whatever else it must not be shared between."""
         head = f"{self._run} {purpose} {step} ".encode()
-        return hashlib.blake2b(head + about, digest_size=32, key=self._key(client), person=b"securecluster dp").digest()
+        return hashlib.blake2b(
+            head + about, digest_size=32, key=self._key(client), person=b"securecluster dp"
+        ).digest()
 
     def noised(
         self,
@@ -64,13 +66,20 @@ class Draws:
         count = row.numel()
         if not count:
             return row.clone()
-        grid, sigma = spacing(multiplier, sensitivity, count), deviation(multiplier, sensitivity, count)
+        grid, sigma = (
+            spacing(multiplier, sensitivity, count),
+            deviation(multiplier, sensitivity, count),
+        )
         about = struct.pack("<2d", grid, sigma) + digest(row)
         out = row.reshape(1, -1).clone()
-        GridNoise([self.seed(client, f"gaussian {purpose}", step, about)]).add_to(out, [grid], [sigma])
+        GridNoise([self.seed(client, f"gaussian {purpose}", step, about)]).add_to(
+            out, [grid], [sigma]
+        )
         return out.view(row.shape)
 
 
 def digest(row: torch.Tensor) -> bytes:
     """Return 32 bytes that stand for the numbers of a tensor."""
-    return hashlib.blake2b(row.detach().cpu().contiguous().numpy().tobytes(), digest_size=32).digest()
+    return hashlib.blake2b(
+        row.detach().cpu().contiguous().numpy().tobytes(), digest_size=32
+    ).digest()

@@ -41,9 +41,15 @@ class Blocks:
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """Rows (b, d) masked, (b, n): the first `cut` numbers are the first block's."""
         one, two = torch.split(rows, self._sizes, dim=-1)
-        return torch.cat([self._one.forward(one.contiguous(), step), self._two.forward(two.contiguous(), step)], -1)
+        return torch.cat(
+            [self._one.forward(one.contiguous(), step), self._two.forward(two.contiguous(), step)],
+            -1,
+        )
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """Rows (b, n) back to (b, d)."""
         one, two = rows[..., : self.cut], rows[..., self.cut :]
-        return torch.cat([self._one.inverse(one.contiguous(), step), self._two.inverse(two.contiguous(), step)], -1)
+        return torch.cat(
+            [self._one.inverse(one.contiguous(), step), self._two.inverse(two.contiguous(), step)],
+            -1,
+        )

@@ -28,7 +28,10 @@ def factors(d: int) -> tuple[int, ...]:
     """
     fewest = next(k for k in itertools.count(1) if LARGEST**k >= d)
     found = (
-        choice for k in (fewest, fewest + 1) for choice in itertools.combinations_with_replacement(_orders(), k) if math.prod(choice) >= d
+        choice
+        for k in (fewest, fewest + 1)
+        for choice in itertools.combinations_with_replacement(_orders(), k)
+        if math.prod(choice) >= d
     )
     return min(found, key=lambda choice: (math.prod(choice), sum(choice), choice))
 
@@ -58,7 +61,11 @@ def transform(rows: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor
     left, right = b, n
     for part in parts:
         right //= len(part)
-        rows = rows.reshape(-1, len(part)) @ part.T if right == 1 else torch.matmul(part, rows.view(left, len(part), right))
+        rows = (
+            rows.reshape(-1, len(part)) @ part.T
+            if right == 1
+            else torch.matmul(part, rows.view(left, len(part), right))
+        )
         left *= len(part)
     return rows.view(b, n)
 
@@ -85,4 +92,6 @@ def _paley(q: int) -> NDArray[np.int8]:
     identity = np.eye(q + 1, dtype=np.int8)
     if q % 4 == 3:
         return identity + conference
-    return np.kron(conference, np.array([[1, 1], [1, -1]], dtype=np.int8)) + np.kron(identity, np.array([[1, -1], [-1, -1]], dtype=np.int8))
+    return np.kron(conference, np.array([[1, 1], [1, -1]], dtype=np.int8)) + np.kron(
+        identity, np.array([[1, -1], [-1, -1]], dtype=np.int8)
+    )

@@ -14,7 +14,9 @@ from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, UsageError
 
 SIGNATURE = 64  # bytes
-UNSIGNED = bytes(SIGNATURE)  # stands for the signature of a client without an identity; no key verifies it
+UNSIGNED = bytes(
+    SIGNATURE
+)  # stands for the signature of a client without an identity; no key verifies it
 
 
 class Identity:
@@ -89,13 +91,22 @@ class Roster:
         self._find: Callable[[int], bytes | None] = lambda client: None
         if isinstance(keys, Mapping):
             for client, key in keys.items():
-                if not isinstance(client, int) or client < 0 or not isinstance(key, bytes) or len(key) != 32:
-                    raise UsageError(f"a roster has a public key of 32 bytes for each client's number: that of {client!r} is none")
+                if (
+                    not isinstance(client, int)
+                    or client < 0
+                    or not isinstance(key, bytes)
+                    or len(key) != 32
+                ):
+                    raise UsageError(
+                        f"a roster has a public key of 32 bytes for each client's number: that of {client!r} is none"
+                    )
             self._known.update(keys)
         elif callable(keys):
             self._find = keys
         else:
-            raise UsageError(f"a roster is made of a mapping from clients' numbers to public keys, not of {type(keys).__name__}")
+            raise UsageError(
+                f"a roster is made of a mapping from clients' numbers to public keys, not of {type(keys).__name__}"
+            )
 
     @classmethod
     def derived(cls, randomness: Randomness) -> Roster:
@@ -137,7 +148,11 @@ def check_roster(roster: Roster, identity: Identity, own: tuple[int, ...], clien
     missing = [i for i in range(clients) if roster.key(i) is None]
     if missing:
         few = ", ".join(map(str, missing[:5]))
-        raise UsageError(f"the roster lacks client(s) {few}: it needs the public key of every client of the run")
+        raise UsageError(
+            f"the roster lacks client(s) {few}: it needs the public key of every client of the run"
+        )
     for i in own:
         if roster.key(i) != identity.public:
-            raise UsageError(f"the roster has another public key for client {i} than its identity: enrol it again, or give its own key")
+            raise UsageError(
+                f"the roster has another public key for client {i} than its identity: enrol it again, or give its own key"
+            )

@@ -28,11 +28,13 @@ from securecluster.privacy.masking.identities import SIGNATURE, UNSIGNED, Identi
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-from securecluster.messaging.messages import Done
+from securecluster.messaging.messages import Ack
 
 KEY, BOX = 32, 48  # bytes of a public key, and of a sealed seed
 MOST_CLIENTS = 1 << 31  # numbers of clients, of those that join later too, are below
-PEERS = Upto("peers", "clients", least=1)  # who gets the seed from one frame; a server with more sends several
+PEERS = Upto(
+    "peers", "clients", least=1
+)  # who gets the seed from one frame; a server with more sends several
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +44,9 @@ class PublicKey:
     key: Annotated[Rows, Octets((KEY,))]  # (b, 32) uint8, X25519
     # (b,) uint8, 1 where the client has a seed already: one of these leads, since a seed that was used stays
     seeded: Annotated[Rows, Octets(most=1)]
-    signature: Annotated[Rows, Octets((SIGNATURE,))]  # (b, 64) uint8, Ed25519, of the key; zeros where the client has no identity
+    signature: Annotated[
+        Rows, Octets((SIGNATURE,))
+    ]  # (b, 64) uint8, Ed25519, of the key; zeros where the client has no identity
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +59,7 @@ class Peers:
 
 
 @dataclass(frozen=True, eq=False)
-class Boxes:
+class SealedSeeds:
     """Leader to server: the seed, sealed to each peer."""
 
     key: Annotated[Rows, Octets((KEY,))]  # (1, 32) uint8, the leader's public key
@@ -64,7 +68,7 @@ class Boxes:
 
 
 @dataclass(frozen=True, eq=False)
-class Box:
+class SealedSeed:
     """Server to client."""
 
     leader: Annotated[int, Between(below=MOST_CLIENTS)]
@@ -82,7 +86,9 @@ class Secrets:
     drawn: dict[int, bytes] = field(default_factory=dict, repr=False)
     seed: dict[int, bytes] = field(default_factory=dict, repr=False)
     noise: dict[int, bytes] = field(default_factory=dict, repr=False)
-    unused: dict[int, int] = field(default_factory=dict)  # the key call that brought a seed under which nothing has left yet
+    unused: dict[int, int] = field(
+        default_factory=dict
+    )  # the key call that brought a seed under which nothing has left yet
 
 
 class KeyRing:
@@ -115,7 +121,11 @@ class KeyRing:
             self._unlock(seed)
 
     def _bytes(self, client: int, purpose: str) -> bytes:
-        return os.urandom(32) if self._randomness is None else self._randomness.key("client", client, purpose)
+        return (
+            os.urandom(32)
+            if self._randomness is None
+            else self._randomness.key("client", client, purpose)
+        )
 
     def noise(self, client: int) -> bytes:
         """The key that a client's noise is drawn by."""
@@ -136,7 +146,11 @@ class KeyRing:
         a seed as long as nothing has left under it, which tells a server that swaps seeds no more than the first agreement does.
         """
         unused = self.secrets.unused
-        fixed = [own for i, own in self.secrets.seed.items() if own != seed and step < unused.get(i, math.inf)]
+        fixed = [
+            own
+            for i, own in self.secrets.seed.items()
+            if own != seed and step < unused.get(i, math.inf)
+        ]
         if fixed:
             raise FrameError(
                 f"client {client} was handed another mask seed than it, or a peer, has used: the key agreement was tampered with, or a"
@@ -153,18 +167,24 @@ class KeyRing:
         """Public keys of some clients."""
         keys = [_public(self._private(i)) for i in clients]
         seeded = torch.tensor([i in self.secrets.seed for i in clients], dtype=torch.uint8)
-        signatures = [self._sign(i, self._offered(i, key)) for i, key in zip(clients, keys, strict=True)]
+        signatures = [
+            self._sign(i, self._offered(i, key)) for i, key in zip(clients, keys, strict=True)
+        ]
         return PublicKey(Rows(_table(keys)), Rows(seeded), Rows(_table(signatures)))
 
-    def seal(self, leader: int, peers: Peers) -> Boxes:
+    def seal(self, leader: int, peers: Peers) -> SealedSeeds:
         """The leader's seed, sealed to each peer; it takes a seed it drew itself only out of its own box, like everyone else."""
         ids = peers.ids.value.tolist()
         if len(set(ids)) < len(ids):
-            raise FrameError("the peers of a key agreement include a client twice: ask for the frame again")
+            raise FrameError(
+                "the peers of a key agreement include a client twice: ask for the frame again"
+            )
         keys = [_bytes(key) for key in peers.keys.value]
         for i, key, signature in zip(ids, keys, peers.signatures.value, strict=True):
             self._verify(i, self._offered(i, key), _bytes(signature))
-        seed = self.secrets.seed.get(leader) or self.secrets.drawn.setdefault(leader, self._bytes(leader, "mask"))
+        seed = self.secrets.seed.get(leader) or self.secrets.drawn.setdefault(
+            leader, self._bytes(leader, "mask")
+        )
         mine, own = self._private(leader), _public(self._private(leader))
         contexts = [self._context(leader, i, own, key) for i, key in zip(ids, keys, strict=True)]
         boxes = []
@@ -173,9 +193,11 @@ class KeyRing:
             box = _aead(mine, key, context).encrypt(seed, None)
             boxes.append(box)
             signatures.append(self._sign(leader, _sealed(context, box)))
-        return Boxes(Rows(_tensor(own)[None]), Rows(_table(boxes)[None]), Rows(_table(signatures)[None]))
+        return SealedSeeds(
+            Rows(_tensor(own)[None]), Rows(_table(boxes)[None]), Rows(_table(signatures)[None])
+        )
 
-    def open(self, clients: tuple[int, ...], box: Box, step: int) -> Done:
+    def open(self, clients: tuple[int, ...], box: SealedSeed, step: int) -> Ack:
         """Take the seed out of each client's box, in key call `step`."""
         from cryptography.exceptions import InvalidTag
 
@@ -187,9 +209,11 @@ class KeyRing:
             try:
                 seed = _aead(mine, leader, context).decrypt(sealed, None)
             except InvalidTag:
-                raise FrameError(f"client {i} cannot open its box: the key agreement was tampered with, start a new run") from None
+                raise FrameError(
+                    f"client {i} cannot open its box: the key agreement was tampered with, start a new run"
+                ) from None
             self._take(i, seed, step)
-        return Done()
+        return Ack()
 
     def _sign(self, client: int, statement: bytes) -> bytes:
         identity = self._identity(client)
@@ -201,11 +225,21 @@ class KeyRing:
 
     def _offered(self, client: int, key: bytes) -> bytes:
         """Return what a client signs when it offers its public key."""
-        return b"|".join([b"securecluster key offer v1", self._config, b"%d" % client, key.hex().encode()])
+        return b"|".join(
+            [b"securecluster key offer v1", self._config, b"%d" % client, key.hex().encode()]
+        )
 
     def _context(self, leader: int, peer: int, leader_key: bytes, peer_key: bytes) -> bytes:
         ends = b"%d %d" % (leader, peer)
-        return b"|".join([b"securecluster mask seed v3", self._config, ends, leader_key.hex().encode(), peer_key.hex().encode()])
+        return b"|".join(
+            [
+                b"securecluster mask seed v3",
+                self._config,
+                ends,
+                leader_key.hex().encode(),
+                peer_key.hex().encode(),
+            ]
+        )
 
 
 def _sealed(context: bytes, box: bytes) -> bytes:
@@ -243,8 +277,12 @@ def _aead(private: bytes, public: bytes, context: bytes) -> AESSIV:
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     try:
-        secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+        secret = X25519PrivateKey.from_private_bytes(private).exchange(
+            X25519PublicKey.from_public_bytes(public)
+        )
     except ValueError:
-        raise FrameError("a public key of the key agreement is not a valid X25519 key: its sender must be left out") from None
+        raise FrameError(
+            "a public key of the key agreement is not a valid X25519 key: its sender must be left out"
+        ) from None
     key = HKDF(SHA512(), 64, salt=None, info=context).derive(secret)
     return AESSIV(key)

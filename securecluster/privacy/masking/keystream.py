@@ -16,7 +16,9 @@ from securecluster.privacy.pipeline import Kind
 
 D = TypeVar("D")
 
-ORDER, SIGNS, LAYERS, GAUSSIANS = range(4)  # purposes: what draws for one of them never meets another's stream
+ORDER, SIGNS, LAYERS, GAUSSIANS = range(
+    4
+)  # purposes: what draws for one of them never meets another's stream
 
 
 def words(seed: bytes, step: int, count: int, purpose: int = ORDER) -> NDArray[np.uint64]:
@@ -30,7 +32,9 @@ def words(seed: bytes, step: int, count: int, purpose: int = ORDER) -> NDArray[n
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
     # 32-bit block counter (zero), then 96 bits of nonce
-    stream = Cipher(ChaCha20(seed, bytes(4) + (step + (purpose << 64)).to_bytes(12, "little")), mode=None).encryptor()
+    stream = Cipher(
+        ChaCha20(seed, bytes(4) + (step + (purpose << 64)).to_bytes(12, "little")), mode=None
+    ).encryptor()
     return np.frombuffer(stream.update(bytes(8 * count)), dtype="<u8")
 
 
@@ -93,7 +97,9 @@ class Keyed(ABC, Generic[D]):
     def _of(self, d: int, step: int) -> D:
         """The map of one step on rows of width d."""
         if self._seed is None:
-            raise UsageError("this client has no mask seed yet: it must take part in the key agreement before it can mask")
+            raise UsageError(
+                "this client has no mask seed yet: it must take part in the key agreement before it can mask"
+            )
         if (d, step) not in self._drawn:
             self._drawn[d, step] = self._draw(self._seed, d, step)
             while len(self._drawn) > self._CACHED:

@@ -21,7 +21,11 @@ from securecluster.privacy.masking.rotations import Haar, Rotation, check_dense
 from securecluster.privacy.pipeline import Pipeline, Stage
 
 MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
-ENTRYWISE = ("none", "permutation", "signed-permutation")  # masks that keep each number's size, hence L1 and every norm of coordinates
+ENTRYWISE = (
+    "none",
+    "permutation",
+    "signed-permutation",
+)  # masks that keep each number's size, hence L1 and every norm of coordinates
 _SEED = "falls when one client tells the server the shared seed; clients can be linked from call to call by their inner products"
 
 LABELS = {  # correlation with true label shares, of Dirichlet(0.3) and of two labels a client, as benchmarks.label_attack found it
@@ -106,7 +110,9 @@ class Permutation(Keyed["torch.Tensor"]):
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """P_step⁻¹ applied to rows (b, d); exact."""
-        return torch.empty_like(rows).index_copy_(-1, self._of(rows.shape[-1], step).to(rows.device), rows)
+        return torch.empty_like(rows).index_copy_(
+            -1, self._of(rows.shape[-1], step).to(rows.device), rows
+        )
 
     def _draw(self, seed: bytes, d: int, step: int) -> torch.Tensor:
         return torch.from_numpy(order(seed, step, d))
@@ -143,7 +149,9 @@ class SignedPermutation(Keyed["tuple[torch.Tensor, torch.Tensor]"]):
         return places.to(rows.device), flips.to(rows.device, rows.dtype)
 
     def _draw(self, seed: bytes, d: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.from_numpy(order(seed, step, d)), torch.from_numpy(np.asarray(signs(seed, step, d, SIGNS)))
+        return torch.from_numpy(order(seed, step, d)), torch.from_numpy(
+            np.asarray(signs(seed, step, d, SIGNS))
+        )
 
 
 def build(name: str, dimension: int | None = None) -> tuple[Stage, ...]:

@@ -54,10 +54,14 @@ class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
             FrameError: rows of another width.
         """
         if self._dimension is None:
-            raise UsageError("a rotation is undone with the dimension it was built for: build it with one")
+            raise UsageError(
+                "a rotation is undone with the dimension it was built for: build it with one"
+            )
         n = padded(self._dimension)
         if rows.shape[-1] != n:
-            raise FrameError(f"a rotated average has {n} numbers, {rows.shape[-1]} came: both sides must run the same configuration")
+            raise FrameError(
+                f"a rotated average has {n} numbers, {rows.shape[-1]} came: both sides must run the same configuration"
+            )
         out = rows.reshape(-1, n).clone()
         around, parts = self._on(out, step)
         for block in blocks(out):
@@ -81,7 +85,10 @@ class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
         first, *others = (flips.to(rows.device, rows.dtype) for flips in self._of(n, step))
         # scaled once a layer: factors of ±1 are exact in float32, while 1/√k rounded in each would add up
         around = [first, *(flips / math.sqrt(n) for flips in others)]
-        return around, [torch.from_numpy(hadamard.matrix(k)).to(rows.device, rows.dtype) for k in hadamard.factors(n)]
+        return around, [
+            torch.from_numpy(hadamard.matrix(k)).to(rows.device, rows.dtype)
+            for k in hadamard.factors(n)
+        ]
 
     def _draw(self, seed: bytes, d: int, step: int) -> tuple[torch.Tensor, ...]:
         layers = 1 + HADAMARD_LAYERS

@@ -41,9 +41,13 @@ class Seal:
         from cryptography.hazmat.primitives.hashes import SHA512
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-        self._siv = AESSIV(HKDF(SHA512(), 64, salt=None, info=b"securecluster seal v2").derive(seed))
+        self._siv = AESSIV(
+            HKDF(SHA512(), 64, salt=None, info=b"securecluster seal v2").derive(seed)
+        )
 
-    def close(self, rows: torch.Tensor, ids: Sequence[int], step: int, method: str, field: str) -> torch.Tensor:
+    def close(
+        self, rows: torch.Tensor, ids: Sequence[int], step: int, method: str, field: str
+    ) -> torch.Tensor:
         """Rows (b, …) of the clients `ids`, each sealed: (b, n) uint8, where n is a row's bytes and OVERHEAD.
 
         Args:
@@ -51,11 +55,21 @@ class Seal:
         """
         boxes = []
         for row, i in zip(rows, ids, strict=True):
-            box = self._ready().encrypt(row.cpu().numpy().tobytes(), self._context(i, step, method, field))
+            box = self._ready().encrypt(
+                row.cpu().numpy().tobytes(), self._context(i, step, method, field)
+            )
             boxes.append(torch.from_numpy(np.frombuffer(box, np.uint8).copy()))
         return torch.stack(boxes)
 
-    def open(self, boxes: torch.Tensor, ids: Sequence[int], step: int, method: str, field: str, like: torch.Tensor) -> torch.Tensor:
+    def open(
+        self,
+        boxes: torch.Tensor,
+        ids: Sequence[int],
+        step: int,
+        method: str,
+        field: str,
+        like: torch.Tensor,
+    ) -> torch.Tensor:
         """The rows (b, …) in boxes (b, n) that the clients `ids` sealed as a field of their replies to a method in call `step`.
 
         Args:
@@ -64,22 +78,35 @@ class Seal:
         Raises:
             FrameError: a box that was altered, or is another client's, call's, field's or run's, or holds a row of another size.
         """
-        return torch.stack([self._row(box, i, self._context(i, step, method, field), like) for box, i in zip(boxes, ids, strict=True)])
+        return torch.stack(
+            [
+                self._row(box, i, self._context(i, step, method, field), like)
+                for box, i in zip(boxes, ids, strict=True)
+            ]
+        )
 
-    def _row(self, box: torch.Tensor, client: int, context: list[bytes], like: torch.Tensor) -> torch.Tensor:
+    def _row(
+        self, box: torch.Tensor, client: int, context: list[bytes], like: torch.Tensor
+    ) -> torch.Tensor:
         from cryptography.exceptions import InvalidTag
 
         try:
             data = bytearray(self._ready().decrypt(box.cpu().numpy().tobytes(), context))
         except InvalidTag:
-            raise FrameError(f"what client {client} sealed cannot be opened: it was altered on its way, start a new run") from None
+            raise FrameError(
+                f"what client {client} sealed cannot be opened: it was altered on its way, start a new run"
+            ) from None
         if len(data) != like.numel() * like.element_size():
-            raise FrameError(f"what client {client} sealed has {len(data)} bytes: both sides must run the same configuration")
+            raise FrameError(
+                f"what client {client} sealed has {len(data)} bytes: both sides must run the same configuration"
+            )
         return torch.frombuffer(data, dtype=like.dtype).view(like.shape).to(like.device)
 
     def _ready(self) -> AESSIV:
         if self._siv is None:
-            raise UsageError("this client has no seed to seal with yet: it must take part in the key agreement first")
+            raise UsageError(
+                "this client has no seed to seal with yet: it must take part in the key agreement first"
+            )
         return self._siv
 
     def _context(self, client: int, step: int, method: str, field: str) -> list[bytes]:

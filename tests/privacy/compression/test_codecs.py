@@ -18,7 +18,9 @@ from securecluster.protocols.common.messages import Update
 
 NAMES = ("8bit", "4bit", "1bit", "topk:0.01", "topk:0.3", "topk:1")
 ROWS = st.tuples(st.integers(1, 3), st.integers(1, 21)).flatmap(
-    lambda shape: arrays(np.float32, shape, elements=st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False))
+    lambda shape: arrays(
+        np.float32, shape, elements=st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False)
+    )
 )
 
 
@@ -42,11 +44,15 @@ def test_numbers_in_levels_err_by_half_a_level(x):
 @given(ROWS)
 def test_signs_with_the_mean_magnitude(x):
     found, wide = back("1bit", x)[0], x.astype(np.float64)
-    np.testing.assert_allclose(np.abs(found), np.broadcast_to(np.abs(wide).mean(1, keepdims=True), x.shape), rtol=1e-6)
+    np.testing.assert_allclose(
+        np.abs(found), np.broadcast_to(np.abs(wide).mean(1, keepdims=True), x.shape), rtol=1e-6
+    )
     assert (np.sign(found) * np.sign(wide) >= 0).all()
     scale = (wide**2).sum(1)
     np.testing.assert_allclose(
-        ((wide - found) ** 2).sum(1), scale - np.abs(wide).sum(1) ** 2 / x.shape[1], atol=1e-5 * scale.max() + 1e-300
+        ((wide - found) ** 2).sum(1),
+        scale - np.abs(wide).sum(1) ** 2 / x.shape[1],
+        atol=1e-5 * scale.max() + 1e-300,
     )
 
 
@@ -60,7 +66,9 @@ def test_the_largest_numbers_stay_as_they_are(x, share):
         expected[order[:k]] = row[order[:k]]
         np.testing.assert_array_equal(kept, expected)
     wide = x.astype(np.float64)
-    assert (((wide - found) ** 2).sum(1) <= (1 - k / x.shape[1]) * (wide**2).sum(1) * (1 + 1e-9)).all()
+    assert (
+        ((wide - found) ** 2).sum(1) <= (1 - k / x.shape[1]) * (wide**2).sum(1) * (1 + 1e-9)
+    ).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -93,13 +101,28 @@ def test_the_bytes_are_those_of_the_frame(name):
     d = 1001
     (stage,) = build(name, d)
     coded = stage.forward(torch.randn(2, d, generator=torch.Generator().manual_seed(0)), 1)
-    header, empty = Header("c", "train", "gather", 1, 1, "client/0", "server", 1), Update(Rows(torch.zeros(2, 0, dtype=torch.uint8)), None)
-    frame, without = wire.encode(header, Update(Rows(coded), None), 1), wire.encode(header, empty, 1)
+    header, empty = (
+        Header("c", "train", "gather", 1, 1, "client/0", "server", 1),
+        Update(Rows(torch.zeros(2, 0, dtype=torch.uint8)), None),
+    )
+    frame, without = (
+        wire.encode(header, Update(Rows(coded), None), 1),
+        wire.encode(header, empty, 1),
+    )
     assert wire.size(header, Update(Rows(coded), None), 1) == len(frame)
     assert abs(len(frame) - len(without) - stage.size) <= 16  # the header's text names the length
-    bits = {"8bit": 8 * d, "4bit": 4 * d, "1bit": d, "topk:0.01": 11 * 48, "topk:0.3": 301 * 48, "topk:1": d * 48}[name]
+    bits = {
+        "8bit": 8 * d,
+        "4bit": 4 * d,
+        "1bit": d,
+        "topk:0.01": 11 * 48,
+        "topk:0.3": 301 * 48,
+        "topk:1": d * 48,
+    }[name]
     assert 0 <= stage.size - bits / 8 < 5
-    assert torch.equal(stage.decode(wire.decode(frame, Update)[1].delta.values), stage.decode(coded)[1:])
+    assert torch.equal(
+        stage.decode(wire.decode(frame, Update)[1].delta.values), stage.decode(coded)[1:]
+    )
 
 
 def test_large_rows_have_wide_places():
@@ -114,7 +137,12 @@ def test_large_rows_have_wide_places():
 def test_forged_rows_are_refused(name):
     (stage,) = build(name, 11)
     good = stage.forward(torch.randn(1, 11, generator=torch.Generator().manual_seed(0)), 1)
-    forged = [good[:, :-1], torch.cat([good, good[:, :1]], 1), good.to(torch.int32), torch.full_like(good, 255)]
+    forged = [
+        good[:, :-1],
+        torch.cat([good, good[:, :1]], 1),
+        good.to(torch.int32),
+        torch.full_like(good, 255),
+    ]
     for rows in forged:
         with pytest.raises(FrameError, match="does not parse"):
             stage.decode(rows)
@@ -136,10 +164,14 @@ def test_many_rows_go_by_blocks():
     x = torch.randn(300, 2001, generator=torch.Generator().manual_seed(1))
     for name in NAMES:
         (stage,) = build(name, 2001)
-        assert torch.equal(stage.decode(stage.forward(x, 1))[299:], stage.decode(stage.forward(x[299:], 1)))
+        assert torch.equal(
+            stage.decode(stage.forward(x, 1))[299:], stage.decode(stage.forward(x[299:], 1))
+        )
 
 
-@pytest.mark.parametrize("name", ["8 bit", "topk", "topk:0", "topk:2", "topk:x", "topk:nan", "2bit", ""])
+@pytest.mark.parametrize(
+    "name", ["8 bit", "topk", "topk:0", "topk:2", "topk:x", "topk:nan", "2bit", ""]
+)
 def test_names_that_do_not_exist(name):
     with pytest.raises(UsageError):
         check(name, "none")

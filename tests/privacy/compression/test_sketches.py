@@ -48,7 +48,9 @@ def test_inner_products_are_unbiased_and_scatter_as_theory_says(sparse):
         x[:, 3], x[:, 700] = torch.arange(1.0, 7.0), 2.0
     true, sketch = gram(x), Sketch(q, Randomness(0))
     found = np.stack([gram(sketch.forward(x, step)) for step in range(calls)])
-    bound = np.sqrt((np.outer(np.diag(true), np.diag(true)) + true**2) / q)  # of a dense Gaussian projection's scatter
+    bound = np.sqrt(
+        (np.outer(np.diag(true), np.diag(true)) + true**2) / q
+    )  # of a dense Gaussian projection's scatter
     assert (np.abs(found.mean(0) - true) < 4.5 * bound / np.sqrt(calls)).all()
     assert (found.std(0) < 1.15 * bound).all()
 
@@ -64,7 +66,12 @@ def test_cosines_err_as_those_of_a_dense_gaussian_projection():
         return float(np.sqrt((off**2).mean()))
 
     ours = np.mean([error(Sketch(q, Randomness(0)).forward(x, step).numpy()) for step in range(20)])
-    dense = np.mean([error(GaussianRandomProjection(q, random_state=k).fit_transform(x.numpy())) for k in range(20)])
+    dense = np.mean(
+        [
+            error(GaussianRandomProjection(q, random_state=k).fit_transform(x.numpy()))
+            for k in range(20)
+        ]
+    )
     assert 0.6 * dense < ours < 1.15 * dense
     assert ours < 1.1 / np.sqrt(q)
 
@@ -75,15 +82,21 @@ def test_the_map_is_public_fresh_for_each_call_and_the_same_for_all():
     assert torch.equal(one.forward(x, 4), other.forward(x, 4))
     assert not torch.allclose(one.forward(x, 4), one.forward(x, 5))
     assert not torch.allclose(one.forward(x, 4), Sketch(32, Randomness(8)).forward(x, 4))
-    assert torch.allclose(one.forward(x[2:3], 4), one.forward(x, 4)[2:3], rtol=0, atol=1e-12), "a batch of one"
+    assert torch.allclose(one.forward(x[2:3], 4), one.forward(x, 4)[2:3], rtol=0, atol=1e-12), (
+        "a batch of one"
+    )
 
 
 def test_rows_in_several_blocks_and_float32():
     x = rows(4, 300, 3000)
     whole = Sketch(16, Randomness(0)).forward(x, 1)
-    assert torch.allclose(Sketch(16, Randomness(0)).forward(x.float(), 1).double(), whole, atol=1e-3)
+    assert torch.allclose(
+        Sketch(16, Randomness(0)).forward(x.float(), 1).double(), whole, atol=1e-3
+    )
     assert torch.allclose(whole[299], Sketch(16, Randomness(0)).forward(x[299:], 1)[0], atol=1e-12)
-    assert not Sketch(16, Randomness(0)).forward(torch.zeros(2, 3000), 1).any(), "a zero row stays one"
+    assert not Sketch(16, Randomness(0)).forward(torch.zeros(2, 3000), 1).any(), (
+        "a zero row stays one"
+    )
 
 
 def test_what_it_refuses():

@@ -12,7 +12,15 @@ import pytest
 
 from securecluster.errors import UsageError
 from securecluster.privacy.dp import accounting
-from securecluster.privacy.dp.accounting import dearest, epsilon, find_noise, find_noise_for_all, gaussian_epsilon, merged, sampling
+from securecluster.privacy.dp.accounting import (
+    dearest,
+    epsilon,
+    find_noise,
+    find_noise_for_all,
+    gaussian_epsilon,
+    merged,
+    sampling,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 DELTA = 1e-5
@@ -34,7 +42,9 @@ def test_one_gaussian_is_priced_exactly_and_never_below(mu: float, delta: float)
     found = gaussian_epsilon(mu, delta)
     with mpmath.workdps(60):
         assert gaussian_delta(mpmath.mpf(found), mu) <= delta
-        assert found == 0 or gaussian_delta(mpmath.mpf(found) * (1 - mpmath.mpf("3e-9")), mu) > delta
+        assert (
+            found == 0 or gaussian_delta(mpmath.mpf(found) * (1 - mpmath.mpf("3e-9")), mu) > delta
+        )
 
 
 def test_known_answers() -> None:
@@ -42,7 +52,9 @@ def test_known_answers() -> None:
     assert (one.accountant, round(one.epsilon, 4)) == ("exact Gaussian", 0.9263)
     union = epsilon([(4, 1, 1), (1.1, 0.05, 200)], DELTA)
     assert (union.accountant, round(union.epsilon, 3), round(union.rdp, 3)) == ("PRV", 4.116, 4.590)
-    assert union.epsilon - 4.1060 == pytest.approx(0.01, abs=2e-3)  # dp-accounting 0.6: 4.1060; opacus adds its grid's error of 0.01
+    assert union.epsilon - 4.1060 == pytest.approx(
+        0.01, abs=2e-3
+    )  # dp-accounting 0.6: 4.1060; opacus adds its grid's error of 0.01
 
 
 @pytest.mark.parametrize(
@@ -62,7 +74,9 @@ def test_dp_accounting_says_the_same(history: list[accounting.Step], theirs: flo
     if found.accountant == "exact Gaussian":
         assert found.epsilon == pytest.approx(theirs, abs=1e-5)
     else:
-        assert theirs <= found.epsilon <= theirs + 0.0301  # an upper bound, by at most three errors of the grid
+        assert (
+            theirs <= found.epsilon <= theirs + 0.0301
+        )  # an upper bound, by at most three errors of the grid
 
 
 def sampled_deltas(eps: float, z: float, q: float) -> tuple[mpmath.mpf, mpmath.mpf]:
@@ -88,11 +102,15 @@ def test_one_sampled_step_is_an_upper_bound_in_both_directions(z: float, q: floa
 
 
 def test_unsampled_releases_compose_into_one() -> None:
-    assert merged([(3, 1, 4), (4, 1, 1), (2, 0.1, 5), (2, 0.1, 7), (math.inf, 1, 9), (1, 0.3, 0)]) == (
+    assert merged(
+        [(3, 1, 4), (4, 1, 1), (2, 0.1, 5), (2, 0.1, 7), (math.inf, 1, 9), (1, 0.3, 0)]
+    ) == (
         (pytest.approx((4 / 9 + 1 / 16) ** -0.5), 1, 1),
         (2, 0.1, 12),
     )
-    assert epsilon([(20, 1, 25)], DELTA).epsilon == pytest.approx(epsilon([(4, 1, 1)], DELTA).epsilon, rel=1e-8)
+    assert epsilon([(20, 1, 25)], DELTA).epsilon == pytest.approx(
+        epsilon([(4, 1, 1)], DELTA).epsilon, rel=1e-8
+    )
     assert epsilon([], DELTA) == (0, 0, "nothing released")
     assert epsilon([(math.inf, 1, 3)], DELTA).epsilon == 0
     assert epsilon([(4, 1, 1), (0, 0.1, 1)], DELTA).epsilon == math.inf
@@ -117,8 +135,15 @@ def test_the_dearest_history_is_found_without_pricing_all(monkeypatch: pytest.Mo
     histories = [((1.0, 16 / n, 3 * math.ceil(n / 16)),) for n in range(40, 120)]
     priced: list[object] = []
     genuine = accounting._epsilon
-    dear = max(((history, genuine(history, DELTA)) for history in histories[:20:3]), key=lambda found: found[1].epsilon)
-    monkeypatch.setattr(accounting, "_epsilon", lambda history, delta: priced.append(history) or genuine(history, delta))
+    dear = max(
+        ((history, genuine(history, DELTA)) for history in histories[:20:3]),
+        key=lambda found: found[1].epsilon,
+    )
+    monkeypatch.setattr(
+        accounting,
+        "_epsilon",
+        lambda history, delta: priced.append(history) or genuine(history, delta),
+    )
     found = dearest(histories, DELTA)
     assert found is not None
     assert found[1].epsilon >= dear[1].epsilon
@@ -136,7 +161,11 @@ def test_batches_are_expected_ones() -> None:
 def test_the_least_noise_for_a_target(target: float) -> None:
     for history in (lambda z: [(z, 1, 40), (2 * z, 1, 1)], lambda z: [(z, 0.1, 50), (2 * z, 1, 1)]):
         z = find_noise(history, target, DELTA)
-        assert epsilon(history(z), DELTA).epsilon <= target < epsilon(history(z / 1.002), DELTA).epsilon
+        assert (
+            epsilon(history(z), DELTA).epsilon
+            <= target
+            < epsilon(history(z / 1.002), DELTA).epsilon
+        )
 
 
 def test_the_least_noise_for_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +202,11 @@ def test_opacus_top_level_packages_never_stand_in_for_ours(tmp_path: Path) -> No
         "print(b.__file__, *[p for n in ('benchmarks', 'examples') if u.find_spec(n) for p in u.find_spec(n).submodule_search_locations])"
     )
     ours, *others = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     assert Path(ours).is_relative_to(ROOT)
     assert not any(Path(other).is_relative_to(ROOT) for other in others)

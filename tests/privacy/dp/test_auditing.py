@@ -16,24 +16,26 @@ from torch import nn
 from securecluster import Federation
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.messaging.messages import Hello, Rows
+from securecluster.messaging.messages import Empty, Rows
 from securecluster.models import validation
 from securecluster.privacy.dp.auditing import Audit, directions, grams, lower_bound, summed, updates
-from securecluster.privacy.dp.client_noise import Guard
-from securecluster.privacy.dp.gaussian_mechanism import Clip, Curator, Noise
+from securecluster.privacy.dp.client_noise import ClientNoise
+from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCurator
 from securecluster.privacy.dp.ledger import Event, Ledger
 from securecluster.privacy.dp.loss_mechanism import noised
-from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline, Stage
 from securecluster.protocols.oneshot.gram_mechanism import GramNoise
-from securecluster.runtime.endpoint import GATHER, SUM, Endpoint, Turn, answers
-from securecluster.runtime.release_accounting import Costs
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.endpoint import GATHER, SUM, CallContext, Endpoint, answers
+from securecluster.runtime.release_accounting import ReleaseAccounting
+from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess
-from securecluster.training.local_trainer import Cohort, LocalTraining
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
-pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")  # scales are extreme on purpose
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::securecluster.SecureClusterWarning"
+)  # scales are extreme on purpose
 
 Array = NDArray[np.float64]
 CONFIG = "c" * 32
@@ -53,7 +55,7 @@ class Holder:
         self.rows = rows
 
     @answers(GATHER, SUM, through=("values",))
-    def row(self, turn: Turn, query: Hello) -> Values:
+    def row(self, turn: CallContext, query: Empty) -> Values:
         return Values(Rows(self.rows[list(turn.at)].clone()))
 
 
@@ -65,32 +67,53 @@ class Halved(Noise):
         self._own /= 2
 
 
-def network(rows: torch.Tensor, stages: Sequence[Stage], curator: Curator | None = None) -> Network:
+def network(
+    rows: torch.Tensor, stages: Sequence[Stage], curator: TrustedCurator | None = None
+) -> ServerChannel:
     pipeline = Pipeline(stages)
-    pipeline.arm(Draws.derived(Randomness(3), "run"))
-    endpoint = Endpoint(Holder(rows), range(len(rows)), CONFIG, pipeline, KeyRing(CONFIG, Randomness(0), lambda seed: None))
-    return Network(len(rows), InProcess(endpoint.answer), CONFIG, pipeline, Randomness(0), costs=Costs(pipeline, curator=curator))
+    pipeline.arm(NoiseStreams.derived(Randomness(3), "run"))
+    endpoint = Endpoint(
+        Holder(rows),
+        range(len(rows)),
+        CONFIG,
+        pipeline,
+        KeyRing(CONFIG, Randomness(0), lambda seed: None),
+    )
+    return ServerChannel(
+        len(rows),
+        InProcess(endpoint.answer),
+        CONFIG,
+        pipeline,
+        Randomness(0),
+        costs=ReleaseAccounting(pipeline, curator=curator),
+    )
 
 
-def curator(share: float = 1.0) -> Curator:
-    return Curator(NORM, Z * share, Draws.derived(Randomness(4), "run"))
+def curator(share: float = 1.0) -> TrustedCurator:
+    return TrustedCurator(NORM, Z * share, NoiseStreams.derived(Randomness(4), "run"))
 
 
-def gathered(stages: Sequence[Stage], trusted: Curator | None = None, dtype: torch.dtype = torch.float64) -> tuple[Audit, Network]:
+def gathered(
+    stages: Sequence[Stage],
+    trusted: TrustedCurator | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Audit, ServerChannel]:
     """Each client's row as the server reads it, canaries first."""
-    nets: list[Network] = []
+    nets: list[ServerChannel] = []
 
     def release(rows: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
         whole = torch.zeros(2 * RUNS, rows.shape[1], dtype=rows.dtype)
         whole[list(ids)] = rows
         nets.append(network(whole, stages, trusted))
-        return nets[-1].gather(Holder.row, Hello(), to=ids).rows.values.values
+        return nets[-1].gather(Holder.row, Empty(), to=ids).rows.values.values
 
     return lower_bound(*updates(release, directions(RUNS, D, 0).to(dtype), NORM)), nets[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_that_leave_their_clients_are_as_private_as_their_stages_say(dtype: torch.dtype) -> None:
+def test_rows_that_leave_their_clients_are_as_private_as_their_stages_say(
+    dtype: torch.dtype,
+) -> None:
     audit, net = gathered([Clip(NORM), Noise(NORM, Z)], dtype=dtype)
     (event,) = net.state.ledger.events
     assert event.noise_multiplier == Z
@@ -118,13 +141,15 @@ def test_half_the_noise_is_refuted_at_little_privacy_and_at_much() -> None:
 
 
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
-def test_a_trusted_servers_noise_is_audited_in_rows_and_in_one_sum(share: float, honest: bool) -> None:
+def test_a_trusted_servers_noise_is_audited_in_rows_and_in_one_sum(
+    share: float, honest: bool
+) -> None:
     audit, _ = gathered([Clip(NORM)], curator(share))
     assert (audit.mu <= 1 / Z) == honest
 
     def release(rows: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
         net = network(rows, [Clip(NORM)], curator(share))
-        return net.sum(Holder.row, Hello(), to=ids).rows.values.table[0]
+        return net.sum(Holder.row, Empty(), to=ids).rows.values.table[0]
 
     audit = lower_bound(*summed(release, directions(2 * RUNS, 2 * RUNS, 0), NORM))
     assert (audit.mu <= 1 / Z) == honest
@@ -133,7 +158,7 @@ def test_a_trusted_servers_noise_is_audited_in_rows_and_in_one_sum(share: float,
 
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 def test_gram_matrices_are_audited_by_a_canary_row(share: float, honest: bool) -> None:
-    mechanism = GramNoise(Z * share, "gram", False, Draws.derived(Randomness(5), "run"))
+    mechanism = GramNoise(Z * share, "gram", False, NoiseStreams.derived(Randomness(5), "run"))
     rows = torch.from_numpy(np.random.default_rng(0).normal(size=(7, 12)) / 12)
     turns = [directions(12, 12, seed) for seed in range(RUNS // 12)]
     audit = lower_bound(*grams(mechanism.matrix, torch.cat(turns), rows))
@@ -145,9 +170,11 @@ def test_gram_matrices_are_audited_by_a_canary_row(share: float, honest: bool) -
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_rows_of_losses_are_audited_along_their_sum(unit: str, share: float, honest: bool) -> None:
     k, n, bound = 4, 10, 1.7
-    guard = Guard(unit, NORM, Z * share, bound, Draws.derived(Randomness(6), "run"))
+    guard = ClientNoise(unit, NORM, Z * share, bound, NoiseStreams.derived(Randomness(6), "run"))
     means = np.full((2 * RUNS, k), bound / 3)
-    means[:RUNS] += bound / n if unit == "example" else 2 * bound / 3  # one sample's losses are B, or all are; in the other world 0
+    means[:RUNS] += (
+        bound / n if unit == "example" else 2 * bound / 3
+    )  # one sample's losses are B, or all are; in the other world 0
     means[RUNS:] -= bound / 3 if unit == "client" else 0
     told = noised(guard, "judge", range(2 * RUNS), 1, means, [n] * 2 * RUNS).sum(1)
     audit = lower_bound(told[:RUNS], told[RUNS:])
@@ -164,8 +191,17 @@ def trained(plan: LocalTraining, n: int, runs: int = RUNS) -> tuple[Array, Array
     x[:runs, 0, ..., 0] = 100.0
     arrays = {f"c{k:04d}": (own, np.arange(n) % 2) for k, own in enumerate(x)}
     federation = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=5)
-    flat = validation.build(nn.Sequential(nn.Flatten(), nn.Linear(d, 2, bias=False)), federation.shape, 2, Randomness(5))
-    clients = Cohort(federation, flat, Randomness(5), torch.device("cpu"), torch.float64, secret=Draws.derived(Randomness(7), "run"))
+    flat = validation.build(
+        nn.Sequential(nn.Flatten(), nn.Linear(d, 2, bias=False)), federation.shape, 2, Randomness(5)
+    )
+    clients = LocalTrainer(
+        federation,
+        flat,
+        Randomness(5),
+        torch.device("cpu"),
+        torch.float64,
+        secret=NoiseStreams.derived(Randomness(7), "run"),
+    )
     start = Rows(torch.zeros(1, 2 * d, dtype=torch.float64), (0,) * 2 * runs)
     moved = clients.train(start, range(2 * runs), plan, 1).numpy()
     along = (moved[:, 0] - moved[:, d]) / plan.lr
@@ -174,13 +210,17 @@ def trained(plan: LocalTraining, n: int, runs: int = RUNS) -> tuple[Array, Array
 
 def priced(plan: LocalTraining, n: int, z: float, delta: float) -> float:
     """What the ledger says of a training that claims multiplier z."""
-    event = Event("train", "sum", (), 1, (0,), "dp-sgd", z, batch=plan.batch_size, epochs=plan.epochs)
+    event = Event(
+        "train", "sum", (), 1, (0,), "dp-sgd", z, batch=plan.batch_size, epochs=plan.epochs
+    )
     return Ledger([event], {0: n}).price(delta).epsilon
 
 
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 def test_a_step_of_dp_sgd_is_audited_by_a_canary_sample(share: float, honest: bool) -> None:
-    plan = LocalTraining(1e-9, 1, 1 << 62, clip=NORM, noise=Z * share)  # the weights stay at 0, where every gradient is largest
+    plan = LocalTraining(
+        1e-9, 1, 1 << 62, clip=NORM, noise=Z * share
+    )  # the weights stay at 0, where every gradient is largest
     audit = lower_bound(*trained(plan, 6))
     assert (audit.mu <= 1 / Z) == honest
     assert audit.mu > 0.75 / Z
@@ -188,7 +228,9 @@ def test_a_step_of_dp_sgd_is_audited_by_a_canary_sample(share: float, honest: bo
 
 
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
-def test_sampled_steps_of_dp_sgd_are_no_less_private_than_their_price(share: float, honest: bool) -> None:
+def test_sampled_steps_of_dp_sgd_are_no_less_private_than_their_price(
+    share: float, honest: bool
+) -> None:
     plan = LocalTraining(1e-9, 2, 2, clip=NORM, noise=share)  # q = 1/3, six steps
     audit = lower_bound(*trained(plan, 6, 1000))
     assert audit.epsilon(0.01) > 0.3  # it sees something
@@ -198,11 +240,15 @@ def test_sampled_steps_of_dp_sgd_are_no_less_private_than_their_price(share: flo
 @pytest.mark.parametrize("mu", [0.3, 2.0, 20.0])
 def test_bounds_err_as_seldom_as_they_say(mu: float) -> None:
     rng = np.random.default_rng(0)
-    audits = [lower_bound(rng.normal(7 + 3 * mu, 3, 200), rng.normal(7, 3, 100), 0.9) for _ in range(150)]
+    audits = [
+        lower_bound(rng.normal(7 + 3 * mu, 3, 200), rng.normal(7, 3, 100), 0.9) for _ in range(150)
+    ]
     for bound in (lambda a: a.mu, lambda a: a.by_rates(0.1), lambda a: a.by_moments(0.1)):
         wrong = sum(bound(audit) > mu for audit in audits)
         assert stats.binomtest(wrong, len(audits), 0.1, alternative="greater").pvalue > 1e-3
-    assert sum(audit.by_moments(0.1) > mu for audit in audits) >= 4  # exact, not only safe: 15 are expected
+    assert (
+        sum(audit.by_moments(0.1) > mu for audit in audits) >= 4
+    )  # exact, not only safe: 15 are expected
 
 
 def test_moments_agree_with_simulated_students_t() -> None:
@@ -211,7 +257,9 @@ def test_moments_agree_with_simulated_students_t() -> None:
     bound = Audit(present, absent, 0.9).by_moments(0.05)
     a, b = rng.normal(bound, 1, (200_000, 30)), rng.normal(0, 1, (200_000, 40))
     t = stats.ttest_ind(a, b, axis=1).statistic
-    assert np.mean(t >= stats.ttest_ind(present, absent).statistic) == pytest.approx(0.05, abs=2.5e-3)
+    assert np.mean(t >= stats.ttest_ind(present, absent).statistic) == pytest.approx(
+        0.05, abs=2.5e-3
+    )
 
 
 def test_rates_are_clopper_and_pearsons_of_the_other_half() -> None:
@@ -219,14 +267,19 @@ def test_rates_are_clopper_and_pearsons_of_the_other_half() -> None:
     present, absent = (rng.random(200) < 0.8).astype(float), (rng.random(160) < 0.1).astype(float)
 
     def rates(confidence: float) -> tuple[float, float]:
-        bounds = [stats.binomtest(int(x[1::2].sum()), len(x) // 2).proportion_ci(confidence, "exact") for x in (present, absent)]
+        bounds = [
+            stats.binomtest(int(x[1::2].sum()), len(x) // 2).proportion_ci(confidence, "exact")
+            for x in (present, absent)
+        ]
         return bounds[0].low, bounds[1].high
 
     audit = Audit(present, absent, 0.95)
     low, high = rates(0.95)
     assert audit.by_rates(0.05) == pytest.approx(stats.norm.ppf(low) - stats.norm.ppf(high))
     low, high = rates(0.975)  # two worlds to begin from
-    assert audit.epsilon(0.01) == pytest.approx(max(math.log((low - 0.01) / high), math.log((1 - high - 0.01) / (1 - low))))
+    assert audit.epsilon(0.01) == pytest.approx(
+        max(math.log((low - 0.01) / high), math.log((1 - high - 0.01) / (1 - low)))
+    )
 
 
 def test_what_shows_nothing_bounds_nothing() -> None:

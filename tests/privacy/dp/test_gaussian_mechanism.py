@@ -14,21 +14,21 @@ from scipy import stats
 
 from securecluster.core.randomness import Randomness
 from securecluster.errors import PolicyError, UpdateError, UsageError
-from securecluster.messaging.messages import Hello, Rows
+from securecluster.messaging.messages import Empty, Rows
 from securecluster.privacy.compression import codecs
-from securecluster.privacy.dp.gaussian_mechanism import Clip, Curator, Noise
-from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCurator
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.compressed_updates import Brief
+from securecluster.protocols.common.compressed_updates import CompressedUpdate
 from securecluster.runtime.aggregators import Plain
-from securecluster.runtime.endpoint import GATHER, SUM, Endpoint, Release, Turn, answers
-from securecluster.runtime.release_accounting import Costs
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.endpoint import GATHER, SUM, CallContext, Endpoint, Release, answers
+from securecluster.runtime.release_accounting import ReleaseAccounting
+from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess
 
-DRAWS = Draws.derived(Randomness(3), "run")
+DRAWS = NoiseStreams.derived(Randomness(3), "run")
 
 
 def armed(*stages: object) -> Pipeline:
@@ -39,12 +39,14 @@ def armed(*stages: object) -> Pipeline:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_clip_bounds_every_norm_and_leaves_short_rows_as_they_are(dtype: torch.dtype) -> None:
-    rows = torch.randn(6, 50, dtype=dtype, generator=torch.Generator().manual_seed(0)) * torch.tensor(
-        [[0.0], [1e-3], [0.1], [1], [5], [1e4]]
-    )
+    rows = torch.randn(
+        6, 50, dtype=dtype, generator=torch.Generator().manual_seed(0)
+    ) * torch.tensor([[0.0], [1e-3], [0.1], [1], [5], [1e4]])
     out = Clip(2.0).forward(rows, 1)
     exact = rows.double().numpy()
-    wanted = exact * np.minimum(1, 2.0 / np.maximum(np.linalg.norm(exact, axis=1, keepdims=True), 1e-300))
+    wanted = exact * np.minimum(
+        1, 2.0 / np.maximum(np.linalg.norm(exact, axis=1, keepdims=True), 1e-300)
+    )
     np.testing.assert_allclose(out.double().numpy(), wanted, rtol=2e-5)
     assert torch.equal(out[:3], rows[:3])
     assert float(out.double().norm(dim=1).max()) <= 2.0
@@ -52,7 +54,9 @@ def test_a_clip_bounds_every_norm_and_leaves_short_rows_as_they_are(dtype: torch
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_is_refused_before_it_is_clipped_and_under_noise_counts_as_zeros(bad: float) -> None:
+def test_what_is_not_finite_is_refused_before_it_is_clipped_and_under_noise_counts_as_zeros(
+    bad: float,
+) -> None:
     rows = torch.tensor([[1.0, bad], [0.5, 0.5]])
     with pytest.raises(UpdateError, match="not finite"):
         Clip(1.0).forward(rows, 1)
@@ -60,8 +64,16 @@ def test_what_is_not_finite_is_refused_before_it_is_clipped_and_under_noise_coun
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.floats(1e-12, 1e9), st.integers(1, 40), st.integers(0, 2**32 - 1), st.floats(-44, 38), st.floats(0, 20))
-def test_no_clipped_row_is_longer_than_the_bound(norm: float, d: int, seed: int, size: float, spread: float) -> None:
+@given(
+    st.floats(1e-12, 1e9),
+    st.integers(1, 40),
+    st.integers(0, 2**32 - 1),
+    st.floats(-44, 38),
+    st.floats(0, 20),
+)
+def test_no_clipped_row_is_longer_than_the_bound(
+    norm: float, d: int, seed: int, size: float, spread: float
+) -> None:
     """Also where float32 has no normal number for the factor, or for what it is multiplied by."""
     draw = np.random.default_rng(seed)
     values = draw.choice([-1, 1], d) * 10.0 ** np.clip(size - spread * draw.random(d), -44, 38)
@@ -75,7 +87,9 @@ def test_no_clipped_row_is_longer_than_the_bound(norm: float, d: int, seed: int,
 def test_noise_has_the_stated_deviation_and_looks_gaussian() -> None:
     rows = torch.zeros(20, 5000, dtype=torch.float64)
     rows += torch.arange(20.0)[:, None] * 1e-9  # rows that differ
-    noise = (armed(Clip(2.0), Noise(2.0, 1.5)).forward(rows, 4, ids=range(20), field="delta") - rows) / 3.0
+    noise = (
+        armed(Clip(2.0), Noise(2.0, 1.5)).forward(rows, 4, ids=range(20), field="delta") - rows
+    ) / 3.0
     assert stats.kstest(noise.flatten().numpy(), "norm").pvalue > 1e-3
     bound = stats.chi2.ppf([1e-4, 1 - 1e-4], noise.numel())
     assert bound[0] < float(noise.square().sum()) < bound[1]
@@ -86,7 +100,9 @@ def test_noise_has_the_stated_deviation_and_looks_gaussian() -> None:
 def test_the_same_answer_has_the_same_noise_and_anything_else_another() -> None:
     pipeline, row = armed(Clip(1.0), Noise(1.0, 1.0)), torch.linspace(-0.1, 0.1, 400)[None]
 
-    def noise(changed: float = 0.0, step: int = 1, client: int = 5, field: str = "delta") -> torch.Tensor:
+    def noise(
+        changed: float = 0.0, step: int = 1, client: int = 5, field: str = "delta"
+    ) -> torch.Tensor:
         given = row.clone()
         given[0, 0] += changed
         return pipeline.forward(given, step, ids=[client], field=field)[0] - given[0]
@@ -100,24 +116,40 @@ def test_a_client_in_a_batch_draws_as_it_does_alone() -> None:
     rows = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
     pipeline = armed(Clip(1.0), Noise(1.0, 0.3))
     together = pipeline.forward(rows, 9, ids=[3, 5, 7, 8], field="delta")
-    alone = torch.cat([pipeline.forward(rows[k : k + 1], 9, ids=[i], field="delta") for k, i in enumerate([3, 5, 7, 8])])
+    alone = torch.cat(
+        [
+            pipeline.forward(rows[k : k + 1], 9, ids=[i], field="delta")
+            for k, i in enumerate([3, 5, 7, 8])
+        ]
+    )
     assert torch.equal(together, alone)
 
 
 def test_who_lacks_the_key_draws_another_noise_and_repr_hides_it() -> None:
     row = torch.zeros(1000)
-    mine, others = (Draws.derived(Randomness(seed), "run").noised(0, "delta", 1, row, 1.0, 1.0) for seed in (3, 4))
+    mine, others = (
+        NoiseStreams.derived(Randomness(seed), "run").noised(0, "delta", 1, row, 1.0, 1.0)
+        for seed in (3, 4)
+    )
     assert abs(float(np.corrcoef(mine.numpy(), others.numpy())[0, 1])) < 5 / math.sqrt(1000)
     assert Randomness(3).key("client", 0, "noise").hex() not in repr(DRAWS)
 
 
 def test_shares_of_noise_add_up_in_a_sum_and_leave_only_in_one() -> None:
-    n, rows = 50, torch.arange(50.0, dtype=torch.float64)[:, None] * 1e-9 + torch.zeros(50, 4000, dtype=torch.float64)
+    n, rows = (
+        50,
+        torch.arange(50.0, dtype=torch.float64)[:, None] * 1e-9
+        + torch.zeros(50, 4000, dtype=torch.float64),
+    )
     pipeline = armed(Clip(1.0), Noise(1.0, 2.0, shares=n))
     total = (pipeline.forward(rows, 1, ids=range(n), field="delta") - rows).sum(0)
     bound = stats.chi2.ppf([1e-4, 1 - 1e-4], 4000)
     assert bound[0] < float((total / 2.0).square().sum()) < bound[1]
-    assert pipeline.shares == n and pipeline.multiplier == 2.0 and pipeline.noise(4000) == pytest.approx(4000 * 4.0 / n, rel=3e-3)
+    assert (
+        pipeline.shares == n
+        and pipeline.multiplier == 2.0
+        and pipeline.noise(4000) == pytest.approx(4000 * 4.0 / n, rel=3e-3)
+    )
     with pytest.raises(UsageError, match="honest"):
         Noise(1.0, 1.0, shares=0)
 
@@ -131,7 +163,7 @@ class Toy:
     """A client whose answer is a row of zeros."""
 
     @answers(GATHER, SUM, through=("delta",))
-    def tell(self, turn: Turn, query: Hello) -> Row:
+    def tell(self, turn: CallContext, query: Empty) -> Row:
         return Row(Rows(torch.zeros(len(turn.ids), 8)))
 
 
@@ -143,22 +175,24 @@ class Blind(Plain):
 
 def test_shares_of_noise_wait_for_an_aggregator_that_reads_no_reply() -> None:
     pipeline = armed(Clip(1.0), Noise(1.0, 2.0, shares=3))
-    endpoint = Endpoint(Toy(), range(4), "c", pipeline, KeyRing("c", Randomness(0), lambda seed: None))
+    endpoint = Endpoint(
+        Toy(), range(4), "c", pipeline, KeyRing("c", Randomness(0), lambda seed: None)
+    )
     with pytest.raises(UsageError, match="reads every reply"):
-        Network(4, InProcess(endpoint.answer), "c", pipeline, Randomness(0))
-    net = Network(4, InProcess(endpoint.answer), "c", pipeline, Randomness(0), Blind())
+        ServerChannel(4, InProcess(endpoint.answer), "c", pipeline, Randomness(0))
+    net = ServerChannel(4, InProcess(endpoint.answer), "c", pipeline, Randomness(0), Blind())
     with pytest.raises(PolicyError, match="3 shares"):
-        net.gather(Toy.tell, Hello(), to=[0, 1, 2, 3])
+        net.gather(Toy.tell, Empty(), to=[0, 1, 2, 3])
     with pytest.raises(PolicyError, match="sum over 2"):
-        net.sum(Toy.tell, Hello(), to=[0, 1])
-    total = net.sum(Toy.tell, Hello(), to=[0, 1, 2, 3])
+        net.sum(Toy.tell, Empty(), to=[0, 1])
+    total = net.sum(Toy.tell, Empty(), to=[0, 1, 2, 3])
     assert total.counts == (4,) and bool(total.rows.delta.table.any())
     (event,) = net.state.ledger.events
     assert (event.mechanism, event.noise_multiplier) == ("gaussian", 2.0)
 
 
 def test_a_trusted_server_noises_sums_over_somebody_alone() -> None:
-    curator, rows = Curator(2.0, 0.5, DRAWS), torch.zeros(3, 6000, dtype=torch.float64)
+    curator, rows = TrustedCurator(2.0, 0.5, DRAWS), torch.zeros(3, 6000, dtype=torch.float64)
     out = curator.add(rows, 7, "delta", counts=(4, 0, 2))
     assert not out[1].any()
     assert torch.equal(out, curator.add(rows, 7, "delta", counts=(4, 0, 2)))
@@ -193,8 +227,15 @@ def test_a_trusted_server_bounds_what_codes_stand_for_before_it_adds_noise(compr
     """Numbers just above half a level are rounded up: of 50,000 at 4 bits, a clipped row comes out nearly twice as long."""
     rows = torch.full((1, 50_000), 1.001)
     rows[0, 0] = {"8bit": 254, "4bit": 14}.get(compress, 1.0)
-    pipeline, release = Pipeline([Clip(2.0), *codecs.build(compress, 50_000)]), Release((GATHER,), through=("brief",))
+    pipeline, release = (
+        Pipeline([Clip(2.0), *codecs.build(compress, 50_000)]),
+        Release((GATHER,), through=("brief",)),
+    )
     sent = pipeline.forward(rows, 1)
     assert compress != "4bit" or float(pipeline.decode(sent).norm()) > 3.9
-    costs = Costs(Pipeline([Clip(2.0)], fields={"brief": pipeline}), curator=Curator(2.0, 1e-9, DRAWS))
-    assert float(costs.read(release, Brief(Rows(sent)), 1).brief.values.double().norm()) <= 2.0 * (1 + 1e-6)
+    costs = ReleaseAccounting(
+        Pipeline([Clip(2.0)], fields={"brief": pipeline}), curator=TrustedCurator(2.0, 1e-9, DRAWS)
+    )
+    assert float(
+        costs.read(release, CompressedUpdate(Rows(sent)), 1).brief.values.double().norm()
+    ) <= 2.0 * (1 + 1e-6)

@@ -19,8 +19,17 @@ from scipy import stats
 
 from securecluster.privacy.dp import grid_noise
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
-from securecluster.privacy.dp.grid_noise import ERROR, FINE, FINEST, TAIL, GridNoise, deviation, rounded, spacing
-from securecluster.privacy.dp.noise_streams import Draws
+from securecluster.privacy.dp.grid_noise import (
+    ERROR,
+    FINE,
+    FINEST,
+    TAIL,
+    GridNoise,
+    deviation,
+    rounded,
+    spacing,
+)
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.pipeline import Pipeline
 
 SEEDS = [hashlib.sha256(bytes([k])).digest() for k in range(5)]
@@ -36,23 +45,34 @@ def definition(seed: bytes, widths: list[int], scale: float) -> list[list[int]]:
         pairs = []
         for k in range(half):
             u, turn, bits = max(words[k], -1 - words[k]), words[half + k], 63
-            key = hashlib.blake2b(f"more bits {call} {k}".encode(), digest_size=32, key=seed).digest()
+            key = hashlib.blake2b(
+                f"more bits {call} {k}".encode(), digest_size=32, key=seed
+            ).digest()
             for more in range(15):
-                extra = hashlib.blake2b(more.to_bytes(8, "little"), digest_size=16, key=key).digest()
+                extra = hashlib.blake2b(
+                    more.to_bytes(8, "little"), digest_size=16, key=key
+                ).digest()
                 u = u * 2**64 + int.from_bytes(extra[:8], "little")
                 turn = turn * 2**64 + int.from_bytes(extra[8:], "little")
                 bits += 64
             with mpmath.workprec(1100):
                 radius = scale * mpmath.sqrt(-2 * mpmath.log(mpmath.ldexp(u, -bits)))
                 angle = mpmath.pi * mpmath.ldexp(turn, -bits)
-                pairs.append((mpmath.nint(radius * mpmath.cos(angle)), mpmath.nint(radius * mpmath.sin(angle))))
+                pairs.append(
+                    (
+                        mpmath.nint(radius * mpmath.cos(angle)),
+                        mpmath.nint(radius * mpmath.sin(angle)),
+                    )
+                )
         found.append([int(one) for one, _ in pairs] + [int(other) for _, other in pairs])
         found[-1] = found[-1][:d]
     return found
 
 
 @pytest.mark.parametrize("scale", [1.5, 1000.0, 2.0**30 + 0.1])
-def test_integers_are_those_of_the_definition(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integers_are_those_of_the_definition(
+    scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settled = []
 
     def counted(*arguments: object) -> float:
@@ -69,7 +89,9 @@ def test_integers_are_those_of_the_definition(scale: float, monkeypatch: pytest.
     assert (len(settled) > 0) == (scale > 2**29)
 
 
-def test_a_stream_goes_on_where_it_was_and_blocks_change_nothing_between_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_goes_on_where_it_was_and_blocks_change_nothing_between_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one, two = GridNoise(SEEDS), GridNoise(SEEDS)
     all_rows, some = torch.zeros(5, 9), torch.zeros(2, 9)
     one.add_to(all_rows, [0.25] * 5, [3.0] * 5)
@@ -102,8 +124,13 @@ def test_float64_errs_less_than_what_is_allowed_for(monkeypatch: pytest.MonkeyPa
     found = drawn._integers(0, torch.zeros(1, 10_000), [scale])[0].numpy() / scale
     with mpmath.workprec(200):
         wanted = [exact(r, a) for r, a in zip(radius.tolist(), angle.tolist(), strict=True)]
-        wrong = [abs(found[k] - w[0]) for k, w in enumerate(wanted)] + [abs(found[5000 + k] - w[1]) for k, w in enumerate(wanted)]
-        cell = max(abs(exact(r, a)[0] - exact(r + 1, a)[0]) for r, a in zip(ends * 50, angle[:100].tolist(), strict=True))
+        wrong = [abs(found[k] - w[0]) for k, w in enumerate(wanted)] + [
+            abs(found[5000 + k] - w[1]) for k, w in enumerate(wanted)
+        ]
+        cell = max(
+            abs(exact(r, a)[0] - exact(r + 1, a)[0])
+            for r, a in zip(ends * 50, angle[:100].tolist(), strict=True)
+        )
         assert max(wrong) + cell < ERROR / 2
 
 
@@ -150,7 +177,9 @@ def test_the_grid_is_fine_and_its_rounding_is_paid_for(z: float, reach: float, d
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 200), st.floats(-3, 3))
-def test_rounding_moves_two_rows_apart_by_no_more_than_what_is_paid_for(seed: int, d: int, size: float) -> None:
+def test_rounding_moves_two_rows_apart_by_no_more_than_what_is_paid_for(
+    seed: int, d: int, size: float
+) -> None:
     draw = np.random.default_rng(seed)
     one = draw.normal(size=d) * 10**size
     step = draw.normal(size=d)
@@ -179,7 +208,7 @@ def float_noise(row: Row, sigma: float, seed: int) -> Row:
 def own_noise(row: Row, sigma: float, seed: int) -> Row:
     """This project's mechanism, with clip norm 1."""
     pipeline = Pipeline([Clip(1.0), Noise(1.0, sigma)])
-    pipeline.arm(Draws(lambda client: seed.to_bytes(32, "little"), "run"))
+    pipeline.arm(NoiseStreams(lambda client: seed.to_bytes(32, "little"), "run"))
     return pipeline.forward(torch.from_numpy(row)[None].clone(), 1, False, (0,), "delta")[0].numpy()
 
 
@@ -200,7 +229,13 @@ def fits(found: Row, row: Row, sigma: float) -> float:
     return -float(np.square((found.astype(np.float64) - row) / sigma).sum())
 
 
-def right(release: Release, reader: Callable[[Row, Row, float], float], tries: int, sigma: float = 200.0, d: int = 1000) -> int:
+def right(
+    release: Release,
+    reader: Callable[[Row, Row, float], float],
+    tries: int,
+    sigma: float = 200.0,
+    d: int = 1000,
+) -> int:
     """Return how often the reader finds the row; at chance half of the tries."""
     found = 0
     for t in range(tries):
@@ -230,6 +265,8 @@ def test_what_leaves_is_on_a_grid_that_does_not_depend_on_the_row() -> None:
     for seed in range(5):
         row = np.random.default_rng(seed).normal(size=1000).astype(np.float32) / 50
         pipeline = Pipeline([Clip(1.0), Noise(1.0, 3.0)])
-        pipeline.arm(Draws(lambda client: bytes(32), "run"))
-        sent = pipeline.forward(torch.from_numpy(row)[None].double(), 1, False, (0,), "delta")[0].numpy()
+        pipeline.arm(NoiseStreams(lambda client: bytes(32), "run"))
+        sent = pipeline.forward(torch.from_numpy(row)[None].double(), 1, False, (0,), "delta")[
+            0
+        ].numpy()
         assert np.array_equal(sent / grid, np.rint(sent / grid))

@@ -30,8 +30,18 @@ def loaded(name: str) -> ModuleType:
 second = loaded("second_accountant")
 
 
-def event(mechanism: str, ids: tuple[int, ...], z: float | None = None, **more: Any) -> dict[str, Any]:
-    return {"mechanism": mechanism, "ids": ids, "noise_multiplier": z, "batch": None, "epochs": 1, "kept": False, **more}
+def event(
+    mechanism: str, ids: tuple[int, ...], z: float | None = None, **more: Any
+) -> dict[str, Any]:
+    return {
+        "mechanism": mechanism,
+        "ids": ids,
+        "noise_multiplier": z,
+        "batch": None,
+        "epochs": 1,
+        "kept": False,
+        **more,
+    }
 
 
 def test_it_reads_events_by_itself() -> None:
@@ -60,7 +70,12 @@ def test_only_histories_that_may_be_the_dearest_are_priced() -> None:
 def test_a_claim_that_is_too_low_or_far_too_high_is_named() -> None:
     assert second.verdict(5.0, 5.0) == second.verdict(4.999, 5.0) == second.verdict(5.1, 5.0) == ""
     assert second.verdict(math.inf, math.inf) == second.verdict(0.0, 0.0) == ""
-    assert second.verdict(4.99, 5.0) == second.verdict(5.0, math.inf) == second.verdict(math.nan, 5.0) == "TOO LOW"
+    assert (
+        second.verdict(4.99, 5.0)
+        == second.verdict(5.0, math.inf)
+        == second.verdict(math.nan, 5.0)
+        == "TOO LOW"
+    )
     assert second.verdict(5.3, 5.0) == second.verdict(math.inf, 5.0) == "TOO HIGH"
 
 
@@ -70,9 +85,15 @@ def test_ledgers_of_real_runs_hold_against_it(small: Federation) -> None:
         fitted = kind(rounds=2, epochs=1, clip=1.0, noise=1.2, **own).fit(small)  # type: ignore[arg-type]
         ledger = fitted.ledger_
         samples = {str(i): n for i, n in ledger.samples.items()}
-        told = {"delta": DELTA, "samples": samples, "events": [dataclasses.asdict(one) for one in ledger.events]}
+        told = {
+            "delta": DELTA,
+            "samples": samples,
+            "events": [dataclasses.asdict(one) for one in ledger.events],
+        }
         found = second.price(told)
         assert second.verdict(ledger.price(DELTA).epsilon, found) == ""
         last = max(n for n, one in enumerate(told["events"]) if one["mechanism"] != "free")
         fewer = {**told, "events": told["events"][:last]}
-        assert second.verdict(second.price(fewer), found) == "TOO LOW", "a release that was forgotten is found"
+        assert second.verdict(second.price(fewer), found) == "TOO LOW", (
+            "a release that was forgotten is found"
+        )

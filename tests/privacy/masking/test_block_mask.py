@@ -40,9 +40,13 @@ def test_each_block_is_a_function_of_its_own_numbers_alone(mask: str) -> None:
     one, two = made.forward(rows, 5), made.forward(other, 5)
     assert torch.equal(one[:, : made.cut], two[:, : made.cut])
     assert not bool(two[:, made.cut :].any())
-    mixed = torch.cat([one[:, : made.cut].mean(0, keepdim=True).expand(2, -1), one[:, made.cut :]], 1)  # what the servers do
+    mixed = torch.cat(
+        [one[:, : made.cut].mean(0, keepdim=True).expand(2, -1), one[:, made.cut :]], 1
+    )  # what the servers do
     undone = made.inverse(mixed, 5)
-    torch.testing.assert_close(undone[:, :30], rows[:, :30].mean(0, keepdim=True).expand(2, -1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        undone[:, :30], rows[:, :30].mean(0, keepdim=True).expand(2, -1), rtol=0, atol=1e-12
+    )
     torch.testing.assert_close(undone[:, 30:], rows[:, 30:], rtol=0, atol=1e-12)
 
 
@@ -54,13 +58,18 @@ def test_blocks_of_one_size_are_masked_by_different_maps() -> None:
 
 def test_a_pipeline_hands_the_seed_to_all_that_need_it_and_knows_its_width() -> None:
     rows = torch.randn(2, 51, generator=torch.Generator().manual_seed(3))
-    pipeline = Pipeline((Blocks("rotation", 30, 21),), fields={"vectors": Pipeline(build("rotation", 21))})
+    pipeline = Pipeline(
+        (Blocks("rotation", 30, 21),), fields={"vectors": Pipeline(build("rotation", 21))}
+    )
     pipeline.unlock(bytes(range(32)))
     assert pipeline.keyed
     assert not Pipeline().keyed
     assert pipeline.width(51) == pipeline.forward(rows, 1).shape[1] > 51
     assert pipeline.of("delta") is pipeline
-    torch.testing.assert_close(pipeline.of("vectors").inverse(pipeline.of("vectors").forward(rows[:, :21], 1), 1), rows[:, :21])
+    torch.testing.assert_close(
+        pipeline.of("vectors").inverse(pipeline.of("vectors").forward(rows[:, :21], 1), 1),
+        rows[:, :21],
+    )
 
 
 def test_a_block_too_large_for_a_dense_rotation_is_refused() -> None:

@@ -16,7 +16,13 @@ from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Rows, Shared, reply_header
-from securecluster.privacy.masking.key_agreement import Box, KeyRing, Peers, PublicKey, _public
+from securecluster.privacy.masking.key_agreement import (
+    KeyRing,
+    Peers,
+    PublicKey,
+    SealedSeed,
+    _public,
+)
 from securecluster.privacy.masking.keystream import words
 from securecluster.privacy.masking.masks import Permutation, build
 from securecluster.privacy.pipeline import Kind, Pipeline
@@ -52,15 +58,21 @@ def test_every_place_is_about_as_likely() -> None:
     for step in range(trials):
         counts[np.arange(d), stage.forward(torch.arange(d), step).numpy()] += 1
     expected = trials / d
-    assert ((counts - expected) ** 2 / expected).sum() < 60  # chi-square, 25 degrees of freedom: p < 1e-4 above
+    assert (
+        (counts - expected) ** 2 / expected
+    ).sum() < 60  # chi-square, 25 degrees of freedom: p < 1e-4 above
 
 
 def test_the_stream_is_chacha20_with_the_step_as_nonce() -> None:
-    zero = bytes.fromhex("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")  # RFC 8439, A.1, test vector 1
+    zero = bytes.fromhex(
+        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+    )  # RFC 8439, A.1, test vector 1
     assert words(bytes(32), 0, 4).tobytes() == zero
     key = bytes(range(32))
     nonce = bytes(4) + (9).to_bytes(12, "little")
-    assert words(key, 9, 8).tobytes() == Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(64))
+    assert words(key, 9, 8).tobytes() == Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(
+        bytes(64)
+    )
 
 
 def test_the_seed_is_in_no_repr_and_a_mask_without_one_refuses() -> None:
@@ -77,8 +89,12 @@ def test_the_seed_is_in_no_repr_and_a_mask_without_one_refuses() -> None:
 
 
 def test_public_keys_are_those_of_rfc_7748() -> None:
-    alice = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")  # section 6.1
-    assert _public(alice).hex() == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+    alice = bytes.fromhex(
+        "77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a"
+    )  # section 6.1
+    assert (
+        _public(alice).hex() == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+    )
     bob = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
     assert _public(bob).hex() == "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
 
@@ -94,10 +110,10 @@ def peers_of(ids: list[int], offers: list[PublicKey]) -> Peers:
     return Peers(Shared(torch.tensor(ids)), Shared(keys), Shared(signatures))
 
 
-def box_of(boxes: Any, leader: int, place: int) -> Box:
+def box_of(boxes: Any, leader: int, place: int) -> SealedSeed:
     """What a server makes of a leader's boxes for one peer."""
     box, signature = (rows.values[0][place : place + 1] for rows in (boxes.boxes, boxes.signatures))
-    return Box(leader, Shared(boxes.key.values[0]), Rows(box), Rows(signature))
+    return SealedSeed(leader, Shared(boxes.key.values[0]), Rows(box), Rows(signature))
 
 
 def agreement() -> tuple[list[bytes], list[bytes], KeyRing, KeyRing, Any]:
@@ -119,7 +135,10 @@ def test_both_ends_get_the_same_seed() -> None:
 
 def test_deployed_nodes_take_their_keys_from_the_operating_system(small: Federation) -> None:
     method = CFL()
-    offers = [method.build_client(small, Settings(), [0], simulated=s).keys.offer((0,)).key.values for s in (True, True, False, False)]
+    offers = [
+        method.build_client(small, Settings(), [0], simulated=s).keys.offer((0,)).key.values
+        for s in (True, True, False, False)
+    ]
     assert torch.equal(offers[0], offers[1])
     assert not torch.equal(offers[2], offers[3])
 
@@ -136,7 +155,9 @@ def test_a_tampered_agreement_is_refused(what: str) -> None:
     if what == "low order":
         key[:] = 0
     with pytest.raises(FrameError):
-        peer.open((1,), Box(7 if what == "leader" else 0, Shared(key), Rows(sealed), signature), 3)
+        peer.open(
+            (1,), SealedSeed(7 if what == "leader" else 0, Shared(key), Rows(sealed), signature), 3
+        )
     assert not got
 
 
@@ -158,7 +179,9 @@ def test_no_frame_of_a_masked_run_carries_a_secret(small: Federation) -> None:
     for position in range(len(fitted.transcript_.entries)):
         call, answer = fitted.transcript_.content(position)
         for k in range(len(call.to)):
-            frames = wire.encode(call.header(k), call.query, k) + wire.encode(reply_header(call.header(k)), answer.reply, k)
+            frames = wire.encode(call.header(k), call.query, k) + wire.encode(
+                reply_header(call.header(k)), answer.reply, k
+            )
             assert not any(secret in frames or secret.hex().encode() in frames for secret in hidden)
 
 
@@ -178,7 +201,11 @@ class Fake:
 def test_only_the_right_order_can_be_constructed() -> None:
     for one in Kind:
         for two in Kind:
-            kinds = [one, two] if Kind.NOISE not in (one, two) or one is Kind.CLIP else [Kind.CLIP, one, two]
+            kinds = (
+                [one, two]
+                if Kind.NOISE not in (one, two) or one is Kind.CLIP
+                else [Kind.CLIP, one, two]
+            )
             legal = all(a < b for a, b in itertools.pairwise(kinds))
             if legal:
                 assert Pipeline([Fake(k) for k in kinds]).stages

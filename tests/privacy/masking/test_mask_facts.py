@@ -22,7 +22,9 @@ def masked(name: str, rows: NDArray[np.float64], step: int) -> NDArray[np.float6
     (stage,) = build(name, rows.shape[1])
     keyed: Any = stage
     keyed.unlock(bytes(range(32)))
-    return np.concatenate([stage.forward(torch.from_numpy(row[None]), step).numpy() for row in rows])
+    return np.concatenate(
+        [stage.forward(torch.from_numpy(row[None]), step).numpy() for row in rows]
+    )
 
 
 def updates(m: int, d: int, dead: int = 0, seed: int = 0) -> NDArray[np.float64]:
@@ -38,7 +40,9 @@ def test_every_mask_shows_the_gram_matrix(name: str) -> None:
     rows = updates(6, 500)
     there = masked(name, rows, 3)
     scale = np.linalg.norm(rows, axis=1)
-    np.testing.assert_allclose(there @ there.T, rows @ rows.T, atol=1e-13 * scale.max() ** 2, rtol=0)
+    np.testing.assert_allclose(
+        there @ there.T, rows @ rows.T, atol=1e-13 * scale.max() ** 2, rtol=0
+    )
 
 
 def fourth_moments(name: str, rows: NDArray[np.float64], steps: int) -> NDArray[np.float64]:
@@ -56,11 +60,16 @@ def test_a_fresh_haar_rotation_shows_the_gram_matrix_alone() -> None:
     other = fourth_moments("haar", dense, 2 * steps)[steps:]  # other steps, hence independent maps
     assert ks_2samp(one, other).pvalue > 0.001
     for name in ("permutation", "signed-permutation"):
-        assert ks_2samp(fourth_moments(name, sparse, 50), fourth_moments(name, dense, 50)).pvalue < 1e-10
+        assert (
+            ks_2samp(fourth_moments(name, sparse, 50), fourth_moments(name, dense, 50)).pvalue
+            < 1e-10
+        )
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_reused_map_shows_the_gram_matrix_of_all_rounds_and_a_fresh_one_does_not(name: str) -> None:
+def test_a_reused_map_shows_the_gram_matrix_of_all_rounds_and_a_fresh_one_does_not(
+    name: str,
+) -> None:
     first, second = updates(5, 800), updates(5, 800, seed=1)
     between = first @ second.T
     scale = np.linalg.norm(first) * np.linalg.norm(second)
@@ -78,7 +87,9 @@ def test_fresh_maps_do_not_stop_linking(name: str) -> None:
     rows = updates(m, 600)
     order = rng.permutation(m)
     later = (rows + 0.05 * np.abs(rows) * rng.normal(size=rows.shape))[order]
-    before, after = (np.sort(g @ g.T, axis=1) for g in (masked(name, rows, 1), masked(name, later, 2)))
+    before, after = (
+        np.sort(g @ g.T, axis=1) for g in (masked(name, rows, 1), masked(name, later, 2))
+    )
     cost = ((before[:, None] - after[None]) ** 2).sum(-1)
     _, match = linear_sum_assignment(cost)
     assert (order[match] == np.arange(m)).mean() >= 0.9
@@ -105,7 +116,9 @@ def test_a_signed_permutation_shows_them_up_to_sign() -> None:
     assert np.array_equal(np.sort(np.abs(there)), np.sort(np.abs(rows)))
     assert not np.allclose(np.sort(there), np.sort(rows))
     assert int((there == 0).all(0).sum()) == 37
-    assert np.abs(there.sum(1) - rows.sum(1)).min() > 1e-3  # the sum is hidden, unlike a permutation's
+    assert (
+        np.abs(there.sum(1) - rows.sum(1)).min() > 1e-3
+    )  # the sum is hidden, unlike a permutation's
 
 
 def test_a_rotation_shows_neither_zeros_nor_sizes() -> None:
@@ -136,7 +149,9 @@ def test_a_reused_dense_rotation_falls_on_the_span_of_the_known_pairs(known: int
     coefficients = np.linalg.lstsq(there[:-1].T, there[-1], rcond=None)[0]
     guess = coefficients @ rows[:-1]
     basis = np.linalg.qr(rows[:-1].T)[0]
-    np.testing.assert_allclose(guess, basis @ (basis.T @ rows[-1]), atol=1e-8)  # the projection onto the known updates
+    np.testing.assert_allclose(
+        guess, basis @ (basis.T @ rows[-1]), atol=1e-8
+    )  # the projection onto the known updates
     assert np.allclose(guess, rows[-1], atol=1e-8) == (known == d)
 
 

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from securecluster.errors import UsageError
 from securecluster.privacy.masking import keystream as stream
 from securecluster.privacy.masking.keystream import words
-from securecluster.privacy.masking.masks import INFO, MASKS, Permutation, SignedPermutation, build, describe
+from securecluster.privacy.masking.masks import (
+    INFO,
+    MASKS,
+    Permutation,
+    SignedPermutation,
+    build,
+    describe,
+)
 from securecluster.privacy.pipeline import Kind, Pipeline
 
 
@@ -31,7 +38,9 @@ def mask(seed: bytes = bytes(range(32))) -> Permutation:
     st.binary(min_size=32, max_size=32),
     st.sampled_from([torch.float32, torch.float64, torch.int64]),
 )
-def test_forward_and_inverse_undo_each_other_bit_for_bit(d: int, b: int, step: int, seed: bytes, dtype: torch.dtype) -> None:
+def test_forward_and_inverse_undo_each_other_bit_for_bit(
+    d: int, b: int, step: int, seed: bytes, dtype: torch.dtype
+) -> None:
     rows = torch.arange(b * d).view(b, d).to(dtype)
     stage = mask(seed)
     there = stage.forward(rows, step)
@@ -54,14 +63,16 @@ def test_the_gram_is_kept_in_float64_and_every_client_has_the_same_order() -> No
 
 def test_it_is_fresh_each_step_each_seed_and_each_dimension() -> None:
     values, stage = torch.arange(2000), mask()
-    orders = [stage.forward(values, step) for step in range(6)] + [mask(bytes(32)).forward(values, 0)]
+    orders = [stage.forward(values, step) for step in range(6)] + [
+        mask(bytes(32)).forward(values, 0)
+    ]
     for k, one in enumerate(orders):
         assert (one == values).float().mean() < 0.01
         for other in orders[:k]:
             assert (one == other).float().mean() < 0.01
-    assert stage.forward(torch.arange(4), 1).tolist() != stage.forward(torch.arange(5), 1).tolist()[:4] or not torch.equal(
-        stage.forward(torch.arange(1999), 1), orders[1][:1999]
-    )
+    assert stage.forward(torch.arange(4), 1).tolist() != stage.forward(torch.arange(5), 1).tolist()[
+        :4
+    ] or not torch.equal(stage.forward(torch.arange(1999), 1), orders[1][:1999])
 
 
 def test_many_steps_later_the_order_is_still_the_steps_own() -> None:
@@ -88,15 +99,17 @@ def test_every_order_of_four_is_about_as_likely() -> None:
         counts[order] = counts.get(order, 0) + 1
     assert len(counts) == 24
     expected = trials / 24
-    assert sum((n - expected) ** 2 / expected for n in counts.values()) < 58  # chi-square, 23 degrees of freedom: p < 1e-4 above
+    assert (
+        sum((n - expected) ** 2 / expected for n in counts.values()) < 58
+    )  # chi-square, 23 degrees of freedom: p < 1e-4 above
 
 
 def test_the_words_are_the_rfc_8439_keystream_of_key_zero_counter_and_step() -> None:
-    zero = (
-        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
-    )
+    zero = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
     assert words(bytes(32), 0, 8).tobytes().hex() == zero  # appendix A.1, test vector 1
-    second = words(bytes(32), 0, 16)[8:].tobytes().hex()  # the same key and nonce with counter 1: test vector 2
+    second = (
+        words(bytes(32), 0, 16)[8:].tobytes().hex()
+    )  # the same key and nonce with counter 1: test vector 2
     assert second.startswith("9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed")
 
 
@@ -105,12 +118,17 @@ def test_the_nonce_is_the_step_in_96_bits_after_a_32_bit_counter() -> None:
     key = bytes(range(32))
     step = int.from_bytes(bytes.fromhex("000000090000004a00000000"), "little")
     block = words(key, step, 16)[8:].tobytes()
-    assert block.hex().startswith("10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e")
+    assert block.hex().startswith(
+        "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
+    )
     for number in (0, 1, 2**32, 2**95):
         nonce = bytes(4) + number.to_bytes(12, "little")
         stream = Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(800))
         assert words(key, number, 100).tobytes() == stream
-        assert np.array_equal(mask(key).forward(torch.arange(100), number).numpy(), np.argsort(np.frombuffer(stream, "<u8")))
+        assert np.array_equal(
+            mask(key).forward(torch.arange(100), number).numpy(),
+            np.argsort(np.frombuffer(stream, "<u8")),
+        )
 
 
 def test_the_seed_is_in_no_text() -> None:
@@ -133,8 +151,15 @@ def signed(seed: bytes = bytes(range(32))) -> SignedPermutation:
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(1, 300), st.integers(0, 4), st.integers(0, 2**62), st.sampled_from([torch.float32, torch.float64, torch.int64]))
-def test_a_signed_permutation_is_undone_bit_for_bit_and_keeps_magnitudes(d: int, b: int, step: int, dtype: torch.dtype) -> None:
+@given(
+    st.integers(1, 300),
+    st.integers(0, 4),
+    st.integers(0, 2**62),
+    st.sampled_from([torch.float32, torch.float64, torch.int64]),
+)
+def test_a_signed_permutation_is_undone_bit_for_bit_and_keeps_magnitudes(
+    d: int, b: int, step: int, dtype: torch.dtype
+) -> None:
     rows = (torch.arange(b * d).view(b, d) - d // 2).to(dtype)
     kept = rows.clone()
     there = signed().forward(rows, step)
@@ -161,7 +186,9 @@ def test_every_signed_order_of_three_is_about_as_likely() -> None:
         found = tuple(stage.forward(torch.arange(1.0, 4.0), step).tolist())
         counts[found] = counts.get(found, 0) + 1
     assert len(counts) == 48
-    assert sum((n - 100) ** 2 / 100 for n in counts.values()) < 91  # chi-square, 47 degrees of freedom: p < 1e-4 above
+    assert (
+        sum((n - 100) ** 2 / 100 for n in counts.values()) < 91
+    )  # chi-square, 47 degrees of freedom: p < 1e-4 above
 
 
 @pytest.mark.parametrize("distinct", [1, 7, 500, 2**62])
@@ -171,9 +198,13 @@ def test_words_that_agree_are_ordered_alike_on_every_machine(
     distinct: int, shift: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the whole word and then by place: the stable order."""
-    keys = np.random.default_rng(0).integers(0, distinct, count).astype(np.uint64) << np.uint64(shift)
+    keys = np.random.default_rng(0).integers(0, distinct, count).astype(np.uint64) << np.uint64(
+        shift
+    )
     monkeypatch.setattr(stream, "words", lambda *_: keys)
-    assert stream.order(bytes(32), 0, count).tolist() == sorted(range(count), key=lambda k: int(keys[k]))
+    assert stream.order(bytes(32), 0, count).tolist() == sorted(
+        range(count), key=lambda k: int(keys[k])
+    )
 
 
 def test_the_order_of_a_large_model_is_the_stable_argsort_of_its_words() -> None:
@@ -198,7 +229,12 @@ def test_rows_that_nobody_else_keeps_are_overwritten(name: str, b: int, d: int) 
     there = pipeline.forward(buffer, 2, own=True)
     assert there.data_ptr() == buffer.data_ptr()
     torch.testing.assert_close(there, expected, rtol=0, atol=2e-6)
-    torch.testing.assert_close(pipeline.forward(kept[0].clone() if n == d else kept[0], 2, own=True), expected[0], rtol=0, atol=2e-6)
+    torch.testing.assert_close(
+        pipeline.forward(kept[0].clone() if n == d else kept[0], 2, own=True),
+        expected[0],
+        rtol=0,
+        atol=2e-6,
+    )
 
 
 def test_no_seed_is_in_any_repr() -> None:
@@ -211,7 +247,10 @@ def test_no_seed_is_in_any_repr() -> None:
 
 def test_padding_is_stated_in_bytes_and_no_mask_is_called_encryption() -> None:
     assert describe("rotation", 159_010, 4).padding_bytes == 4 * (159_744 - 159_010)
-    assert [describe(name, 159_010, 8).padding_bytes for name in ("none", "permutation", "signed-permutation")] == [0, 0, 0]
+    assert [
+        describe(name, 159_010, 8).padding_bytes
+        for name in ("none", "permutation", "signed-permutation")
+    ] == [0, 0, 0]
     assert "Gram" not in INFO["rotation"].shows
     for name in MASKS[1:]:
         assert "obfuscation" in INFO[name].not_covered

@@ -55,7 +55,12 @@ def test_every_factor_is_a_hadamard_matrix(order: int) -> None:
 def test_powers_of_two_are_sylvesters_and_unknown_orders_are_refused() -> None:
     for k in range(8):
         assert np.array_equal(hadamard.matrix(1 << k), sylvester(1 << k))
-    for order in (3, 6, 52, 92):  # Hadamard matrices of orders 52 and 92 exist, by other constructions
+    for order in (
+        3,
+        6,
+        52,
+        92,
+    ):  # Hadamard matrices of orders 52 and 92 exist, by other constructions
         with pytest.raises(ValueError, match="no Hadamard matrix"):
             hadamard.matrix(order)
 
@@ -73,7 +78,18 @@ def test_padding_is_small_and_settled(d: int) -> None:
     assert max(hadamard.factors(d)) <= hadamard.LARGEST
 
 
-@pytest.mark.parametrize(("d", "n"), [(1, 1), (3, 4), (64, 64), (650, 672), (4810, 4864), (159_010, 159_744), (1_663_370, 1_663_488)])
+@pytest.mark.parametrize(
+    ("d", "n"),
+    [
+        (1, 1),
+        (3, 4),
+        (64, 64),
+        (650, 672),
+        (4810, 4864),
+        (159_010, 159_744),
+        (1_663_370, 1_663_488),
+    ],
+)
 def test_the_width_of_known_models(d: int, n: int) -> None:
     assert padded(d) == width("rotation", d) == n
     assert width("haar", d) == width("permutation", d) == d
@@ -108,11 +124,15 @@ def test_padded_rows_rotate_as_the_naive_product(d: int) -> None:
     h = np.ones((1, 1))
     for k in hadamard.factors(d):
         h = np.kron(h, hadamard.matrix(k))
-    flips = 1 - 2 * np.unpackbits(np.frombuffer(keystream(1, 2, 3 * n), np.uint8), bitorder="little")[: 3 * n].reshape(3, n).astype(int)
+    flips = 1 - 2 * np.unpackbits(
+        np.frombuffer(keystream(1, 2, 3 * n), np.uint8), bitorder="little"
+    )[: 3 * n].reshape(3, n).astype(int)
     x = rows(2, d).numpy()
     full = np.concatenate([x, np.zeros((2, n - d))], axis=1)
     expected = flips[2] * ((flips[1] * ((flips[0] * full) @ h.T)) @ h.T) / n
-    np.testing.assert_allclose(rotation(d).forward(torch.from_numpy(x), 1).numpy(), expected, atol=1e-12)
+    np.testing.assert_allclose(
+        rotation(d).forward(torch.from_numpy(x), 1).numpy(), expected, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 30, 300])
@@ -124,8 +144,13 @@ def test_both_are_orthonormal(d: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["rotation", "haar"])
-@pytest.mark.parametrize(("d", "dtype", "bound"), [(700, torch.float32, 1e-6), (700, torch.float64, 1e-13), (7, torch.float64, 1e-13)])
-def test_a_client_that_only_receives_undoes_them(name: str, d: int, dtype: torch.dtype, bound: float) -> None:
+@pytest.mark.parametrize(
+    ("d", "dtype", "bound"),
+    [(700, torch.float32, 1e-6), (700, torch.float64, 1e-13), (7, torch.float64, 1e-13)],
+)
+def test_a_client_that_only_receives_undoes_them(
+    name: str, d: int, dtype: torch.dtype, bound: float
+) -> None:
     x = rows(3, d, dtype)
     sender, receiver = build(name, d)[0], build(name, d)[0]
     for stage in (sender, receiver):
@@ -165,7 +190,12 @@ def test_fresh_for_each_step_and_seed() -> None:
     x = torch.zeros(1, 512, dtype=torch.float64)
     x[0, 7] = 1
     for make in (lambda s: rotation(512, s), haar):
-        found = [make(SEED).forward(x, 1), make(SEED).forward(x, 2), make(bytes(32)).forward(x, 1), make(SEED).forward(x, 2**40)]
+        found = [
+            make(SEED).forward(x, 1),
+            make(SEED).forward(x, 2),
+            make(bytes(32)).forward(x, 1),
+            make(SEED).forward(x, 2**40),
+        ]
         for k, one in enumerate(found):
             for other in found[:k]:
                 assert float((one @ other.T).abs()) < 5 / math.sqrt(512)
@@ -211,7 +241,13 @@ def test_layers_of_signs_are_uniform() -> None:
     counts = np.zeros(4096)
     stage = rotation(4)
     for step in range(20_000):
-        counts[int(((torch.stack(stage._of(4, step)).flatten() < 0).long() * (1 << torch.arange(12))).sum())] += 1
+        counts[
+            int(
+                (
+                    (torch.stack(stage._of(4, step)).flatten() < 0).long() * (1 << torch.arange(12))
+                ).sum()
+            )
+        ] += 1
         stage._drawn.clear()
     expected = counts.sum() / 4096
     assert ((counts - expected) ** 2 / expected).sum() < 4095 + 4 * math.sqrt(2 * 4095)

@@ -24,7 +24,9 @@ def test_the_runs_clients_read_it_bit_for_bit() -> None:
     assert boxes.dtype == torch.uint8
     assert torch.equal(seal().open(boxes, (4, 7, 1), 9, *ABOUT, rows[0]), rows)
     wide = rows.double()
-    assert torch.equal(seal().open(seal().close(wide, (4, 7, 1), 9, *ABOUT), (4, 7, 1), 9, *ABOUT, wide[0]), wide)
+    assert torch.equal(
+        seal().open(seal().close(wide, (4, 7, 1), 9, *ABOUT), (4, 7, 1), 9, *ABOUT, wide[0]), wide
+    )
 
 
 def test_what_is_sent_again_is_the_same_and_equal_rows_of_two_clients_or_calls_are_not() -> None:
@@ -36,7 +38,9 @@ def test_what_is_sent_again_is_the_same_and_equal_rows_of_two_clients_or_calls_a
     assert rows.numpy()[0].tobytes() not in one[0].numpy().tobytes()
 
 
-@pytest.mark.parametrize("wrong", ["seed", "client", "call", "method", "field", "run", "altered", "exchanged"])
+@pytest.mark.parametrize(
+    "wrong", ["seed", "client", "call", "method", "field", "run", "altered", "exchanged"]
+)
 def test_a_box_that_is_not_what_it_says_is_refused(wrong: str) -> None:
     rows = torch.arange(12.0).view(2, 6)
     boxes = seal().close(rows, (0, 1), 3, *ABOUT)

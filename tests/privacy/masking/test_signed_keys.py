@@ -16,7 +16,17 @@ from securecluster.errors import FrameError, SecureClusterError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Header, Rows, Shared
 from securecluster.privacy.masking.identities import UNSIGNED, Identity, Roster
-from securecluster.privacy.masking.key_agreement import Box, Boxes, KeyRing, Peers, _aead, _bytes, _public, _table, _tensor
+from securecluster.privacy.masking.key_agreement import (
+    KeyRing,
+    Peers,
+    SealedSeed,
+    SealedSeeds,
+    _aead,
+    _bytes,
+    _public,
+    _table,
+    _tensor,
+)
 from securecluster.protocols import FedAvg, Settings
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import Framed
@@ -47,11 +57,17 @@ def read_by_the_server(leader: KeyRing, client: int, signature: bytes) -> bytes:
     return _aead(SERVER, own, context).decrypt(_bytes(boxes.boxes.values[0, 0]), None)
 
 
-def set_by_the_server(victim: KeyRing, client: int, seed: bytes, signature: bytes = UNSIGNED) -> None:
+def set_by_the_server(
+    victim: KeyRing, client: int, seed: bytes, signature: bytes = UNSIGNED
+) -> None:
     """Play client 0 as leader, and seal a seed of the server's choice to a client."""
     public, theirs = _public(SERVER), _public(victim._private(client))
     box = _aead(SERVER, theirs, victim._context(0, client, public, theirs)).encrypt(seed, None)
-    victim.open((client,), Box(0, Shared(_tensor(public)), Rows(_table([box])), Rows(_table([signature]))), 1)
+    victim.open(
+        (client,),
+        SealedSeed(0, Shared(_tensor(public)), Rows(_table([box])), Rows(_table([signature]))),
+        1,
+    )
 
 
 def test_without_a_roster_a_server_that_names_itself_a_peer_reads_the_seed() -> None:
@@ -59,7 +75,10 @@ def test_without_a_roster_a_server_that_names_itself_a_peer_reads_the_seed() -> 
     assert read_by_the_server(leader, 1, UNSIGNED) == leader.secrets.drawn[0]
 
 
-@pytest.mark.parametrize("signed", ["unsigned", "by a key of its own", "for another key", "in another run", "as another client"])
+@pytest.mark.parametrize(
+    "signed",
+    ["unsigned", "by a key of its own", "for another key", "in another run", "as another client"],
+)
 def test_with_a_roster_it_does_not(signed: str) -> None:
     leader, public = ring(0, roster()), _public(SERVER)
     signature = {
@@ -97,11 +116,13 @@ def test_a_box_of_one_peer_is_not_signed_for_another() -> None:
     offers = [rings[i].offer((i,)) for i in (1, 2)]
     keys = Shared(torch.cat([offer.key.values for offer in offers]))
     signatures = Shared(torch.cat([offer.signature.values for offer in offers]))
-    boxes: Boxes = rings[0].seal(0, Peers(Shared(torch.tensor([1, 2])), keys, signatures))
+    boxes: SealedSeeds = rings[0].seal(0, Peers(Shared(torch.tensor([1, 2])), keys, signatures))
 
-    def box(place: int) -> Box:
-        rows = (Rows(table.values[0][place : place + 1]) for table in (boxes.boxes, boxes.signatures))
-        return Box(0, Shared(boxes.key.values[0]), *rows)
+    def box(place: int) -> SealedSeed:
+        rows = (
+            Rows(table.values[0][place : place + 1]) for table in (boxes.boxes, boxes.signatures)
+        )
+        return SealedSeed(0, Shared(boxes.key.values[0]), *rows)
 
     with pytest.raises(FrameError, match="client 0 did not sign"):
         rings[1].open((1,), box(1), 1)
@@ -110,10 +131,20 @@ def test_a_box_of_one_peer_is_not_signed_for_another() -> None:
 
 
 def test_an_identity_signs_as_rfc_8032_says_and_its_file_is_its_owners(tmp_path: Path) -> None:
-    private = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")  # section 7.1, test 1
+    private = bytes.fromhex(
+        "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"
+    )  # section 7.1, test 1
     identity = Identity(private)
-    assert identity.public.hex() == "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
-    assert identity.sign(b"").hex().startswith("e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e065224901555fb8821590a33bac")
+    assert (
+        identity.public.hex() == "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
+    )
+    assert (
+        identity.sign(b"")
+        .hex()
+        .startswith(
+            "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e065224901555fb8821590a33bac"
+        )
+    )
     identity.save(tmp_path / "identity")
     assert stat.S_IMODE(os.stat(tmp_path / "identity").st_mode) == 0o600
     assert Identity.load(tmp_path / "identity").public == identity.public
@@ -130,14 +161,20 @@ def test_a_roster_of_no_keys_is_refused(keys: Any) -> None:
 def deployed(federation: Federation, known: Roster | None, own: dict[int, Identity | None]) -> Any:
     method = FedAvg(mask="permutation", model="linear", rounds=2, epochs=1)
     nodes = {
-        i: method.build_client(federation, Settings(), [i], simulated=False, identity=identity, roster=known) for i, identity in own.items()
+        i: method.build_client(
+            federation, Settings(), [i], simulated=False, identity=identity, roster=known
+        )
+        for i, identity in own.items()
     }
     return method, nodes
 
 
 def serve(method: Any, federation: Federation, doors: dict[int, Any]) -> Any:
-    net = method.build_network(Framed(doors, lambda name: method.message_types(name)[1]), method.config(federation, "float32"))
-    return method.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    net = method.build_network(
+        Framed(doors, lambda name: method.message_types(name)[1]),
+        method.config(federation, "float32"),
+    )
+    return method.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
 
 
 def three() -> Federation:
@@ -155,7 +192,9 @@ def test_deployed_nodes_agree_with_and_without_a_roster(known: Roster | None) ->
 
 
 @pytest.mark.parametrize("known", [None, roster()])
-def test_a_server_that_swaps_a_key_on_the_wire_fails_where_nodes_have_a_roster(known: Roster | None) -> None:
+def test_a_server_that_swaps_a_key_on_the_wire_fails_where_nodes_have_a_roster(
+    known: Roster | None,
+) -> None:
     """It replaces client 1's key by its own in client 1's offer, reads the seed, and seals it anew to client 1."""
     federation = three()
     own: dict[int, Identity | None] = dict(IDENTITIES) if known else dict.fromkeys(range(3))
@@ -171,10 +210,12 @@ def test_a_server_that_swaps_a_key_on_the_wire_fails_where_nodes_have_a_roster(k
                 offer.key.table[0] = _tensor(_public(SERVER))
                 return wire.encode(back, offer)
             if header.method == "key_seal":
-                _, boxes = wire.decode(reply, Boxes)
+                _, boxes = wire.decode(reply, SealedSeeds)
                 leader = _bytes(boxes.key.values[0])
                 context = nodes[i].keys._context(i, 1, leader, _public(SERVER))
-                read.append(_aead(SERVER, leader, context).decrypt(_bytes(boxes.boxes.values[0, 1]), None))
+                read.append(
+                    _aead(SERVER, leader, context).decrypt(_bytes(boxes.boxes.values[0, 1]), None)
+                )
                 raise ConnectionError
             return reply
 
@@ -193,7 +234,9 @@ def test_a_newcomer_is_admitted_where_the_roster_names_it() -> None:
     for names in ((0, 1), (0, 1, 2)):
         known = Roster({i: IDENTITIES[i].public for i in names})
         offer = ring(2, known).offer((2,))
-        query = Peers(Shared(torch.tensor([2])), Shared(offer.key.values), Shared(offer.signature.values))
+        query = Peers(
+            Shared(torch.tensor([2])), Shared(offer.key.values), Shared(offer.signature.values)
+        )
         if 2 in names:
             assert ring(0, known).seal(0, query)
             continue
@@ -209,9 +252,18 @@ def test_what_cannot_go_together_is_refused_when_a_node_is_built() -> None:
     with pytest.raises(UsageError, match="simulated=False"):
         method.build_client(federation, Settings(), [0], identity=own, roster=known)
     with pytest.raises(UsageError, match="another public key for client 1"):
-        method.build_client(federation, Settings(), [1], simulated=False, identity=own, roster=known)
+        method.build_client(
+            federation, Settings(), [1], simulated=False, identity=own, roster=known
+        )
     with pytest.raises(UsageError, match=r"lacks client\(s\) 1, 2"):
-        method.build_client(federation, Settings(), [0], simulated=False, identity=own, roster=Roster({0: own.public}))
+        method.build_client(
+            federation,
+            Settings(),
+            [0],
+            simulated=False,
+            identity=own,
+            roster=Roster({0: own.public}),
+        )
 
 
 def test_simulated_clients_sign_with_identities_of_the_seed() -> None:
@@ -220,7 +272,9 @@ def test_simulated_clients_sign_with_identities_of_the_seed() -> None:
     node = method.build_client(federation, Settings(), [0])
     with pytest.raises(FrameError, match="client 1 did not sign"):
         read_by_the_server(node.keys, 1, UNSIGNED)
-    query = Peers(Shared(torch.tensor([1])), Shared(_table([_public(SERVER)])), Shared(_table([UNSIGNED])))
+    query = Peers(
+        Shared(torch.tensor([1])), Shared(_table([_public(SERVER)])), Shared(_table([UNSIGNED]))
+    )
     header = Header(node._config, "key_seal", "gather", 1, 1, "server", "client/0", 1)
     with pytest.raises(FrameError, match="client 1 did not sign"):
         node.answer_frame(wire.encode(header, query))

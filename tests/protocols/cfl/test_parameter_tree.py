@@ -16,10 +16,10 @@ from securecluster.messaging.messages import Call, Picks, Rows
 from securecluster.messaging.replies import Replies
 from securecluster.protocols import CFL, Settings
 from securecluster.protocols.cfl.client import PathModels
-from securecluster.protocols.cfl.parameter_tree import Tree, walk
-from securecluster.protocols.common.messages import Posted, Update
-from securecluster.protocols.common.pending_updates import Outbox
-from securecluster.runtime.endpoint import Endpoint, Turn
+from securecluster.protocols.cfl.parameter_tree import ParameterTree, find_leaves
+from securecluster.protocols.common.messages import ModelDelta, Update
+from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.runtime.endpoint import CallContext, Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import Framed, InProcess
 
@@ -34,13 +34,13 @@ def halves() -> tuple[Federation, Federation]:
     return whole.select(range(20)), whole.select(range(20, 28))
 
 
-def grown() -> Tree:
+def grown() -> ParameterTree:
     """Six clients: {0, 1, 2} | {3, 4, 5}, then {3} | {4, 5}, with updates along the axes of R^6."""
-    tree = Tree.start(6)
+    tree = ParameterTree.start(6)
     for cluster, parts, new in ((0, ([0, 1, 2], [3, 4, 5]), 1), (1, ([3], [4, 5]), 2)):
         node = tree.branch(cluster, parts, new)
         node.updates = torch.eye(6, dtype=torch.float64)[node.members]
-        node.model = Posted(torch.zeros(6, dtype=torch.float64), 0)
+        node.model = ModelDelta(torch.zeros(6, dtype=torch.float64), 0)
     return tree
 
 
@@ -58,7 +58,9 @@ class Told:
         return Replies(tuple(here), Update(Rows(rows), None), tuple(set(to) - set(here)), 0)
 
 
-def test_a_newcomer_follows_the_single_most_similar_update_and_ties_go_to_the_second_child() -> None:
+def test_a_newcomer_follows_the_single_most_similar_update_and_ties_go_to_the_second_child() -> (
+    None
+):
     tree = grown()
     assert [node.cluster for node in tree.nodes] == [-1, 0, -1, 1, 2]
     assert tree.path(4) == [0, 2, 4]
@@ -69,17 +71,19 @@ def test_a_newcomer_follows_the_single_most_similar_update_and_ties_go_to_the_se
         13: [-1.0, -1, -1, -2, -3, -4],  # the least unlike
         14: [0.0] * 6,  # no direction: all ties
     }
-    assert walk(Told(vectors), tree, None, list(vectors)) == [0, 1, 2, 0, 2]  # type: ignore[arg-type]
+    assert find_leaves(Told(vectors), tree, None, list(vectors)) == [0, 1, 2, 0, 2]  # type: ignore[arg-type]
 
 
 def test_a_newcomer_that_does_not_reply_is_asked_again_and_then_named() -> None:
-    assert walk(Told({7: [1.0, 0, 0, 0, 0, 0]}, deaf=2), grown(), None, [7]) == [0]  # type: ignore[arg-type]
+    assert find_leaves(Told({7: [1.0, 0, 0, 0, 0, 0]}, deaf=2), grown(), None, [7]) == [0]  # type: ignore[arg-type]
     with pytest.raises(UpdateError, match="7 do not reply"):
-        walk(Told({7: [1.0, 0, 0, 0, 0, 0]}, deaf=9), grown(), None, [7])  # type: ignore[arg-type]
+        find_leaves(Told({7: [1.0, 0, 0, 0, 0, 0]}, deaf=9), grown(), None, [7])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_every_node_keeps_the_model_and_the_updates_from_before_its_split(mask: str, halves: tuple[Federation, Federation]) -> None:
+def test_every_node_keeps_the_model_and_the_updates_from_before_its_split(
+    mask: str, halves: tuple[Federation, Federation]
+) -> None:
     """The unmasked run's transcript is the oracle: models add up from its means, and updates are those of the split's round."""
     plain, masked = (CFL(mask=m).fit(halves[0], FULL) for m in ("none", mask))
     assert [n.members for n in plain.tree_.nodes] == [n.members for n in masked.tree_.nodes]
@@ -96,7 +100,9 @@ def test_every_node_keeps_the_model_and_the_updates_from_before_its_split(mask: 
         first = query.means.picks[node.members[0]]
         theta = start + query.means.table[first[0]] if first else start
         found = masked.node_model(v)
-        torch.testing.assert_close(torch.cat([t.flatten() for t in found.values()]), theta, rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            torch.cat([t.flatten() for t in found.values()]), theta, rtol=0, atol=1e-9
+        )
         if mask == "none":
             torch.testing.assert_close(node.updates, delta[node.members], rtol=0, atol=0)
         else:
@@ -106,25 +112,35 @@ def test_every_node_keeps_the_model_and_the_updates_from_before_its_split(mask: 
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_leaves_are_the_models_handed_out_and_ensembles_average_a_path(mask: str, halves: tuple[Federation, Federation]) -> None:
+def test_leaves_are_the_models_handed_out_and_ensembles_average_a_path(
+    mask: str, halves: tuple[Federation, Federation]
+) -> None:
     fitted = CFL(mask=mask).fit(halves[0])
     x = torch.as_tensor(halves[0].shards[0].x_test)
     for c, model in enumerate(fitted.models_):
         path = fitted.tree_.path(fitted.tree_.leaf(c))
         for name, value in fitted.node_model(path[-1]).items():
             torch.testing.assert_close(value, model[name], rtol=0, atol=1e-5)
-        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        net = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+        )
         outputs = []
         for v in path:
-            net.load_state_dict(dict(zip(net.state_dict(), fitted.node_model(v).values(), strict=True)))
+            net.load_state_dict(
+                dict(zip(net.state_dict(), fitted.node_model(v).values(), strict=True))
+            )
             outputs.append(net(x).softmax(-1).detach())
-        torch.testing.assert_close(fitted.ensemble(c, x), torch.stack(outputs).mean(0), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            fitted.ensemble(c, x), torch.stack(outputs).mean(0), rtol=0, atol=1e-6
+        )
         assert len(path) > 1
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("average", ["uniform", "weighted"])
-def test_newcomers_find_their_cluster_masked_as_well_as_plain(mask: str, average: str, halves: tuple[Federation, Federation]) -> None:
+def test_newcomers_find_their_cluster_masked_as_well_as_plain(
+    mask: str, average: str, halves: tuple[Federation, Federation]
+) -> None:
     old, new = halves
     fitted = CFL(mask=mask, average=average).fit(old)
     assert fitted.agreement_ is not None
@@ -141,7 +157,9 @@ def test_newcomers_find_their_cluster_masked_as_well_as_plain(mask: str, average
     assert list(fitted.predict(new)) == list(found)  # every call starts from the end of the run
 
 
-def test_newcomers_are_compared_by_gradients_where_the_clients_were(halves: tuple[Federation, Federation]) -> None:
+def test_newcomers_are_compared_by_gradients_where_the_clients_were(
+    halves: tuple[Federation, Federation],
+) -> None:
     fitted = CFL(similarity="gradient", level=0.05).fit(halves[0])
     assert len(set(fitted.labels_)) > 1
     fitted.predict(halves[1])
@@ -150,19 +168,25 @@ def test_newcomers_are_compared_by_gradients_where_the_clients_were(halves: tupl
 
 def test_the_gradient_is_the_full_one(halves: tuple[Federation, Federation]) -> None:
     """Against torch's own backward pass over all of a client's samples."""
-    fitted = CFL(mask="none", similarity="gradient", criterion="absolute", eps1=1e9, eps2=1e9, rounds=1).fit(halves[0], FULL)
+    fitted = CFL(
+        mask="none", similarity="gradient", criterion="absolute", eps1=1e9, eps2=1e9, rounds=1
+    ).fit(halves[0], FULL)
     entry = next(k for k, e in enumerate(fitted.transcript_.entries) if e.method == "gradient")
     answer = fitted.transcript_.content(entry)[1]
     client = fitted.build_client(halves[0], FULL).client
     for i in (0, 7):
         net, shard = client.cohort.model.module.double(), halves[0].shards[i]
         net.zero_grad()
-        torch.nn.functional.cross_entropy(net(torch.as_tensor(shard.x).double()), torch.as_tensor(shard.y)).backward()
+        torch.nn.functional.cross_entropy(
+            net(torch.as_tensor(shard.x).double()), torch.as_tensor(shard.y)
+        ).backward()
         expected = torch.cat([p.grad.flatten() for p in net.parameters()])
         torch.testing.assert_close(answer.reply.delta.values[i], -expected, rtol=0, atol=1e-12)
 
 
-def test_a_run_without_a_tree_sends_less_and_places_nobody(halves: tuple[Federation, Federation]) -> None:
+def test_a_run_without_a_tree_sends_less_and_places_nobody(
+    halves: tuple[Federation, Federation],
+) -> None:
     small, whole = (CFL(tree=tree).fit(halves[0]) for tree in (False, True))
     assert list(small.labels_) == list(whole.labels_)
     assert "post" in whole.bytes_["by_message"]
@@ -174,7 +198,9 @@ def test_a_run_without_a_tree_sends_less_and_places_nobody(halves: tuple[Federat
         small.node_model(0)
 
 
-def test_a_split_waits_until_a_member_posts_the_model(monkeypatch: pytest.MonkeyPatch, halves: tuple[Federation, Federation]) -> None:
+def test_a_split_waits_until_a_member_posts_the_model(
+    monkeypatch: pytest.MonkeyPatch, halves: tuple[Federation, Federation]
+) -> None:
     from securecluster.messaging.transcript import Transcript
     from securecluster.runtime.transport import Recorded
 
@@ -183,14 +209,21 @@ def test_a_split_waits_until_a_member_posts_the_model(monkeypatch: pytest.Monkey
     endpoint = made.build_client(halves[0], Settings())
     for deaf in (range(20), range(1)):
         transport = InProcess(
-            endpoint.answer, lambda call, deaf=deaf: set(deaf) if call.method == "post" and call.round == first else set()
+            endpoint.answer,
+            lambda call, deaf=deaf: (
+                set(deaf) if call.method == "post" and call.round == first else set()
+            ),
         )
-        net = made.build_network(Recorded(transport, Transcript("none")), made.config(halves[0], "float32"))
+        net = made.build_network(
+            Recorded(transport, Transcript("none")), made.config(halves[0], "float32")
+        )
         run = Run(begin=lambda number, net=net: setattr(net, "round", number))
         endpoint = made.build_client(halves[0], Settings())
         transport._answer = endpoint.answer
-        made.serve(net, run)
-        assert bool(run.history[first - 1]["splits"]) == (len(deaf) == 1)  # one deaf member: the next one posts
+        made.run_server(net, run)
+        assert bool(run.history[first - 1]["splits"]) == (
+            len(deaf) == 1
+        )  # one deaf member: the next one posts
         assert any(line["splits"] for line in run.history)
 
 
@@ -199,7 +232,14 @@ def test_a_split_that_hurt_is_undone_in_the_models_and_not_in_the_labels() -> No
     from securecluster import Iid
 
     federation = Federation.simulate("digits", scenario=Iid(), clients=8, samples=30, seed=1)
-    forced: dict[str, Any] = {"criterion": "absolute", "eps1": 1e9, "eps2": 1e-9, "gamma_max": 0.0, "rounds": 12, "min_size": 8}
+    forced: dict[str, Any] = {
+        "criterion": "absolute",
+        "eps1": 1e9,
+        "eps2": 1e-9,
+        "gamma_max": 0.0,
+        "rounds": 12,
+        "min_size": 8,
+    }
     fitted = CFL(fallback=0.3, lr=0.5, **forced).fit(federation, Settings(dtype="float64"))
     handed = fitted.state_.handed
     assert len(set(fitted.labels_)) == 2
@@ -215,10 +255,12 @@ def test_a_split_that_hurt_is_undone_in_the_models_and_not_in_the_labels() -> No
 
 
 def test_validation_losses_are_those_of_samples_that_nobody_trained_on() -> None:
-    federation = Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=6, samples=40, seed=0)
-    fitted = CFL(fallback=0.25, criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=1).fit(
-        federation, Settings(dtype="float64")
+    federation = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=6, samples=40, seed=0
     )
+    fitted = CFL(
+        fallback=0.25, criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=1
+    ).fit(federation, Settings(dtype="float64"))
     client = fitted.build_client(federation, Settings(dtype="float64")).client
     cohort = client.cohort
     assert cohort.sizes == [30] * 6
@@ -233,20 +275,35 @@ def test_validation_losses_are_those_of_samples_that_nobody_trained_on() -> None
         members = [i for i, label in enumerate(fitted.labels_) if label == c]
         if len(members) < 2:
             continue
-        x, y = (torch.cat([part[10 * i : 10 * i + 10] for i in members]) for part in (cohort._aside_on.x, cohort._aside_on.y))
+        x, y = (
+            torch.cat([part[10 * i : 10 * i + 10] for i in members])
+            for part in (cohort._aside_on.x, cohort._aside_on.y)
+        )
         logits = torch.func.functional_call(cohort.model.module, start, (x,))
-        assert losses[0] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, y)), rel=1e-9)
+        assert losses[0] == pytest.approx(
+            float(torch.nn.functional.cross_entropy(logits, y)), rel=1e-9
+        )
 
 
-def forced(federation: Federation, lost: Callable[[Call], set[int]], **params: Any) -> tuple[CFL, Any, Endpoint[Any]]:
+def forced(
+    federation: Federation, lost: Callable[[Call], set[int]], **params: Any
+) -> tuple[CFL, Any, Endpoint[Any]]:
     """CFL that splits in round 1, the server's final state, and the clients."""
-    made = CFL(criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=2, min_size=6, **params)
+    made = CFL(
+        criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=2, min_size=6, **params
+    )
     endpoint = made.build_client(federation, Settings(dtype="float64"))
     net = made.build_network(InProcess(endpoint.answer, lost), made.config(federation, "float64"))
-    return made, made.serve(net, Run(begin=lambda number: setattr(net, "round", number))), endpoint
+    return (
+        made,
+        made.run_server(net, Run(begin=lambda number: setattr(net, "round", number))),
+        endpoint,
+    )
 
 
-def test_a_member_that_missed_the_last_average_does_not_post_it_as_its_clusters_model(small: Federation) -> None:
+def test_a_member_that_missed_the_last_average_does_not_post_it_as_its_clusters_model(
+    small: Federation,
+) -> None:
     def late(call: Call) -> set[int]:
         return {0} if call.method == "receive" else set()
 
@@ -255,10 +312,17 @@ def test_a_member_that_missed_the_last_average_does_not_post_it_as_its_clusters_
     peer = next(i for i in leaf.members if i)
     mine, peers = (endpoint.client.models.row(i) for i in (0, peer))
     assert not torch.equal(mine, peers)
-    torch.testing.assert_close(endpoint.client.model_at(leaf.model.displacement, leaf.model.step), peers, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        endpoint.client.model_at(leaf.model.displacement, leaf.model.step),
+        peers,
+        rtol=0,
+        atol=1e-12,
+    )
 
 
-def test_a_member_that_missed_the_last_average_does_not_judge_its_cluster(small: Federation) -> None:
+def test_a_member_that_missed_the_last_average_does_not_judge_its_cluster(
+    small: Federation,
+) -> None:
     asked: list[int] = []
 
     def late(call: Call) -> set[int]:
@@ -266,21 +330,33 @@ def test_a_member_that_missed_the_last_average_does_not_judge_its_cluster(small:
         return {0} if call.method == "receive" else set()
 
     _, state, _ = forced(small, late, fallback=0.3)
-    able = [i for i in range(1, 6) if sum(state.labels[k] == state.labels[i] for k in range(1, 6)) > 1]
+    able = [
+        i for i in range(1, 6) if sum(state.labels[k] == state.labels[i] for k in range(1, 6)) > 1
+    ]
     assert asked == able
 
 
 def test_clusters_at_unequal_depths_are_judged_over_real_frames_as_in_one_process() -> None:
-    federation = Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=12, samples=40, seed=0)
-    made = CFL(criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=4, min_size=5, fallback=0.3)
+    federation = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=3), clients=12, samples=40, seed=0
+    )
+    made = CFL(
+        criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=4, min_size=5, fallback=0.3
+    )
     config = made.config(federation, "float64")
     states = []
     for framed in (False, True):
         endpoint = made.build_client(federation, Settings(dtype="float64"))
         each = dict.fromkeys(range(12), endpoint.answer_frame)
-        transport = Framed(each, lambda name: made.message_types(name)[1]) if framed else InProcess(endpoint.answer)
+        transport = (
+            Framed(each, lambda name: made.message_types(name)[1])
+            if framed
+            else InProcess(endpoint.answer)
+        )
         net = made.build_network(transport, config)
-        states.append(made.serve(net, Run(begin=lambda number, net=net: setattr(net, "round", number))))  # type: ignore[misc]
+        states.append(
+            made.run_server(net, Run(begin=lambda number, net=net: setattr(net, "round", number)))
+        )  # type: ignore[misc]
     tree, judged = states[0].tree, [state.handed.losses for state in states]
     assert len({len(tree.path(tree.leaf(c))) for c, losses in enumerate(judged[0]) if losses}) > 1
     assert [list(own) for own in judged[0]] == [list(own) for own in judged[1]]
@@ -289,12 +365,22 @@ def test_clusters_at_unequal_depths_are_judged_over_real_frames_as_in_one_proces
 
 
 def test_full_gradients_are_those_of_the_whole_network_without_dropout(small: Federation) -> None:
-    layers = [torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 10)]
+    layers = [
+        torch.nn.Flatten(),
+        torch.nn.Linear(64, 8),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.5),
+        torch.nn.Linear(8, 10),
+    ]
     net = torch.nn.Sequential(*layers)
     endpoint = CFL(model=net).build_client(small, Settings(dtype="float64"))
-    found = endpoint.client.gradient(Turn((2,), (2,), 1, 1), Outbox.start(6, fresh=True).letter([2]))
+    found = endpoint.client.gradient(
+        CallContext((2,), (2,), 1, 1), PendingUpdates.start(6, fresh=True).message_for([2])
+    )
     plain, shard = net.double().eval(), small.shards[2]
-    torch.nn.functional.cross_entropy(plain(torch.as_tensor(shard.x).double()), torch.as_tensor(shard.y)).backward()
+    torch.nn.functional.cross_entropy(
+        plain(torch.as_tensor(shard.x).double()), torch.as_tensor(shard.y)
+    ).backward()
     expected = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
     torch.testing.assert_close(found.delta.values[0], -expected, rtol=0, atol=1e-12)
 
@@ -302,20 +388,40 @@ def test_full_gradients_are_those_of_the_whole_network_without_dropout(small: Fe
 def test_a_loss_that_is_not_finite_is_a_bad_one(small: Federation) -> None:
     """Weights that overflow to NaN logits: without care their loss would count as 0, and be the best."""
     client = CFL(mask="none", model="linear", fallback=0.3).build_client(small, Settings()).client
-    client.models = Rows(3e38 * torch.tensor([1.0, -1.0]).repeat(client.models.table.numel() // 2)[None], (0,) * 6)
+    client.models = Rows(
+        3e38 * torch.tensor([1.0, -1.0]).repeat(client.models.table.numel() // 2)[None], (0,) * 6
+    )
     assert np.isposinf(client.cohort.loss_aside(client.models, range(6))).all()
     path = ((0,),) * 2
-    steps, counts = Picks(torch.zeros(1, dtype=torch.int64), path), Rows(torch.zeros(2, dtype=torch.int64))
-    query = PathModels(Picks(torch.zeros_like(client.models.table), path), steps, True, counts, depth=1)
-    found = client.judge(Turn((0, 1), (0, 1), 1, 1), query).loss.values
+    steps, counts = (
+        Picks(torch.zeros(1, dtype=torch.int64), path),
+        Rows(torch.zeros(2, dtype=torch.int64)),
+    )
+    query = PathModels(
+        Picks(torch.zeros_like(client.models.table), path), steps, True, counts, depth=1
+    )
+    found = client.judge(CallContext((0, 1), (0, 1), 1, 1), query).loss.values
     assert bool(found.isfinite().all())
     assert bool((found[:, 0] > 1e6 * found[:, 1]).all())
 
 
 def test_a_checkpoint_holds_the_updates_of_splits_once(tmp_path: Path, small: Federation) -> None:
-    params: dict[str, Any] = {"criterion": "absolute", "eps1": 1e9, "eps2": 1e-9, "gamma_max": 0.0, "rounds": 2, "min_size": 6}
-    kept = [CFL(tree=tree, **params).fit(small, folder=tmp_path / str(tree)).tree_ for tree in (True, False)]
-    sizes = [sum(f.stat().st_size for f in (tmp_path / str(tree)).glob("checkpoint-*/*")) for tree in (True, False)]
+    params: dict[str, Any] = {
+        "criterion": "absolute",
+        "eps1": 1e9,
+        "eps2": 1e-9,
+        "gamma_max": 0.0,
+        "rounds": 2,
+        "min_size": 6,
+    }
+    kept = [
+        CFL(tree=tree, **params).fit(small, folder=tmp_path / str(tree)).tree_
+        for tree in (True, False)
+    ]
+    sizes = [
+        sum(f.stat().st_size for f in (tmp_path / str(tree)).glob("checkpoint-*/*"))
+        for tree in (True, False)
+    ]
     updates, model = 4 * kept[0].nodes[0].updates.numel(), 4 * kept[0].nodes[0].updates.shape[1]
     assert updates == 6 * model
     assert sizes[0] - sizes[1] < updates + 4 * model + 4096  # and the models of three nodes

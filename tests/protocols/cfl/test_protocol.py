@@ -42,7 +42,12 @@ def test_many_small_clusters_are_found_though_both_halves_of_a_split_hold_severa
     fitted = CFL(rounds=25).fit(federation, Settings(transcript="none"))
     assert fitted.agreement_ is not None
     assert fitted.agreement_["exact"]
-    tested = [look["p_value"] for line in fitted.history_ for look in line["looks"] if look["p_value"] is not None]
+    tested = [
+        look["p_value"]
+        for line in fitted.history_
+        for look in line["looks"]
+        if look["p_value"] is not None
+    ]
     split = [look["p_value"] for line in fitted.history_ for look in line["looks"] if look["split"]]
     assert split == [1 / 1000] * 5
     assert max(tested) > 0.001
@@ -54,14 +59,27 @@ def test_four_clients_of_one_distribution_stay_together() -> None:
         fitted = CFL().fit(federation, Settings(transcript="none"))
         assert set(fitted.labels_) == {0}
         longest = np.maximum.accumulate([line["looks"][0]["max_norm"] for line in fitted.history_])
-        content = [line["looks"][0]["max_norm"] <= 0.25 * most for line, most in zip(fitted.history_, longest, strict=True)]
-        assert any(content), "the updates of few clients shrink as they learn their samples by heart"
-        assert all(line["looks"][0]["p_value"] is None for line, still in zip(fitted.history_, content, strict=True) if still)
+        content = [
+            line["looks"][0]["max_norm"] <= 0.25 * most
+            for line, most in zip(fitted.history_, longest, strict=True)
+        ]
+        assert any(content), (
+            "the updates of few clients shrink as they learn their samples by heart"
+        )
+        assert all(
+            line["looks"][0]["p_value"] is None
+            for line, still in zip(fitted.history_, content, strict=True)
+            if still
+        )
 
 
 def test_of_two_clients_nothing_is_separated(tmp_path: Path) -> None:
-    federation = Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=2, samples=40, seed=0)
-    fitted = CFL(rounds=20, min_size=2, eps1=1.0, eps2=0.01).fit(federation, folder=tmp_path / "run")
+    federation = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=2, samples=40, seed=0
+    )
+    fitted = CFL(rounds=20, min_size=2, eps1=1.0, eps2=0.01).fit(
+        federation, folder=tmp_path / "run"
+    )
     looks = [look for line in fitted.history_ for look in line["looks"]]
     assert {look["p_value"] for look in looks} == {1.0}
     assert {look["evidence"] for look in looks} == {None}
@@ -81,7 +99,9 @@ def test_gamma_max_rejects_splits(small: Federation) -> None:
 
 
 def test_clusters_below_the_minimum_size_are_not_split(small: Federation) -> None:
-    fitted = CFL(criterion="absolute", eps1=100, eps2=1e-3, gamma_max=0.0, min_size=4, rounds=6).fit(small)
+    fitted = CFL(
+        criterion="absolute", eps1=100, eps2=1e-3, gamma_max=0.0, min_size=4, rounds=6
+    ).fit(small)
     for line in fitted.history_:
         assert all(len(members) >= 4 for members, _, _ in line["splits"])
 
@@ -95,12 +115,16 @@ def test_both_halves_start_from_the_parents_model(small: Federation) -> None:
 
 def test_both_averages_are_those_of_the_paper() -> None:
     rng = np.random.default_rng(0)
-    arrays = {str(n): (rng.random((n, 4), dtype=np.float32), rng.integers(0, 3, n)) for n in (5, 10, 25)}
+    arrays = {
+        str(n): (rng.random((n, 4), dtype=np.float32), rng.integers(0, 3, n)) for n in (5, 10, 25)
+    }
     federation = Federation.from_arrays(arrays, seed=0)
     sizes = torch.tensor([len(s.y) for s in federation.shards], dtype=torch.float64)
     settings = Settings(dtype="float64", transcript="full")
     for average, weight in (("uniform", torch.ones(3, dtype=torch.float64)), ("weighted", sizes)):
-        fitted = CFL(mask="none", model="linear", rounds=1, average=average).fit(federation, settings)
+        fitted = CFL(mask="none", model="linear", rounds=1, average=average).fit(
+            federation, settings
+        )
         entry = next(k for k, e in enumerate(fitted.transcript_.entries) if e.method == "train")
         delta = fitted.transcript_.content(entry)[1].reply.delta.values
         start = CFL(model="linear").build_client(federation, settings).client.cohort.start
@@ -111,9 +135,13 @@ def test_both_averages_are_those_of_the_paper() -> None:
 def test_fedavg_averages_by_sample_count_and_equals_weighted_cfl_without_splits() -> None:
     federation = Federation.simulate("digits", scenario=Iid(), clients=4, samples=30, seed=0)
     settings = Settings(dtype="float64")
-    weighted = CFL(mask="none", average="weighted", criterion="absolute", eps1=1e-12, eps2=1, rounds=4).fit(federation, settings)
+    weighted = CFL(
+        mask="none", average="weighted", criterion="absolute", eps1=1e-12, eps2=1, rounds=4
+    ).fit(federation, settings)
     fedavg = FedAvg(rounds=4).fit(federation, settings)
-    torch.testing.assert_close(weighted.client_models_.values, fedavg.client_models_.values, rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        weighted.client_models_.values, fedavg.client_models_.values, rtol=0, atol=1e-9
+    )
 
 
 def test_local_releases_nothing_and_its_epsilon_is_zero(small: Federation) -> None:
@@ -136,7 +164,9 @@ def test_estimator_conventions(small: Federation) -> None:
      {"gamma_max": 1.0},
      {"participation": 0.0}, {"rounds": 0}, {"optimizer": "x"}, {"momentum": 1.0}, {"optimizer": "adam", "momentum": 0.5}],
 )  # fmt: skip
-def test_wrong_hyper_parameters_are_refused_in_one_sentence(wrong: dict[str, object], small: Federation) -> None:
+def test_wrong_hyper_parameters_are_refused_in_one_sentence(
+    wrong: dict[str, object], small: Federation
+) -> None:
     with pytest.raises(UsageError) as caught:
         CFL(**wrong).fit(small)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
@@ -145,7 +175,11 @@ def test_wrong_hyper_parameters_are_refused_in_one_sentence(wrong: dict[str, obj
 def test_identical_clients_and_lone_clients_are_refused() -> None:
     x, y = np.random.default_rng(0).random((10, 3)), np.arange(10) % 2
     with pytest.raises(UsageError, match="identical data"):
-        CFL().fit(Federation.from_arrays({"a": (x, y), "b": (x, y)}, test={"a": (x, y), "b": (x, y)}, seed=0))
+        CFL().fit(
+            Federation.from_arrays(
+                {"a": (x, y), "b": (x, y)}, test={"a": (x, y), "b": (x, y)}, seed=0
+            )
+        )
     with pytest.raises(UsageError, match="at least two clients"):
         CFL().fit(Federation.from_arrays({"a": (x, y)}, seed=0))
 

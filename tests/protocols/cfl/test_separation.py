@@ -73,7 +73,9 @@ def noisy(v: Array, gamma: float, rng: np.random.Generator, worst: bool) -> Arra
     worst=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-def test_no_vectors_that_satisfy_the_premises_break_a_bound(k: int, d: int, flat: float, top: float, worst: bool, seed: int) -> None:
+def test_no_vectors_that_satisfy_the_premises_break_a_bound(
+    k: int, d: int, flat: float, top: float, worst: bool, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     v, truth = stationary(k, d, rng, flat), [*range(k), *(int(c) for c in rng.integers(0, k, 3))]
     drawn = rng.uniform(0, top, len(truth))
@@ -83,7 +85,14 @@ def test_no_vectors_that_satisfy_the_premises_break_a_bound(k: int, d: int, flat
     alpha = cosines(r)
     options = every_bipartition(alpha)
     cross = min(options)[0]
-    intra = min((alpha[i, j] for i, j in itertools.combinations(range(len(truth)), 2) if truth[i] == truth[j]), default=1.0)
+    intra = min(
+        (
+            alpha[i, j]
+            for i, j in itertools.combinations(range(len(truth)), 2)
+            if truth[i] == truth[j]
+        ),
+        default=1.0,
+    )
     assert cross <= cross_bound(drawn, k, truth) + 1e-9 <= cross_bound(drawn, k) + 2e-9
     assert intra >= intra_bound(drawn, truth) - 1e-9 >= intra_bound(drawn) - 2e-9
     gap = separation_gap(alpha, truth)
@@ -119,7 +128,9 @@ def test_the_bounds_are_tight(k: int, share: float) -> None:
     v, truth, r = fan(k, gamma)
     assert approximation_noise(r, v, truth) == pytest.approx([gamma] * 2 * k, abs=1e-9)
     alpha = cosines(r)
-    assert min(every_bipartition(alpha))[0] == pytest.approx(cross_bound([gamma] * 2 * k, k, truth), abs=2e-4)
+    assert min(every_bipartition(alpha))[0] == pytest.approx(
+        cross_bound([gamma] * 2 * k, k, truth), abs=2e-4
+    )
     assert alpha[0, 1] == pytest.approx(intra_bound([gamma] * 2 * k, truth), abs=1e-9)
 
 
@@ -133,25 +144,37 @@ def test_the_guaranteed_region_ends_where_a_counterexample_begins(k: int) -> Non
 
 
 def test_values_by_hand() -> None:
-    assert noise_cosines([0.6, 0.8]) == pytest.approx(np.array([[0.28, 0.0], [0.0, -0.28]]))  # 3-4-5 triangles
+    assert noise_cosines([0.6, 0.8]) == pytest.approx(
+        np.array([[0.28, 0.0], [0.0, -0.28]])
+    )  # 3-4-5 triangles
     assert cross_bound([0.6, 0.0], 2) == pytest.approx(-0.8)  # −H (eq. 22)
     assert cross_bound([0.6, 0.0], 3) == pytest.approx(0.6)  # cos 90°·0.8 + sin 90°·0.6
     assert cross_bound([0.6, 0.6], 4) == 1.0  # H = 0.28 < cos 60°
     assert cross_bound([0.0, 0.0], 4) == pytest.approx(0.5)
-    assert cross_bound([0.6, 0.0, 0.6], 2, [0, 1, 0]) == pytest.approx(-0.8)  # the pair of two noisy clients is within
+    assert cross_bound([0.6, 0.0, 0.6], 2, [0, 1, 0]) == pytest.approx(
+        -0.8
+    )  # the pair of two noisy clients is within
     assert intra_bound([0.6, 0.8, 0.0], [0, 1, 1]) == pytest.approx(0.6)
     assert intra_bound([0.6, 0.8, 0.0]) == pytest.approx(1 - 2 * 0.64)
     assert intra_bound([0.6, 0.8], [0, 1]) == 1.0
-    assert [largest_noise(a) for a in (-1.0, 0.5, 1.0, 1 + 1e-16)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
+    assert [largest_noise(a) for a in (-1.0, 0.5, 1.0, 1 + 1e-16)] == pytest.approx(
+        [1.0, 0.5, 0.0, 0.0]
+    )
     assert [guaranteed_noise(k) for k in (2, 3)] == pytest.approx([math.sqrt(0.5), 0.3826834])
-    assert approximation_noise([[3.0, 4.0], [0.0, 2.0]], [[3.0, 0.0], [0.0, 1.0]], [0, 1]) == pytest.approx([4 / 3, 1.0])
+    assert approximation_noise(
+        [[3.0, 4.0], [0.0, 2.0]], [[3.0, 0.0], [0.0, 1.0]], [0, 1]
+    ) == pytest.approx([4 / 3, 1.0])
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.floats(0, 0.999), st.floats(0, 0.999), st.integers(2, 9))
 def test_the_bound_is_equation_19_as_printed(a: float, b: float, k: int) -> None:
     h, angle = -a * b + math.sqrt(1 - a * a) * math.sqrt(1 - b * b), math.pi / (k - 1)
-    printed = math.cos(angle) * h + math.sin(angle) * math.sqrt(max(0.0, 1 - h * h)) if h >= math.cos(angle) else 1.0
+    printed = (
+        math.cos(angle) * h + math.sin(angle) * math.sqrt(max(0.0, 1 - h * h))
+        if h >= math.cos(angle)
+        else 1.0
+    )
     assert cross_bound([a, b], k) == pytest.approx(printed, abs=1e-6)
 
 
@@ -161,7 +184,9 @@ def test_the_separation_gap_is_equation_29_by_brute_force(truth: list[int], seed
     raw = np.random.default_rng(seed).uniform(-1, 1, (len(truth), len(truth)))
     alpha = (raw + raw.T) / 2
     np.fill_diagonal(alpha, 1.0)
-    intra = min(alpha[i, j] for i in range(len(truth)) for j in range(len(truth)) if truth[i] == truth[j])
+    intra = min(
+        alpha[i, j] for i in range(len(truth)) for j in range(len(truth)) if truth[i] == truth[j]
+    )
     assert separation_gap(alpha, truth) == pytest.approx(intra - min(every_bipartition(alpha))[0])
 
 
@@ -181,16 +206,34 @@ def gap_of(upper: Sequence[float], truth: Sequence[int]) -> float | None:
 def test_the_separation_gap_by_hand() -> None:
     three = (0.9, 0.2, -0.4)  # α_01, α_02, α_12
     assert gap_of(three, [0, 0, 1]) == pytest.approx(0.7)
-    assert gap_of(three, [0, 1, 0]) == pytest.approx(0.0)  # α_02 is the weakest of its own and the cut's largest
-    assert gap_of(three, [0, 0, 0]) == pytest.approx(-0.6)  # one distribution: below zero, as in Fig. 8's last rounds
+    assert gap_of(three, [0, 1, 0]) == pytest.approx(
+        0.0
+    )  # α_02 is the weakest of its own and the cut's largest
+    assert gap_of(three, [0, 0, 0]) == pytest.approx(
+        -0.6
+    )  # one distribution: below zero, as in Fig. 8's last rounds
     assert gap_of(three, [0, 1, 2]) == pytest.approx(0.8)
     assert separation_gap(np.ones((1, 1)), [0]) is None
-    four = (0.9, 0.0, 0.0, 0.0, 0.0, -0.5)  # distributions {0, 1}, {2}, {3}: the closest other pair does not count, the best cut does
+    four = (
+        0.9,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        -0.5,
+    )  # distributions {0, 1}, {2}, {3}: the closest other pair does not count, the best cut does
     assert gap_of(four, [0, 0, 1, 2]) == pytest.approx(0.9)
 
 
 def test_a_correct_bipartition_does_not_need_a_positive_gap() -> None:
-    chain = (0.9, 0.1, 0.3, 0.9, 0.3, 0.3)  # 0–1–2 hold together by links, 0 and 2 are less alike than the best cut
+    chain = (
+        0.9,
+        0.1,
+        0.3,
+        0.9,
+        0.3,
+        0.3,
+    )  # 0–1–2 hold together by links, 0 and 2 are less alike than the best cut
     halves = bipartition(symmetric(chain))
     assert gap_of(chain, [0, 0, 0, 1]) == pytest.approx(-0.2)
     assert is_correct(halves.first, halves.second, [0, 0, 0, 1])

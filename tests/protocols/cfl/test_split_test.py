@@ -13,8 +13,8 @@ from securecluster.messaging.messages import Rows
 from securecluster.messaging.replies import Replies, Sums
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.cfl.split_test import look_at
-from securecluster.protocols.common.compressed_updates import Brief
+from securecluster.protocols.cfl.split_test import split_statistics
+from securecluster.protocols.common.compressed_updates import CompressedUpdate
 from securecluster.protocols.common.messages import Update
 
 D, SIGMA = 100_000, 0.02  # noise of norm 6.3 on updates of norm about 1.4
@@ -32,11 +32,13 @@ def replies(weighted: bool, noisy: bool) -> Replies[Any]:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_norms_are_those_of_the_updates_without_noise(weighted: bool) -> None:
     quiet: Any = SimpleNamespace(noise=lambda field: Pipeline().noise(D))
-    loud: Any = SimpleNamespace(noise=lambda field: Pipeline([Clip(1.0), Noise(1.0, SIGMA)]).noise(D))
+    loud: Any = SimpleNamespace(
+        noise=lambda field: Pipeline([Clip(1.0), Noise(1.0, SIGMA)]).noise(D)
+    )
     labels, members = [0, 0, 0, 0, 1, 1], [0, 1, 2, 3]
-    clean = look_at(quiet, replies(weighted, noisy=False), 0, members, labels)
-    found = look_at(loud, replies(weighted, noisy=True), 0, members, labels)
-    blind = look_at(quiet, replies(weighted, noisy=True), 0, members, labels)
+    clean = split_statistics(quiet, replies(weighted, noisy=False), 0, members, labels)
+    found = split_statistics(loud, replies(weighted, noisy=True), 0, members, labels)
+    blind = split_statistics(quiet, replies(weighted, noisy=True), 0, members, labels)
     assert found.max_norm == pytest.approx(clean.max_norm, rel=0.2)
     assert found.mean_norm == pytest.approx(clean.mean_norm, rel=0.2)
     assert blind.max_norm > 4 * clean.max_norm and blind.mean_norm > 2 * clean.mean_norm
@@ -58,12 +60,21 @@ def test_in_brief_the_mean_comes_from_the_sum_and_what_splits_from_sketches(plac
     each = 0.0 if placement == "central" else SIGMA
     delta = rows @ torch.eye(q, D)  # longer rows of the same norms
     total = delta.sum(0) + SIGMA * torch.randn(D, generator=generator) * (s**0.5 if each else 1.0)
-    got = Replies(tuple(members), Brief(Rows(rows + 0.05 * torch.randn(s, q, generator=generator))), (), 4)
+    got = Replies(
+        tuple(members),
+        CompressedUpdate(Rows(rows + 0.05 * torch.randn(s, q, generator=generator))),
+        (),
+        4,
+    )
     sums = Sums(tuple(members), Update(Rows(total[None]), None), (s,), (), 5)
     noise = {"brief": 0.05**2 * q, "delta": SIGMA**2 * D}
-    net: Any = SimpleNamespace(noise=noise.__getitem__, agreed={"sketch": q, "placement": placement})
-    look = look_at(net, got, 0, members, [0] * s, sums)
-    assert look.mean is not None and look.mean_norm == pytest.approx(float(rows.mean(0).norm()), rel=0.05)
+    net: Any = SimpleNamespace(
+        noise=noise.__getitem__, agreed={"sketch": q, "placement": placement}
+    )
+    look = split_statistics(net, got, 0, members, [0] * s, sums)
+    assert look.mean is not None and look.mean_norm == pytest.approx(
+        float(rows.mean(0).norm()), rel=0.05
+    )
     assert float(look.mean.norm()) > (1.1 if each else 1.005) * look.mean_norm
     assert look.max_norm == pytest.approx(2**0.5, rel=0.05)
     alpha, off = cosine(look.inner), ~torch.eye(s, dtype=torch.bool)
@@ -74,7 +85,9 @@ def test_in_brief_the_mean_comes_from_the_sum_and_what_splits_from_sketches(plac
 
 
 def test_in_brief_without_a_sum_no_cluster_is_stationary() -> None:
-    got = Replies((0, 1), Brief(Rows(torch.ones(2, 8))), (), 4)
-    net: Any = SimpleNamespace(noise=lambda field: 0.0, agreed={"sketch": None, "placement": "local"})
-    look = look_at(net, got, 0, [0, 1], [0, 0], None)
+    got = Replies((0, 1), CompressedUpdate(Rows(torch.ones(2, 8))), (), 4)
+    net: Any = SimpleNamespace(
+        noise=lambda field: 0.0, agreed={"sketch": None, "placement": "local"}
+    )
+    look = split_statistics(net, got, 0, [0, 1], [0, 0], None)
     assert look.mean is None and look.mean_norm == float("inf")

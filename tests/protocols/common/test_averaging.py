@@ -12,41 +12,43 @@ import torch
 
 from securecluster import Federation
 from securecluster.errors import UpdateError
-from securecluster.protocols import FedAvg, Local, Protocol, Settings
-from securecluster.protocols.common.averaging import Averaged, Contributor, average
-from securecluster.protocols.common.client import Trainee
-from securecluster.protocols.common.pending_updates import Outbox, deliver
+from securecluster.protocols import ClusteringProtocol, FedAvg, Local, Settings
+from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.server_channel import ServerChannel
 
 EXACT = Settings(dtype="float64", transcript="full")
 
 
 @dataclass
-class Told(Protocol):
+class Told(ClusteringProtocol):
     """Clusters that someone names: everyone together first, from round 3 on as told."""
 
     clusters: Sequence[int] = (0, 0, 0, 1, 2, 2)
 
     name: ClassVar[str] = "told"
-    client: ClassVar[type[Trainee]] = Contributor
+    client: ClassVar[type[TrainingClient]] = SumClient
 
-    def serve(self, net: Network, run: Run) -> Averaged:
+    def run_server(self, net: ServerChannel, run: Run) -> AveragingState:
         m = len(net.clients)
-        state = Averaged([0] * m, Outbox.start(m, fresh=self.mask != "none"))
+        state = AveragingState([0] * m, PendingUpdates.start(m, fresh=self.mask != "none"))
         for t in run.rounds("train", state, self.rounds):
             if t == 3:
                 state.labels = list(self.clusters)
-            average(net, state, self.participation, t)
-        deliver(net, run, state)
+            average_clusters(net, state, self.participation, t)
+        flush(net, run, state)
         return state
 
-    def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:
+    def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         return [0] * len(to)
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
-def test_each_cluster_is_its_own_fedavg_and_a_lone_client_trains_where_it_was(mask: str, small: Federation) -> None:
+def test_each_cluster_is_its_own_fedavg_and_a_lone_client_trains_where_it_was(
+    mask: str, small: Federation
+) -> None:
     """Round by round against means of the updates that a cohort makes, weighted by hand."""
     fitted = Told(rounds=5, mask=mask, model="linear").fit(small, EXACT)
     cohort = Told(model="linear").build_client(small, EXACT).client.cohort
@@ -59,11 +61,15 @@ def test_each_cluster_is_its_own_fedavg_and_a_lone_client_trains_where_it_was(ma
         for entry in (e for e in calls if e.round == number):
             from securecluster.messaging.messages import Rows
 
-            delta = cohort.train(Rows(theta[list(entry.to)]), entry.to, fitted.training({"lr": 0.2}), entry.step)
+            delta = cohort.train(
+                Rows(theta[list(entry.to)]), entry.to, fitted.training({"lr": 0.2}), entry.step
+            )
             for c in {labels[i] for i in entry.to}:
                 own = [k for k, i in enumerate(entry.to) if labels[i] == c]
                 share = weight[[entry.to[k] for k in own]]
-                new[[entry.to[k] for k in own]] += (share[:, None] * delta[own]).sum(0) / share.sum()
+                new[[entry.to[k] for k in own]] += (share[:, None] * delta[own]).sum(
+                    0
+                ) / share.sum()
         theta = new
     torch.testing.assert_close(fitted.client_models_.values, theta, rtol=0, atol=1e-10)
 
@@ -86,7 +92,9 @@ def test_a_share_is_never_a_single_client(small: Federation) -> None:
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
-def test_lone_clients_survive_dropouts_and_resume(mask: str, small: Federation, tmp_path: Any) -> None:
+def test_lone_clients_survive_dropouts_and_resume(
+    mask: str, small: Federation, tmp_path: Any
+) -> None:
     settings = Settings(dropout=0.3, dtype="float64")
     whole = Told(rounds=6, mask=mask).fit(small, settings)
 

@@ -13,11 +13,11 @@ from securecluster import Federation, Iid, LabelSwap
 from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
 from securecluster.messaging import wire
-from securecluster.messaging.messages import Call, Hello, reply_header
+from securecluster.messaging.messages import Call, Empty, reply_header
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.compression.sketches import Sketch
 from securecluster.protocols import CFL, FLHC, Settings
-from securecluster.protocols.common.pending_updates import Outbox
+from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.runtime.endpoint import config_hash, message_types
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import Framed, InProcess, Recorded
@@ -43,42 +43,62 @@ def replies(fitted: Any, name: str) -> list[torch.Tensor]:
     found = []
     for position, entry in enumerate(fitted.transcript_.entries):
         if entry.method == name:
-            (rows,) = (v.values for v in vars(fitted.transcript_.content(position)[1].reply).values() if v is not None)
+            (rows,) = (
+                v.values
+                for v in vars(fitted.transcript_.content(position)[1].reply).values()
+                if v is not None
+            )
             found.append(rows)
     return found
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("kind", [CFL, FLHC])
-def test_frames_are_as_long_as_told_and_the_server_replays(kind: type[Any], way: dict[str, Any], small: Federation) -> None:
+def test_frames_are_as_long_as_told_and_the_server_replays(
+    kind: type[Any], way: dict[str, Any], small: Federation
+) -> None:
     made = method(kind, **way)
     fitted = made.fit(small, Settings(transcript="full", dropout=0.2))
     assert made.replay(fitted.transcript_, made.config(small, "float32")) == fitted.server_state_
     for position, entry in enumerate(fitted.transcript_.entries):
         call, answer = fitted.transcript_.content(position)
         if answer.reply is not None:
-            up = [len(wire.encode(reply_header(call.header(call.to.index(i))), answer.reply, n)) for n, i in enumerate(answer.ids)]
+            up = [
+                len(wire.encode(reply_header(call.header(call.to.index(i))), answer.reply, n))
+                for n, i in enumerate(answer.ids)
+            ]
             assert up == [length for length in entry.up if length]
-    assert {"outline"} <= {e.method for e in fitted.transcript_.entries} and "train" not in {e.method for e in fitted.transcript_.entries}
+    assert {"outline"} <= {e.method for e in fitted.transcript_.entries} and "train" not in {
+        e.method for e in fitted.transcript_.entries
+    }
 
 
 @pytest.mark.parametrize("way", WAYS[:2], ids=str)
 @pytest.mark.parametrize("kind", [CFL, FLHC])
-def test_nodes_with_one_client_each_do_what_they_do_together(kind: type[Any], way: dict[str, Any], small: Federation) -> None:
+def test_nodes_with_one_client_each_do_what_they_do_together(
+    kind: type[Any], way: dict[str, Any], small: Federation
+) -> None:
     made, settings = method(kind, **way), Settings(dtype="float64")
     nodes = [made.build_client(small, settings, [i]) for i in range(6)]
     doors = {i: node.answer_frame for i, node in enumerate(nodes)}
-    net = made.build_network(Framed(doors, lambda name: message_types(made.client, name)[1]), made.config(small, "float64"))
-    made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    net = made.build_network(
+        Framed(doors, lambda name: message_types(made.client, name)[1]),
+        made.config(small, "float64"),
+    )
+    made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     together = made.fit(small, settings).client_models_.values
-    torch.testing.assert_close(torch.cat([node.client.models.values for node in nodes]), together, rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        torch.cat([node.client.models.values for node in nodes]), together, rtol=0, atol=1e-9
+    )
 
 
 def test_a_brief_is_the_sketch_of_the_update_and_the_sum_is_the_updates(small: Federation) -> None:
     (delta,) = replies(CFL(rounds=1, mask="none").fit(small, FULL), "train")
     told = CFL(rounds=1, mask="none", sketch=64).fit(small, FULL)
     (brief,), (summed,) = replies(told, "outline"), replies(told, "hand_over")
-    torch.testing.assert_close(brief, Sketch(64, Randomness(0)).forward(delta, 1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        brief, Sketch(64, Randomness(0)).forward(delta, 1), rtol=0, atol=1e-6
+    )
     assert torch.equal(summed, delta)
     coded = CFL(rounds=1, mask="none", compress="8bit").fit(small, FULL)
     (rows,) = replies(coded, "outline")
@@ -87,16 +107,30 @@ def test_a_brief_is_the_sketch_of_the_update_and_the_sum_is_the_updates(small: F
 
 @pytest.mark.parametrize("way", [*WAYS, HAAR], ids=str)
 @pytest.mark.parametrize("average", ["uniform", "weighted"])
-def test_one_round_moves_the_models_as_it_does_without_briefs(way: dict[str, Any], average: str) -> None:
-    federation = Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=6, seed=0).select([0, 1, 2])
+def test_one_round_moves_the_models_as_it_does_without_briefs(
+    way: dict[str, Any], average: str
+) -> None:
+    federation = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=6, seed=0
+    ).select([0, 1, 2])
     shard = federation.shards[0]
     cut = type(shard)(**{**vars(shard), "x": shard.x[:20], "y": shard.y[:20]})
     federation = type(federation)(**{**vars(federation), "shards": (cut, *federation.shards[1:])})
-    params = {"rounds": 1, "mask": "none", "average": average, **({"model": "linear"} if "model" in way else {})}
+    params = {
+        "rounds": 1,
+        "mask": "none",
+        "average": average,
+        **({"model": "linear"} if "model" in way else {}),
+    }
     plain = CFL(**params).fit(federation)
     told = CFL(**{**params, **way}).fit(federation)
-    moved = torch.linalg.norm(plain.client_models_.values - CFL(**params).build_client(federation, Settings()).client.cohort.start)
-    assert torch.linalg.norm(told.client_models_.values - plain.client_models_.values) <= 1e-6 * moved
+    moved = torch.linalg.norm(
+        plain.client_models_.values
+        - CFL(**params).build_client(federation, Settings()).client.cohort.start
+    )
+    assert (
+        torch.linalg.norm(told.client_models_.values - plain.client_models_.values) <= 1e-6 * moved
+    )
 
 
 @pytest.mark.parametrize("kind", [CFL, FLHC])
@@ -108,7 +142,10 @@ def test_clusters_come_from_few_bytes(kind: type[Any]) -> None:
         assert fitted.agreement_["exact"], way
         brief = next(e for e in fitted.transcript_.entries if e.method == "outline").up[0]
         whole = next(e for e in plain.transcript_.entries if e.method == "train").up[0]
-        assert whole > 4 * 4810 and brief - (whole - 4 * 4810) <= (4 * 64 if "sketch" in way else 4 + 4810 // 2) + 16
+        assert (
+            whole > 4 * 4810
+            and brief - (whole - 4 * 4810) <= (4 * 64 if "sketch" in way else 4 + 4810 // 2) + 16
+        )
         assert list(fitted.predict(federation)) == list(fitted.labels_)
 
 
@@ -122,7 +159,13 @@ def test_iid_clients_stay_together_whatever_the_clusterer(kind: type[Any], clust
 
 def test_noise_that_drowns_whole_updates_leaves_sketches_clusters() -> None:
     federation = Federation.simulate("digits", seed=0)
-    params: dict[str, Any] = {"rounds": 11, "clip": 1.0, "noise": 0.125, "clusterer": "kmeans", "placement": "central"}
+    params: dict[str, Any] = {
+        "rounds": 11,
+        "clip": 1.0,
+        "noise": 0.125,
+        "clusterer": "kmeans",
+        "placement": "central",
+    }
     whole, told = (FLHC(**params, sketch=q).fit(federation).agreement_["ari"] for q in (None, 64))
     assert whole < 0.5 and told > 0.8
 
@@ -130,20 +173,37 @@ def test_noise_that_drowns_whole_updates_leaves_sketches_clusters() -> None:
 def served(made: Any, federation: Federation, lost: Any) -> tuple[Any, Any, Any]:
     """The server's state, the clients and the network of a run in which `lost(call)` do not reply."""
     endpoint = made.build_client(federation, Settings())
-    net = made.build_network(Recorded(InProcess(endpoint.answer, lost), Transcript("sizes")), made.config(federation, "float32"))
-    return made.serve(net, Run(begin=lambda number: setattr(net, "round", number))), endpoint.client, net
+    net = made.build_network(
+        Recorded(InProcess(endpoint.answer, lost), Transcript("sizes")),
+        made.config(federation, "float32"),
+    )
+    return (
+        made.run_server(net, Run(begin=lambda number: setattr(net, "round", number))),
+        endpoint.client,
+        net,
+    )
 
 
-def test_who_tells_a_brief_and_hands_nothing_over_is_left_out_of_the_mean(small: Federation) -> None:
+def test_who_tells_a_brief_and_hands_nothing_over_is_left_out_of_the_mean(
+    small: Federation,
+) -> None:
     params: dict[str, Any] = {"rounds": 1, "mask": "none", "sketch": 64}
-    _, client, _ = served(CFL(**params), small, lambda call: {2} if call.method == "hand_over" else set())
+    _, client, _ = served(
+        CFL(**params), small, lambda call: {2} if call.method == "hand_over" else set()
+    )
     (delta,) = replies(CFL(rounds=1, mask="none").fit(small, FULL), "train")
     start = client.cohort.start
-    torch.testing.assert_close(client.models.row(2) - start, delta[[0, 1, 3, 4, 5]].mean(0), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        client.models.row(2) - start, delta[[0, 1, 3, 4, 5]].mean(0), rtol=0, atol=1e-6
+    )
 
 
 def test_where_nobody_hands_over_nothing_moves_and_nothing_is_split(small: Federation) -> None:
-    state, client, _ = served(method(CFL, sketch=64), small, lambda call: set(range(6)) if call.method == "hand_over" else set())
+    state, client, _ = served(
+        method(CFL, sketch=64),
+        small,
+        lambda call: set(range(6)) if call.method == "hand_over" else set(),
+    )
     assert set(state.labels) == {0}
     assert all(torch.equal(row, client.cohort.start) for row in client.models.values)
 
@@ -152,7 +212,9 @@ def test_a_split_leaves_nobody_alone(small: Federation) -> None:
     lone = False
     for clusterer in ("paper", "kmeans"):
         alone = method(CFL, rounds=6, min_size=2, clusterer=clusterer).fit(small).labels_
-        labels = method(CFL, rounds=6, min_size=2, clusterer=clusterer, sketch=256).fit(small).labels_
+        labels = (
+            method(CFL, rounds=6, min_size=2, clusterer=clusterer, sketch=256).fit(small).labels_
+        )
         assert np.bincount(labels).min() >= 2
         lone |= np.bincount(alone).min() == 1
     assert lone and labels.max() > 0
@@ -160,16 +222,19 @@ def test_a_split_leaves_nobody_alone(small: Federation) -> None:
 
 def test_an_update_told_in_brief_leaves_in_sums_only(small: Federation) -> None:
     made = CFL(rounds=1, mask="none", sketch=64)
-    endpoint, letter = made.build_client(small, Settings()), Outbox.start(6, fresh=False).letter([0, 1])
+    endpoint, letter = (
+        made.build_client(small, Settings()),
+        PendingUpdates.start(6, fresh=False).message_for([0, 1]),
+    )
     config = config_hash(made.config(small, "float32"))
-    early = Call(config, "hand_over", "sum", 1, 1, (0, 1), Hello(), (2, 2))
+    early = Call(config, "hand_over", "sum", 1, 1, (0, 1), Empty(), (2, 2))
     with pytest.raises(UpdateError, match="ask for a brief first"):
         endpoint.answer(early)
     endpoint.answer(Call(config, "outline", "gather", 1, 1, (0, 1), letter, (1, 1)))
     assert endpoint.answer(early).reply.delta.values.shape == (2, 4810)
     for verb, members in (("gather", (1, 1)), ("sum", (1, 1))):
         with pytest.raises(PolicyError):
-            endpoint.answer(Call(config, "hand_over", verb, 1, 1, (0, 1), Hello(), members))
+            endpoint.answer(Call(config, "hand_over", verb, 1, 1, (0, 1), Empty(), members))
 
 
 def test_a_forged_brief_is_refused_by_name(small: Federation) -> None:
@@ -185,11 +250,22 @@ def test_a_forged_brief_is_refused_by_name(small: Federation) -> None:
 
     net = made.build_network(InProcess(forge), made.config(small, "float32"))
     with pytest.raises(FrameError, match=r"does not parse|the frame is refused"):
-        made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+        made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
 
 
-@pytest.mark.parametrize(("kind", "way"), [(CFL, {}), (CFL, {"sketch": 64}), (CFL, {"fallback": 0.2}), (FLHC, {}), (FLHC, {"sketch": 64})])
-def test_target_epsilon_is_met_and_not_by_far(kind: type[Any], way: dict[str, Any], small: Federation) -> None:
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        (CFL, {}),
+        (CFL, {"sketch": 64}),
+        (CFL, {"fallback": 0.2}),
+        (FLHC, {}),
+        (FLHC, {"sketch": 64}),
+    ],
+)
+def test_target_epsilon_is_met_and_not_by_far(
+    kind: type[Any], way: dict[str, Any], small: Federation
+) -> None:
     fitted = method(kind, clip=1.0, target_epsilon=20.0, **way).fit(small)
     assert 0.99 * 20 < fitted.ledger_.epsilon <= 20
 
@@ -219,6 +295,8 @@ def test_a_brief_and_its_update_are_two_releases(small: Federation) -> None:
         (FLHC, {"clusterer": "dbscan"}, "unknown clusterer"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_sentence(kind: type[Any], params: dict[str, Any], says: str, small: Federation) -> None:
+def test_what_cannot_work_is_refused_in_one_sentence(
+    kind: type[Any], params: dict[str, Any], says: str, small: Federation
+) -> None:
     with pytest.raises(UsageError, match=says):
         kind(**params).fit(small)

@@ -14,30 +14,58 @@ import pytest
 
 from securecluster import Federation
 from securecluster.app.cli import main
-from securecluster.errors import RunFolderError, SecureClusterError, SecureClusterWarning, UsageError
+from securecluster.errors import (
+    RunFolderError,
+    SecureClusterError,
+    SecureClusterWarning,
+    UsageError,
+)
 from securecluster.privacy.dp.accounting import gaussian_epsilon
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Protocol, Settings
+from securecluster.protocols import (
+    CFL,
+    FLHC,
+    IFCA,
+    NSIM,
+    SRFCA,
+    ClusteringProtocol,
+    FedAvg,
+    FineTune,
+    LocalKMeans,
+    OneShot,
+    Settings,
+)
 from securecluster.protocols.nsim import synthetic_users
-from securecluster.protocols.nsim.pair_network import Plan
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.random_walks import Format
 from securecluster.protocols.nsim.similarity_model import fit
 
 TARGET = 3.0
-CFL_LIMITS: dict[str, Any] = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
+CFL_LIMITS: dict[str, Any] = {
+    "criterion": "absolute",
+    "eps1": 100.0,
+    "eps2": 1e-6,
+    "gamma_max": 0.0,
+}
 
 
 def users(form: Format, count: int, draw: np.random.Generator) -> list[Any]:
     """Synthetic users of NSIM."""
-    return [(draw.random((20, 12)).astype(np.float32), draw.integers(k % 2, 4, 20)) for k in range(count)]
+    return [
+        (draw.random((20, 12)).astype(np.float32), draw.integers(k % 2, 4, 20))
+        for k in range(count)
+    ]
 
 
 EXAMPLE: dict[str, Any] = {"dp_unit": "example", "batch_size": 10, "epochs": 1}
-METHODS: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
+METHODS: dict[str, tuple[type[ClusteringProtocol], dict[str, Any]]] = {
     "local-kmeans": (LocalKMeans, {**EXAMPLE, "rounds": 1, "k": 2, "local_rounds": 1}),
     "local-kmeans, longer": (LocalKMeans, {**EXAMPLE, "rounds": 3, "k": 2, "local_rounds": 2}),
     "flhc of examples": (FLHC, {**EXAMPLE, "rounds": 2, "pre_rounds": 1, "batch_size": 5}),
     "flhc of sketches": (FLHC, {"rounds": 3, "pre_rounds": 1, "sketch": 32}),
-    "srfca by weights": (SRFCA, {**EXAMPLE, "rounds": 1, "local_rounds": 2, "refine": 1, "distance": "l2"}),
+    "srfca by weights": (
+        SRFCA,
+        {**EXAMPLE, "rounds": 1, "local_rounds": 2, "refine": 1, "distance": "l2"},
+    ),
     "srfca by losses": (SRFCA, {"rounds": 1, "local_rounds": 1, "refine": 2}),
     "ifca": (IFCA, {"rounds": 3, "k": 2, "starts": 2, "start_rounds": 1}),
     "ifca of examples": (IFCA, {**EXAMPLE, "rounds": 2, "k": 2, "starts": 1}),
@@ -47,19 +75,48 @@ METHODS: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
     "oneshot": (OneShot, {"dp_unit": "client", "rounds": 2, "tasks": 2}),
     "nsim of examples": (
         NSIM,
-        {**EXAMPLE, "synthetic": 8, "walks": users, "radius": 0.0, "layer": "last", "eps": 1.0, "rounds": 2, "local_rounds": 1},
+        {
+            **EXAMPLE,
+            "synthetic": 8,
+            "walks": users,
+            "radius": 0.0,
+            "layer": "last",
+            "eps": 1.0,
+            "rounds": 2,
+            "local_rounds": 1,
+        },
     ),
     "finetune of examples": (FineTune, {**EXAMPLE, "rounds": 3, "tune_rounds": 1}),
     "fedavg, central": (FedAvg, {"rounds": 5, "placement": "central", "participation": 0.5}),
 }
-KMEANS: dict[str, Any] = {**EXAMPLE, "rounds": 1, "k": 2, "local_rounds": 1, "clip": 0.7, "target_epsilon": TARGET}
-ROWS: dict[str, Any] = {"rounds": 2, "pre_rounds": 1, "clip": 0.7, "noise": 3.0, "epochs": 1, "model": "linear"}
+KMEANS: dict[str, Any] = {
+    **EXAMPLE,
+    "rounds": 1,
+    "k": 2,
+    "local_rounds": 1,
+    "clip": 0.7,
+    "target_epsilon": TARGET,
+}
+ROWS: dict[str, Any] = {
+    "rounds": 2,
+    "pre_rounds": 1,
+    "clip": 0.7,
+    "noise": 3.0,
+    "epochs": 1,
+    "model": "linear",
+}
 
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair network for NSIM that hardly trains."""
-    monkeypatch.setattr(synthetic_users, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
+    monkeypatch.setattr(
+        synthetic_users,
+        "fit",
+        lambda rows, true, draws, grid: fit(
+            rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1
+        ),
+    )
 
 
 def people(sizes: dict[str, int], seed: int = 0) -> Federation:
@@ -80,13 +137,13 @@ def team(n: int = 60, count: int = 6) -> Federation:
     return people({f"c{k}": n for k in range(count)})
 
 
-def spent(fitted: Protocol, *names: str) -> float:
+def spent(fitted: ClusteringProtocol, *names: str) -> float:
     """ε of some newcomers over all calls."""
     known = set(names) & set(fitted.ledger_.names.values())
     return fitted.ledger_.of(known).price(1e-5).epsilon
 
 
-def of_newcomers(fitted: Protocol) -> list[Any]:
+def of_newcomers(fitted: ClusteringProtocol) -> list[Any]:
     clients = fitted.kept_.learned.config["clients"]
     return [event for event in fitted.ledger_.events if min(event.ids) >= clients]
 
@@ -94,10 +151,16 @@ def of_newcomers(fitted: Protocol) -> list[Any]:
 @pytest.mark.parametrize("name", METHODS)
 def test_no_newcomer_costs_more_than_the_target(name: str) -> None:
     kind, params = METHODS[name]
-    method = kind(**{"mask": "none", "clip": 0.7, "target_epsilon": TARGET, "model": "linear", **params})
+    method = kind(
+        **{"mask": "none", "clip": 0.7, "target_epsilon": TARGET, "model": "linear", **params}
+    )
     fitted = method.fit(team(), Settings(dropout=0.3))
     assert fitted.ledger_.price(1e-5).epsilon <= TARGET
-    for sizes in ({"n0": 60, "n1": 200, "n2": 60}, {"m0": 6, "m1": 8, "m2": 60}, {"o0": 61, "o1": 65, "o2": 119}):
+    for sizes in (
+        {"n0": 60, "n1": 200, "n2": 60},
+        {"m0": 6, "m1": 8, "m2": 60},
+        {"o0": 61, "o1": 65, "o2": 119},
+    ):
         try:
             fitted.predict(people(sizes, seed=5))
         except UsageError as error:
@@ -107,15 +170,25 @@ def test_no_newcomer_costs_more_than_the_target(name: str) -> None:
     assert fitted.ledger_.price(1e-5).epsilon <= TARGET
 
 
-def test_newcomers_with_fewer_samples_than_the_runs_clients_are_refused_before_they_are_asked() -> None:
+def test_newcomers_with_fewer_samples_than_the_runs_clients_are_refused_before_they_are_asked() -> (
+    None
+):
     fitted = LocalKMeans(**KMEANS).fit(team())
-    with pytest.raises(UsageError, match=r"'n1' has 8 training samples, fewer than any client of the run \(60\)"):
+    with pytest.raises(
+        UsageError, match=r"'n1' has 8 training samples, fewer than any client of the run \(60\)"
+    ):
         fitted.predict(people({"n0": 60, "n1": 8}))
     assert not hasattr(fitted, "joined_") and not of_newcomers(fitted)
-    choosing = IFCA(**{**EXAMPLE, "rounds": 2, "k": 2, "starts": 1, "clip": 0.7, "target_epsilon": TARGET}).fit(team())
-    assert len(choosing.predict(people({"n0": 60, "n1": 8}))) == 2  # by its losses: nothing is trained, so nothing sampled
+    choosing = IFCA(
+        **{**EXAMPLE, "rounds": 2, "k": 2, "starts": 1, "clip": 0.7, "target_epsilon": TARGET}
+    ).fit(team())
+    assert (
+        len(choosing.predict(people({"n0": 60, "n1": 8}))) == 2
+    )  # by its losses: nothing is trained, so nothing sampled
     assert 0 < spent(choosing, "n1") <= TARGET
-    plain = LocalKMeans(**{**KMEANS, "target_epsilon": None, "clip": None, "dp_unit": "client"}).fit(team())
+    plain = LocalKMeans(
+        **{**KMEANS, "target_epsilon": None, "clip": None, "dp_unit": "client"}
+    ).fit(team())
     assert len(plain.predict(people({"n0": 60, "n1": 8}))) == 2  # nothing is sampled for privacy
 
 
@@ -131,10 +204,14 @@ def test_the_same_newcomer_costs_nothing_more_with_the_same_data_and_more_with_o
     assert spent(fitted, "n0", "n1") == once
     assert len(fitted.joined_.ledger.events) == 1 and len(fitted.ledger_.events) == len(run) + 2
     fitted.predict(people({"n0": 60}, seed=9))
-    assert spent(fitted, "n0") == pytest.approx(gaussian_epsilon(math.sqrt(2) / 3.0, 1e-5), rel=1e-8)
+    assert spent(fitted, "n0") == pytest.approx(
+        gaussian_epsilon(math.sqrt(2) / 3.0, 1e-5), rel=1e-8
+    )
     assert spent(fitted, "n1") == once
     fitted.predict(people({"n0": 70}, seed=9))
-    assert spent(fitted, "n0") == pytest.approx(gaussian_epsilon(math.sqrt(3) / 3.0, 1e-5), rel=1e-8)
+    assert spent(fitted, "n0") == pytest.approx(
+        gaussian_epsilon(math.sqrt(3) / 3.0, 1e-5), rel=1e-8
+    )
 
 
 def test_a_newcomer_called_like_a_client_of_the_run_is_the_same_person() -> None:
@@ -143,14 +220,19 @@ def test_a_newcomer_called_like_a_client_of_the_run_is_the_same_person() -> None
     fitted.predict(people({"c3": 60}, seed=5))
     releases = sum(1 for event in fitted.ledger_.events if event.mechanism == "gaussian")
     assert fitted.ledger_.price(1e-5).epsilon == spent(fitted, "c3") > before
-    assert spent(fitted, "c3") == pytest.approx(gaussian_epsilon(math.sqrt(releases) / 3.0, 1e-5), rel=1e-8)
+    assert spent(fitted, "c3") == pytest.approx(
+        gaussian_epsilon(math.sqrt(releases) / 3.0, 1e-5), rel=1e-8
+    )
 
 
 def test_newcomers_who_cost_more_than_the_target_after_several_calls_are_named() -> None:
     fitted = LocalKMeans(**KMEANS).fit(team())
     fitted.predict(people({"n0": 60, "n1": 60}))
     fitted.predict(people({"n0": 60, "n1": 60}))
-    with pytest.warns(SecureClusterWarning, match=r"newcomer 'n1' has now released ε = .*, more than target_epsilon = 3") as caught:
+    with pytest.warns(
+        SecureClusterWarning,
+        match=r"newcomer 'n1' has now released ε = .*, more than target_epsilon = 3",
+    ) as caught:
         fitted.predict(people({"n1": 60}, seed=8))
     assert len(caught) == 1 and caught[0].filename == __file__
     assert spent(fitted, "n1") > TARGET >= spent(fitted, "n0")
@@ -163,7 +245,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_what_newcomers_release_is_in_the_runs_folder_before_they_are_placed(home: Path, tmp_path: Path) -> None:
+def test_what_newcomers_release_is_in_the_runs_folder_before_they_are_placed(
+    home: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(home, tmp_path / "run")
     fitted = FLHC.load(folder)
     run = len(fitted.ledger_.events)
@@ -175,7 +259,9 @@ def test_what_newcomers_release_is_in_the_runs_folder_before_they_are_placed(hom
         raise KilledError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("securecluster.protocols.flhc.check_newcomers", die)  # the first thing that is done with replies
+        patch.setattr(
+            "securecluster.protocols.flhc.check_newcomers", die
+        )  # the first thing that is done with replies
         with pytest.raises(KilledError):
             fitted.predict(people({"n0": 60, "n1": 60}))
     found = FLHC.load(folder)
@@ -185,12 +271,17 @@ def test_what_newcomers_release_is_in_the_runs_folder_before_they_are_placed(hom
     assert len(FLHC.load(folder).ledger_.events) == run + 1  # the same bits
     found.predict(people({"n1": 60}, seed=9))
     assert FLHC.load(folder).ledger_ == found.ledger_
-    assert spent(FLHC.load(folder), "n1") == pytest.approx(gaussian_epsilon(math.sqrt(2) / 3.0, 1e-5), rel=1e-8)
+    assert spent(FLHC.load(folder), "n1") == pytest.approx(
+        gaussian_epsilon(math.sqrt(2) / 3.0, 1e-5), rel=1e-8
+    )
     assert main(["replay", str(folder)]) == 0
     assert main(["resume", str(folder), "--quiet"]) == 0
     again = FLHC(**ROWS).fit(team(), Settings(transcript="full", threads=1), folder=folder)
     assert again.ledger_ == found.ledger_
-    assert json.loads((folder / "result.json").read_text())["privacy"]["epsilon"] == FLHC.load(home).ledger_.price(1e-5).epsilon
+    assert (
+        json.loads((folder / "result.json").read_text())["privacy"]["epsilon"]
+        == FLHC.load(home).ledger_.price(1e-5).epsilon
+    )
 
 
 def test_saved_protocols_have_what_newcomers_released(home: Path, tmp_path: Path) -> None:
@@ -209,7 +300,9 @@ def test_saved_protocols_have_what_newcomers_released(home: Path, tmp_path: Path
     found.save(tmp_path / "kept")  # with what the other one recorded there meanwhile
     last = FLHC.load(tmp_path / "kept")
     assert not (tmp_path / "kept" / "newcomers.jsonl").exists()
-    assert {"n0", "n1", "n2", "n7"} <= {last.ledger_.names[i] for event in of_newcomers(last) for i in event.ids}
+    assert {"n0", "n1", "n2", "n7"} <= {
+        last.ledger_.names[i] for event in of_newcomers(last) for i in event.ids
+    }
     last.predict(people({"n8": 60}))
     assert FLHC.load(tmp_path / "kept").ledger_ == last.ledger_
 
@@ -222,13 +315,18 @@ def test_a_save_does_not_drop_what_newcomers_released(home: Path, tmp_path: Path
     other.predict(people({"n0": 60}))
     price = spent(other, "n0")
     before = {path.name: path.read_bytes() for path in kept.iterdir()}
-    with pytest.raises(UsageError, match="holds releases of newcomers that this protocol's ledger lacks") as caught:
+    with pytest.raises(
+        UsageError, match="holds releases of newcomers that this protocol's ledger lacks"
+    ) as caught:
         first.save(kept)
     assert "\n" not in str(caught.value)
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
     assert spent(FLHC.load(kept), "n0") == price > 0
     other.save(kept)  # now the saved ledger has them
-    with pytest.raises(UsageError, match="load the protocol from there before it is saved there, or save to another folder"):
+    with pytest.raises(
+        UsageError,
+        match="load the protocol from there before it is saved there, or save to another folder",
+    ):
         first.save(kept)
     assert spent(FLHC.load(kept), "n0") == price
     first.save(tmp_path / "elsewhere")
@@ -245,11 +343,16 @@ def test_a_save_over_a_ledger_that_cannot_be_read_is_refused(home: Path, tmp_pat
     fitted.save(tmp_path / "kept")
     path = tmp_path / "kept" / "learned.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UsageError, match="holds a ledger that cannot be read, and would be lost: save to another folder"):
+    with pytest.raises(
+        UsageError,
+        match="holds a ledger that cannot be read, and would be lost: save to another folder",
+    ):
         fitted.save(tmp_path / "kept")
 
 
-def test_what_another_process_records_during_a_call_is_in_the_ledger(home: Path, tmp_path: Path) -> None:
+def test_what_another_process_records_during_a_call_is_in_the_ledger(
+    home: Path, tmp_path: Path
+) -> None:
     FLHC.load(home).save(tmp_path / "kept")
     one, two = FLHC.load(tmp_path / "kept"), FLHC.load(tmp_path / "kept")
     place = FLHC.place
@@ -296,22 +399,30 @@ def test_noise_in_gram_matrices_alone_needs_a_record_as_well(tmp_path: Path) -> 
     assert not of_newcomers(fitted)
 
 
-def test_a_folder_that_cannot_be_written_to_is_said_before_anything_is_released(home: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_is_said_before_anything_is_released(
+    home: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(home, tmp_path / "run")
     fitted = FLHC.load(folder)
     (folder / "newcomers.jsonl").mkdir()
     before = list(fitted.ledger_.events)
-    with pytest.raises(RunFolderError, match=r"cannot write .*newcomers\.jsonl, .* make the folder writable") as caught:
+    with pytest.raises(
+        RunFolderError, match=r"cannot write .*newcomers\.jsonl, .* make the folder writable"
+    ) as caught:
         fitted.predict(people({"n0": 60}))
     assert "\n" not in str(caught.value)
     assert fitted.ledger_.events == before and not hasattr(fitted, "joined_")
-    plain = FLHC(rounds=2, pre_rounds=1, epochs=1, model="linear").fit(team(), folder=tmp_path / "plain")
+    plain = FLHC(rounds=2, pre_rounds=1, epochs=1, model="linear").fit(
+        team(), folder=tmp_path / "plain"
+    )
     (tmp_path / "plain" / "newcomers.jsonl").mkdir()
     assert len(plain.predict(people({"n0": 60}))) == 1  # ε is infinite, whatever is recorded
     assert len(of_newcomers(plain)) > 0
 
 
-def test_damage_to_what_newcomers_released_is_noticed_and_a_torn_line_dropped(home: Path, tmp_path: Path) -> None:
+def test_damage_to_what_newcomers_released_is_noticed_and_a_torn_line_dropped(
+    home: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(home, tmp_path / "run")
     fitted = FLHC.load(folder)
     fitted.predict(people({"n0": 60}))

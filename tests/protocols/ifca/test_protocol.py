@@ -17,11 +17,11 @@ from securecluster.errors import UsageError
 from securecluster.messaging.messages import Call
 from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import FedAvg, Settings
-from securecluster.protocols.ifca.protocol import IFCA, State
-from securecluster.protocols.ifca.server import Offers, Start
-from securecluster.runtime.endpoint import Endpoint, Turn, message_types
+from securecluster.protocols.ifca.protocol import IFCA, IFCAState
+from securecluster.protocols.ifca.server import OfferedModels, Restart
+from securecluster.runtime.endpoint import CallContext, Endpoint, message_types
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import Network
+from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import Framed, InProcess, Recorded
 from securecluster.training.local_trainer import LocalTraining
 
@@ -36,16 +36,23 @@ def tiny() -> Federation:
     for i, n in enumerate(SIZES):
         x = rng.normal(size=(n, 8))
         clients[f"c{i}"] = (x, (np.argmax(x[:, :3], 1) + (i % 2)) % 3)
-    return Federation.from_arrays(clients, test=clients, truth={name: i % 2 for i, name in enumerate(clients)}, seed=3)
+    return Federation.from_arrays(
+        clients, test=clients, truth={name: i % 2 for i, name in enumerate(clients)}, seed=3
+    )
 
 
 def served(
-    made: Any, federation: Federation, dtype: str = "float64", lost: Callable[[Call], set[int]] = lambda call: set()
-) -> tuple[State, torch.Tensor, Endpoint[Any], Network, Transcript]:
+    made: Any,
+    federation: Federation,
+    dtype: str = "float64",
+    lost: Callable[[Call], set[int]] = lambda call: set(),
+) -> tuple[IFCAState, torch.Tensor, Endpoint[Any], ServerChannel, Transcript]:
     """The server's final state, each client's last model, both ends, and what went between them."""
     endpoint, transcript = made.build_client(federation, Settings(dtype=dtype)), Transcript("full")
-    net = made.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), made.config(federation, dtype))
-    state = made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    net = made.build_network(
+        Recorded(InProcess(endpoint.answer, lost), transcript), made.config(federation, dtype)
+    )
+    state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     return state, made.final(endpoint.client, state).values, endpoint, net, transcript
 
 
@@ -62,7 +69,10 @@ class Reference:
     def run(self) -> tuple[list[int], torch.Tensor]:
         made, tried = self.made, []
         for start in range(made.starts):
-            models = [self.cohort.drawn("start", start, j) if start or j else self.cohort.start for j in range(made.k)]
+            models = [
+                self.cohort.drawn("start", start, j) if start or j else self.cohort.start
+                for j in range(made.k)
+            ]
             for _ in range(made.start_rounds if made.starts > 1 else made.rounds):
                 models = self.round(models)
             self.step += made.starts > 1  # the call that asks for the loss
@@ -81,7 +91,11 @@ class Reference:
         new = []
         for j, theta in enumerate(models):
             own = [(n, self.trained(theta, i)) for i, n in enumerate(SIZES) if choice[i] == j]
-            new.append(sum((n * w for n, w in own), torch.zeros(())) / sum(n for n, _ in own) if own else theta)
+            new.append(
+                sum((n * w for n, w in own), torch.zeros(())) / sum(n for n, _ in own)
+                if own
+                else theta
+            )
         return new
 
     def choice(self, models: list[torch.Tensor], i: int) -> int:
@@ -103,7 +117,10 @@ class Reference:
         for batch in self.cohort._batches(i, self.plan, self.step):
             own = batch - sum(SIZES[:i])
             optimizer.zero_grad()
-            x, y = torch.as_tensor(self.shards[i].x[own]).double(), torch.as_tensor(self.shards[i].y[own])
+            x, y = (
+                torch.as_tensor(self.shards[i].x[own]).double(),
+                torch.as_tensor(self.shards[i].y[own]),
+            )
             nn.functional.cross_entropy(module(x), y).backward()
             optimizer.step()
         return nn.utils.parameters_to_vector(module.parameters()).detach()
@@ -125,21 +142,28 @@ def test_ifca_equals_a_plain_loop(k: int, starts: int, rounds: int, mask: str) -
 
 
 def test_labels_are_numbered_without_gaps_and_name_the_models_in_use() -> None:
-    state = State(Start(0, [], [3, 1, 3, 5]))
+    state = IFCAState(Restart(0, [], [3, 1, 3, 5]))
     assert (state.labels, state.used) == ([1, 0, 1, 2], [1, 3, 5])
 
 
-def test_of_equal_models_the_first_is_taken(small: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_equal_models_the_first_is_taken(
+    small: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = IFCA(k=3, starts=1, rounds=1)
     endpoint = made.build_client(small, Settings())
     monkeypatch.setattr(endpoint.client.cohort, "drawn", lambda *path: endpoint.client.cohort.start)
     net = made.build_network(InProcess(endpoint.answer), made.config(small, "float32"))
-    chosen = made._choose(net, State(made._begin(net, 0)), net.clients)
+    chosen = made._choose(net, IFCAState(made._begin(net, 0)), net.clients)
     assert chosen.rows.model.values.tolist() == [0] * 6
 
 
 def test_one_model_is_fedavg() -> None:
-    whole = {**TINY, "batch_size": 20, "mask": "none", "rounds": 6}  # batches hold all samples, so that their order does not matter
+    whole = {
+        **TINY,
+        "batch_size": 20,
+        "mask": "none",
+        "rounds": 6,
+    }  # batches hold all samples, so that their order does not matter
     _, models, *_ = served(IFCA(k=1, starts=1, **whole), tiny())
     expected = FedAvg(**whole).fit(tiny(), Settings(dtype="float64")).client_models_.values
     torch.testing.assert_close(models, expected, rtol=0, atol=1e-9)
@@ -162,7 +186,11 @@ def test_who_misses_rounds_ends_with_the_models_of_its_peers(mask: str, small: F
     def lost(call: Call) -> set[int]:
         """Client 1 misses the second start and more, client 2 single calls, client 3 the loss of each start."""
         gone = {1} if call.round in (3, 4, 5) else set()
-        gone |= {2} if (call.method, call.round) in (("choose", 2), ("contribute", 4), ("choose", 7)) else set()
+        gone |= (
+            {2}
+            if (call.method, call.round) in (("choose", 2), ("contribute", 4), ("choose", 7))
+            else set()
+        )
         return gone | ({3} if call.method == "least" else set())
 
     state, _, endpoint, net, _ = served(made, small, "float32", lost)
@@ -170,19 +198,29 @@ def test_who_misses_rounds_ends_with_the_models_of_its_peers(mask: str, small: F
     (bank,) = [endpoint.client.banks[state.running.number]]
     for model in bank:
         assert len(model.models.table) == 1 and set(model.models.index) == {0}
-    assert not any(box.late() for box in state.running.boxes)
+    assert not any(box.lagging_clients() for box in state.running.boxes)
     assert all(not box.posts for box in state.running.boxes) or mask == "none"
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
-def test_who_missed_rounds_is_sent_every_average_of_every_model_or_one_sum_of_them(mask: str, small: Federation) -> None:
+def test_who_missed_rounds_is_sent_every_average_of_every_model_or_one_sum_of_them(
+    mask: str, small: Federation
+) -> None:
     made = IFCA(k=2, starts=1, rounds=5, mask=mask)
-    *_, transcript = served(made, small, "float32", lambda call: {2} if call.round in (2, 3) else set())
-    calls = [transcript.content(n) for n, e in enumerate(transcript.entries) if e.method == "choose"]
-    moved = [set(answer.reply.model.values.tolist()) for _, answer in calls]  # models that somebody chose in a round
+    *_, transcript = served(
+        made, small, "float32", lambda call: {2} if call.round in (2, 3) else set()
+    )
+    calls = [
+        transcript.content(n) for n, e in enumerate(transcript.entries) if e.method == "choose"
+    ]
+    moved = [
+        set(answer.reply.model.values.tolist()) for _, answer in calls
+    ]  # models that somebody chose in a round
     query = calls[3][0].query  # of round 4
     got = sum(len(own) for own in moved[:3]) if mask != "none" else len(set().union(*moved[:3]))
-    assert [len(picks) for picks in query.means.picks] == [got if i == 2 else len(moved[2]) for i in range(6)]
+    assert [len(picks) for picks in query.means.picks] == [
+        got if i == 2 else len(moved[2]) for i in range(6)
+    ]
     assert query.absolute == (mask == "none")
 
 
@@ -190,29 +228,47 @@ def test_a_client_that_slept_through_a_start_can_go_on_with_it(small: Federation
     made = IFCA(k=2, starts=2, start_rounds=2, rounds=4)
     for number in (0, 1):  # whichever start is the best
         gone = range(1 + 2 * number, 3 + 2 * number)
-        state, _, endpoint, *_ = served(made, small, "float32", lambda call, gone=gone: {4} if call.round in gone else set())  # type: ignore[misc]
-        assert all(len(model.models.table) == 1 for model in endpoint.client.banks[state.running.number])
+        state, _, endpoint, *_ = served(
+            made, small, "float32", lambda call, gone=gone: {4} if call.round in gone else set()
+        )  # type: ignore[misc]
+        assert all(
+            len(model.models.table) == 1 for model in endpoint.client.banks[state.running.number]
+        )
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
-def test_with_a_share_of_the_clients_everyone_ends_with_the_same_models(mask: str, small: Federation) -> None:
+def test_with_a_share_of_the_clients_everyone_ends_with_the_same_models(
+    mask: str, small: Federation
+) -> None:
     made = IFCA(k=2, starts=2, start_rounds=3, rounds=6, participation=0.4, mask=mask)
     state, _, endpoint, _, transcript = served(made, small, "float32")
     assert [len(e.to) for e in transcript.entries if e.method == "choose"] == [2] * 9 + [6]
     judges = [e.to for e in transcript.entries if e.method == "least"]
     assert len(judges) == 2 and judges[0] == judges[1] and len(judges[0]) == 2
-    assert all(len(model.models.table) == 1 for model in endpoint.client.banks[state.running.number])
+    assert all(
+        len(model.models.table) == 1 for model in endpoint.client.banks[state.running.number]
+    )
 
 
 @pytest.mark.parametrize("mask", ["none", "rotation"])
-def test_nodes_with_one_client_each_do_the_same_behind_real_frames(mask: str, small: Federation) -> None:
-    made, settings = IFCA(k=2, starts=2, start_rounds=1, rounds=2, mask=mask), Settings(dtype="float64")
+def test_nodes_with_one_client_each_do_the_same_behind_real_frames(
+    mask: str, small: Federation
+) -> None:
+    made, settings = (
+        IFCA(k=2, starts=2, start_rounds=1, rounds=2, mask=mask),
+        Settings(dtype="float64"),
+    )
     nodes = [made.build_client(small, settings, [i]) for i in range(6)]
     doors = {i: node.answer_frame for i, node in enumerate(nodes)}
-    net = made.build_network(Framed(doors, lambda name: message_types(made.client, name)[1]), made.config(small, "float64"))
-    state = made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    net = made.build_network(
+        Framed(doors, lambda name: message_types(made.client, name)[1]),
+        made.config(small, "float64"),
+    )
+    state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     apart = torch.cat([made.final(node.client, state).values for node in nodes])
-    torch.testing.assert_close(apart, made.fit(small, settings).client_models_.values, rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        apart, made.fit(small, settings).client_models_.values, rtol=0, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("mask", ["permutation", "signed-permutation", "rotation"])
@@ -220,13 +276,18 @@ def test_a_whole_masked_run_equals_a_plain_one(mask: str, small: Federation) -> 
     (plain, expected, *_), (state, models, *_) = (
         served(IFCA(k=2, starts=3, start_rounds=2, rounds=8, mask=m), small) for m in ("none", mask)
     )
-    assert state.running.choice == plain.running.choice and state.running.number == plain.running.number
+    assert (
+        state.running.choice == plain.running.choice
+        and state.running.number == plain.running.number
+    )
     torch.testing.assert_close(models, expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("stop", range(1, 7))
 def test_a_run_stopped_in_any_start_resumes_to_the_same_result(stop: int, tmp_path: Path) -> None:
-    made = IFCA(k=3, starts=2, start_rounds=2, rounds=4, mask="permutation", participation=0.6, **TINY)
+    made = IFCA(
+        k=3, starts=2, start_rounds=2, rounds=4, mask="permutation", participation=0.6, **TINY
+    )
     settings = Settings(transcript="full", dropout=0.2)
 
     def interrupt(line: dict[str, Any]) -> None:
@@ -250,14 +311,18 @@ def test_updates_leave_in_sums_by_choice_and_choices_one_by_one(small: Federatio
         if entry.method == "contribute":
             choice = transcript.content(n - 1)[1].reply.model.values.tolist()
             assert list(transcript.content(n)[0].members) == [choice.count(j) for j in choice]
-    assert any("cluster of one" in line for line in IFCA().sees())
+    assert any("cluster of one" in line for line in IFCA().server_view())
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
 def test_newcomers_take_the_model_that_fits_them_best(mask: str, tmp_path: Path) -> None:
     federation = Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=12, seed=1)
-    fitted = IFCA(k=5, starts=3, start_rounds=5, rounds=8, mask=mask).fit(federation, Settings(dtype="float64"))
-    fresh = Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=15, samples=60, seed=1)
+    fitted = IFCA(k=5, starts=3, start_rounds=5, rounds=8, mask=mask).fit(
+        federation, Settings(dtype="float64")
+    )
+    fresh = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=3), clients=15, samples=60, seed=1
+    )
     labels = fitted.predict(fresh)
     start = fitted.flat_model(federation)
     for i, shard in enumerate(fresh.shards):
@@ -266,10 +331,19 @@ def test_newcomers_take_the_model_that_fits_them_best(mask: str, tmp_path: Path)
             module = copy.deepcopy(start.module).double()
             module.load_state_dict(theta)
             with torch.no_grad():
-                losses.append(float(nn.functional.cross_entropy(module(torch.as_tensor(shard.x).double()), torch.as_tensor(shard.y))))
+                losses.append(
+                    float(
+                        nn.functional.cross_entropy(
+                            module(torch.as_tensor(shard.x).double()), torch.as_tensor(shard.y)
+                        )
+                    )
+                )
         assert labels[i] == int(np.argmin(losses))
     assert set(labels) <= set(fitted.labels_) and len(set(labels)) > 1
-    assert set(fitted.joined_.bytes) >= {"up", "down"} and fitted.joined_.bytes["down"] > 15 * 8 * start.dimension
+    assert (
+        set(fitted.joined_.bytes) >= {"up", "down"}
+        and fitted.joined_.bytes["down"] > 15 * 8 * start.dimension
+    )
     fitted.save(tmp_path)
     assert list(IFCA.load(tmp_path).predict(fresh)) == list(labels)
 
@@ -278,13 +352,15 @@ def test_a_newcomer_takes_no_model_that_it_is_not_offered(small: Federation) -> 
     made = IFCA(k=2, starts=1, mask="none")
     client: Any = made.build_client(small, Settings()).client
     far = torch.full((1, client.cohort.model.dimension), 5.0)  # a model that fits nobody
-    query = Offers([1], [0], far).letter(Start.begin(0, 2, 6, fresh=False), 6)
-    turn = Turn(tuple(range(6)), tuple(range(6)), 1, 1)
+    query = OfferedModels([1], [0], far).message_for(Restart.begin(0, 2, 6, fresh=False), 6)
+    turn = CallContext(tuple(range(6)), tuple(range(6)), 1, 1)
     assert client.choose(turn, query).model.values.tolist() == [0] * 6
     assert client.join(turn, query).model.values.tolist() == [1] * 6
 
 
-def test_a_model_is_shown_by_another_client_where_the_first_does_not_reply(small: Federation) -> None:
+def test_a_model_is_shown_by_another_client_where_the_first_does_not_reply(
+    small: Federation,
+) -> None:
     made, asked = IFCA(k=2, starts=1, rounds=3), list[tuple[int, ...]]()
 
     def lost(call: Call) -> set[int]:
@@ -294,8 +370,14 @@ def test_a_model_is_shown_by_another_client_where_the_first_does_not_reply(small
 
     state, *_ = served(made, small, "float32", lost)
     assert len(asked) == 3 and asked[0] != asked[1]
-    assert state.offers is not None and state.offers.models == state.used and len(state.offers.table) == len(state.used)
-    state, *_ = served(made, small, "float32", lambda call: set(call.to) if call.method == "show" else set())
+    assert (
+        state.offers is not None
+        and state.offers.models == state.used
+        and len(state.offers.table) == len(state.used)
+    )
+    state, *_ = served(
+        made, small, "float32", lambda call: set(call.to) if call.method == "show" else set()
+    )
     assert state.offers is not None and not state.offers.models
     with pytest.raises(UsageError, match="run it anew"):
         made.place(None, state, [6, 7])  # type: ignore[arg-type]
@@ -319,11 +401,20 @@ def test_what_cannot_work_is_refused(params: dict[str, Any], word: str, small: F
 
 def test_a_short_start_is_no_longer_than_the_run(small: Federation) -> None:
     made = IFCA(k=2, rounds=2, starts=3, start_rounds=5)
-    assert [line["start"] for line in made.fit(small).history_] == [0, 0, 1, 1, 2, 2] and made.total == 6
+    assert [line["start"] for line in made.fit(small).history_] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+    ] and made.total == 6
     assert [IFCA(rounds=20, starts=n, start_rounds=3).total for n in (1, 10)] == [20, 47]
 
 
-def test_a_model_that_cannot_be_drawn_anew_is_refused_before_anything_runs(small: Federation, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_drawn_anew_is_refused_before_anything_runs(
+    small: Federation, tmp_path: Path
+) -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -339,17 +430,32 @@ def test_a_model_that_cannot_be_drawn_anew_is_refused_before_anything_runs(small
     IFCA(model=Scaled(), k=1, starts=1, rounds=1).config(small, "float32")
 
 
-def test_a_client_that_missed_the_last_average_does_not_show_a_model_to_newcomers(small: Federation) -> None:
+def test_a_client_that_missed_the_last_average_does_not_show_a_model_to_newcomers(
+    small: Federation,
+) -> None:
     made = IFCA(k=1, starts=1, rounds=2, mask="permutation")
-    state, _, endpoint, *_ = served(made, small, lost=lambda call: {0} if call.method == "choose" and call.round == 3 else set())
+    state, _, endpoint, *_ = served(
+        made, small, lost=lambda call: {0} if call.method == "choose" and call.round == 3 else set()
+    )
     client, offer = endpoint.client, state.offers
     assert offer is not None and offer.models == [0]
     mine, peers = (client.banks[0][0].models.row(i) for i in (0, 1))
     assert not torch.equal(mine, peers)
-    torch.testing.assert_close(client.cohort.start + client._pipeline.inverse(offer.table[0], offer.steps[0]), peers, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        client.cohort.start + client._pipeline.inverse(offer.table[0], offer.steps[0]),
+        peers,
+        rtol=0,
+        atol=1e-12,
+    )
 
 
-def test_a_client_that_was_never_reached_shows_the_model_everyone_begins_with(small: Federation) -> None:
+def test_a_client_that_was_never_reached_shows_the_model_everyone_begins_with(
+    small: Federation,
+) -> None:
     deaf = {"choose", "contribute", "least"}
-    state, *_ = served(IFCA(k=2, starts=1, rounds=1), small, lost=lambda call: set(range(6)) if call.method in deaf else set())
+    state, *_ = served(
+        IFCA(k=2, starts=1, rounds=1),
+        small,
+        lost=lambda call: set(range(6)) if call.method in deaf else set(),
+    )
     assert state.offers is not None and not state.offers.table.any()

@@ -19,7 +19,10 @@ def plain(a: Any, b: Any, radius: float, window: int | None) -> float:
     length = np.zeros((len(a) + 1, len(b) + 1), int)
     for i in range(len(a)):
         for j in range(len(b)):
-            near = sum((float(p) - float(q)) ** 2 for p, q in zip(a[i], b[j], strict=True)) <= radius * radius
+            near = (
+                sum((float(p) - float(q)) ** 2 for p, q in zip(a[i], b[j], strict=True))
+                <= radius * radius
+            )
             if near and (window is None or abs(i - j) <= window):
                 length[i + 1, j + 1] = length[i, j] + 1
             else:
@@ -32,12 +35,17 @@ def paths(draw: st.DrawFn) -> list[np.ndarray]:
     """Up to five sequences on a coarse grid, so that points coincide and distances tie with the radius."""
     k = draw(st.integers(1, 3))
     point = st.lists(st.integers(0, 4).map(lambda n: n / 4), min_size=k, max_size=k)
-    return [np.array(own) for own in draw(st.lists(st.lists(point, min_size=1, max_size=12), min_size=2, max_size=5))]
+    return [
+        np.array(own)
+        for own in draw(st.lists(st.lists(point, min_size=1, max_size=12), min_size=2, max_size=5))
+    ]
 
 
 @given(paths(), st.sampled_from([0.0, 0.25, 0.3, 0.5, 2.0]), st.sampled_from([None, 0, 1, 3]))
 @settings(max_examples=150, deadline=None)
-def test_all_pairs_equal_the_plain_dynamic_programme(sequences: list[np.ndarray], radius: float, window: int | None) -> None:
+def test_all_pairs_equal_the_plain_dynamic_programme(
+    sequences: list[np.ndarray], radius: float, window: int | None
+) -> None:
     found = similarities(sequences, radius, window)
     wanted = [[plain(a, b, radius, window) for b in sequences] for a in sequences]
     np.testing.assert_array_equal(found, wanted)
@@ -57,7 +65,9 @@ def test_far_paths_share_nothing_and_a_part_is_all_of_the_shorter() -> None:
     assert similarity(path, path + 5, 0.2) == 0
     assert similarity(path, path[10:20], 1e-9) == 1
     assert similarity(path[:1], path, 0.0) == 1
-    assert similarity(path, path[::-1], 1e-3) == 1 / 50  # backwards only one point is left in common
+    assert (
+        similarity(path, path[::-1], 1e-3) == 1 / 50
+    )  # backwards only one point is left in common
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

@@ -41,8 +41,12 @@ def test_svcca_leaves_out_weak_directions() -> None:
     bases = []
     for x in (one - one.mean(0), other - other.mean(0)):
         u, s, _ = np.linalg.svd(x, full_matrices=False)
-        bases.append(u[:, : 1 + next(q for q in range(3) if (s[: q + 1] ** 2).sum() >= 0.99 * (s**2).sum())])
-    np.testing.assert_allclose(svcca(np.stack([one, other]))[0, 1], np.cos(subspace_angles(*bases)).mean(), atol=1e-12)
+        bases.append(
+            u[:, : 1 + next(q for q in range(3) if (s[: q + 1] ** 2).sum() >= 0.99 * (s**2).sum())]
+        )
+    np.testing.assert_allclose(
+        svcca(np.stack([one, other]))[0, 1], np.cos(subspace_angles(*bases)).mean(), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("compare", [cka, cca, svcca])

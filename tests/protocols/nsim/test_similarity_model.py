@@ -12,7 +12,15 @@ from securecluster.clustering.metrics import pearson
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import UpdateError, UsageError
-from securecluster.protocols.nsim.similarity_model import GRID, Estimator, Fitted, Plan, Trial, fit, predict
+from securecluster.protocols.nsim.similarity_model import (
+    GRID,
+    Fitted,
+    Plan,
+    SimilarityModel,
+    Trial,
+    fit,
+    predict,
+)
 
 QUICK = Plan(width=32, embedding=8, head=16, dropout=0.0, steps=300)
 
@@ -24,7 +32,9 @@ def places(users: int, seed: int, inputs: int = 12) -> tuple[torch.Tensor, torch
     away = np.linalg.norm(at[:, None] - at[None], axis=2)
     mix = np.random.default_rng(99).normal(size=(2, inputs))
     rows = at @ mix + 0.01 * draw.normal(size=(users, inputs))
-    return torch.as_tensor(rows, dtype=torch.float32), torch.as_tensor(np.exp(-2 * away), dtype=torch.float32)
+    return torch.as_tensor(rows, dtype=torch.float32), torch.as_tensor(
+        np.exp(-2 * away), dtype=torch.float32
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +66,9 @@ def test_swapping_the_users_changes_no_bit(fitted: Fitted) -> None:
     assert square.shape == (37, 37) and 0 <= float(square.min()) <= float(square.max()) <= 1
 
 
-def test_a_pair_does_not_depend_on_the_others(fitted: Fitted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_does_not_depend_on_the_others(
+    fitted: Fitted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, b = places(9, 2)[0], places(7, 3)[0]
     whole = predict(fitted.estimator, a, b)
     torch.testing.assert_close(predict(fitted.estimator, a[4:5], b[2:3]), whole[4:5, 2:3])
@@ -77,9 +89,11 @@ def test_a_fit_is_its_seed(fitted: Fitted) -> None:
 def test_it_is_stored_and_read(fitted: Fitted) -> None:
     rows = places(11, 4)[0]
     back = unpack(pack(fitted), Fitted)
-    assert back.grid == fitted.grid and back.unseen == fitted.unseen and back.pearson == fitted.pearson
+    assert (
+        back.grid == fitted.grid and back.unseen == fitted.unseen and back.pearson == fitted.pearson
+    )
     assert torch.equal(predict(back.estimator, rows, rows), predict(fitted.estimator, rows, rows))
-    assert isinstance(unpack(pack(fitted.estimator), Estimator), Estimator)
+    assert isinstance(unpack(pack(fitted.estimator), SimilarityModel), SimilarityModel)
 
 
 def test_the_search_takes_what_the_validation_users_favour() -> None:
@@ -157,5 +171,7 @@ def test_pearson_is_scipys_and_nan_where_nothing_varies() -> None:
     from scipy.stats import pearsonr
 
     a, b = np.random.default_rng(0).normal(size=(2, 5, 7))
-    assert pearson(a, b + a) == pytest.approx(float(pearsonr(a.ravel(), (b + a).ravel())[0]), abs=1e-12)
+    assert pearson(a, b + a) == pytest.approx(
+        float(pearsonr(a.ravel(), (b + a).ravel())[0]), abs=1e-12
+    )
     assert np.isnan(pearson(a, np.ones_like(a))) and np.isnan(pearson(a[:0], b[:0]))

@@ -51,26 +51,36 @@ def test_pca_is_scikit_learns_on_the_public_samples(digits: torch.Tensor) -> Non
 
 def test_a_draw_of_public_samples_follows_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_maps, "PUBLIC", 100)
-    one, two, three = (build("pca", (1, 8, 8), Randomness(seed), public="digits") for seed in (0, 0, 1))
+    one, two, three = (
+        build("pca", (1, 8, 8), Randomness(seed), public="digits") for seed in (0, 0, 1)
+    )
     x = images(4)
     assert torch.equal(one(x), two(x)) and one.describe() == two.describe()
     assert not torch.allclose(one(x), three(x)) and one.describe() != three.describe()
 
 
-@pytest.mark.parametrize(("shape", "dimension"), [((1, 8, 8), 16), ((3, 6, 10), 25), ((1, 5, 4), 20)])
+@pytest.mark.parametrize(
+    ("shape", "dimension"), [((1, 8, 8), 16), ((3, 6, 10), 25), ((1, 5, 4), 20)]
+)
 def test_dct_keeps_the_lowest_frequencies(shape: tuple[int, int, int], dimension: int) -> None:
     found = build("dct", shape, SEED, dimension=dimension)
     x = images(7, shape)
     whole = dctn(x.numpy().astype(np.float64), axes=(2, 3), norm="ortho")
-    u, v = np.meshgrid(np.arange(shape[1]) / shape[1], np.arange(shape[2]) / shape[2], indexing="ij")
+    u, v = np.meshgrid(
+        np.arange(shape[1]) / shape[1], np.arange(shape[2]) / shape[2], indexing="ij"
+    )
     size = np.broadcast_to(u**2 + v**2, shape)
     kept, left = np.sort(size.ravel())[:dimension], np.sort(size.ravel())[dimension:]
     assert not len(left) or kept.max() <= left.min()
     rows = found(x).numpy()
-    for k, coefficients in enumerate(rows.T):  # each is one of the transform's, in the order of its frequency
+    for k, coefficients in enumerate(
+        rows.T
+    ):  # each is one of the transform's, in the order of its frequency
         match = np.isclose(whole, coefficients[:, None, None, None], rtol=0, atol=1e-5).all(0)
         assert match.sum() == 1 and size[match][0] == pytest.approx(kept[k])
-    assert (np.linalg.norm(rows, axis=1) <= np.linalg.norm(x.flatten(1).numpy(), axis=1) + 1e-5).all()
+    assert (
+        np.linalg.norm(rows, axis=1) <= np.linalg.norm(x.flatten(1).numpy(), axis=1) + 1e-5
+    ).all()
     assert found.dimension == dimension and found.describe() == {"dct": dimension}
 
 
@@ -78,7 +88,12 @@ def test_conv_is_the_plain_network() -> None:
     found = build("conv", (3, 12, 10), SEED, dimension=30)
     draws = [SEED.generator("features", "conv", k) for k in (0, 1)]
     net = nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2)
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
     )
     with torch.no_grad():
         for layer, draw in zip((net[0], net[3]), draws, strict=True):
@@ -86,7 +101,9 @@ def test_conv_is_the_plain_network() -> None:
             for part in (layer.weight, layer.bias):
                 part.copy_(torch.from_numpy(draw.uniform(-bound, bound, tuple(part.shape))))  # type: ignore[operator, union-attr]
         x = images(9, (3, 12, 10))
-        np.testing.assert_allclose(found(x).numpy(), net(x - 0.5).flatten(1)[:, :30].numpy(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            found(x).numpy(), net(x - 0.5).flatten(1)[:, :30].numpy(), rtol=1e-4, atol=1e-6
+        )
     assert found.dimension == 30
     other = build("conv", (3, 12, 10), Randomness(1), dimension=30)
     assert not torch.allclose(found(x), other(x))
@@ -102,7 +119,9 @@ def test_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x = images(23)
     whole = build("conv", (1, 8, 8), SEED)(x)
     monkeypatch.setattr(feature_maps, "BATCH", 5)
-    np.testing.assert_allclose(build("conv", (1, 8, 8), SEED)(x).numpy(), whole.numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        build("conv", (1, 8, 8), SEED)(x).numpy(), whole.numpy(), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_module_is_copied_and_evaluated() -> None:
@@ -111,7 +130,9 @@ def test_a_module_is_copied_and_evaluated() -> None:
     x = images(10)
     assert net.training
     with torch.no_grad():
-        exact = net[1](x.flatten(1)) / np.sqrt(1 + 1e-5)  # statistics of a fresh batch norm: mean 0, variance 1
+        exact = net[1](x.flatten(1)) / np.sqrt(
+            1 + 1e-5
+        )  # statistics of a fresh batch norm: mean 0, variance 1
     np.testing.assert_allclose(found(x).numpy(), exact.numpy(), rtol=1e-5, atol=1e-6)
     before = found(x)
     with torch.no_grad():
@@ -134,8 +155,15 @@ def test_a_callable_is_told_by_its_name_and_what_it_does() -> None:
     assert found.describe()["callable"].endswith("test_features.halves")
     one, two = (build(partial(scaled, by=by), (1, 8, 8), SEED).describe() for by in (1.0, 2.0))
     assert one["callable"] == two["callable"] and one != two
-    assert build(partial(scaled, by=1 + 1e-6), (1, 8, 8), SEED).describe() == one  # rounding is no other map
-    for what in (one, found.describe(), build("conv", (1, 8, 8), SEED).describe(), build(nn.Flatten(), (1, 8, 8), SEED).describe()):
+    assert (
+        build(partial(scaled, by=1 + 1e-6), (1, 8, 8), SEED).describe() == one
+    )  # rounding is no other map
+    for what in (
+        one,
+        found.describe(),
+        build("conv", (1, 8, 8), SEED).describe(),
+        build(nn.Flatten(), (1, 8, 8), SEED).describe(),
+    ):
         json.dumps(what)
 
 
@@ -197,9 +225,13 @@ def test_options_that_cannot_work(given: dict[str, Any], words: str) -> None:
 def test_samples_that_do_not_fit() -> None:
     with pytest.raises(UsageError, match="at least 4×4 pixels, not samples of shape 64"):
         build("conv", (64,), SEED)
-    with pytest.raises(UsageError, match="digits have samples of shape 1×8×8, the clients' have 1×28×28"):
+    with pytest.raises(
+        UsageError, match="digits have samples of shape 1×8×8, the clients' have 1×28×28"
+    ):
         build("pca", (1, 28, 28), SEED, public="digits")
-    with pytest.raises(UsageError, match="dct take images, not samples of shape 64: use identity or pca"):
+    with pytest.raises(
+        UsageError, match="dct take images, not samples of shape 64: use identity or pca"
+    ):
         build("dct", (64,), SEED)
     with pytest.raises(UsageError, match="64 frequencies, not 65"):
         build("dct", (1, 8, 8), SEED, dimension=65)
@@ -209,7 +241,13 @@ def test_samples_that_do_not_fit() -> None:
         build("conv", (1, 8, 8), SEED)(images(3, (1, 4, 4)))
 
 
-@pytest.mark.parametrize("features", [lambda x: x.flatten(1).sub_(0.5), nn.Sequential(nn.Threshold(0.5, 0.0, inplace=True), nn.Flatten())])
+@pytest.mark.parametrize(
+    "features",
+    [
+        lambda x: x.flatten(1).sub_(0.5),
+        nn.Sequential(nn.Threshold(0.5, 0.0, inplace=True), nn.Flatten()),
+    ],
+)
 def test_a_map_that_works_in_place_leaves_the_samples_alone(features: Any) -> None:
     x = images(4)
     build(features, (1, 8, 8), SEED)(x)
@@ -241,7 +279,12 @@ def test_checking_options_needs_no_torch() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("identity", {}), ("dct", {"dimension": 8}), ("conv", {"dimension": 8}), ("pca", {"public": "digits", "dimension": 8})],
+    [
+        ("identity", {}),
+        ("dct", {"dimension": 8}),
+        ("conv", {"dimension": 8}),
+        ("pca", {"public": "digits", "dimension": 8}),
+    ],
 )
 def test_maps_take_samples_of_runs_in_float64(name: str, options: dict[str, Any]) -> None:
     features = build(name, (1, 8, 8), Randomness(0), **options)

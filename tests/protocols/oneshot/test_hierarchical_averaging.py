@@ -23,14 +23,18 @@ from securecluster.protocols.oneshot.hierarchical_averaging import common_layers
         ("cnn-ali", (3, 32, 32), "none", 0),
     ],
 )
-def test_they_are_named_by_the_model_or_the_user(model: str, shape: tuple[int, ...], names: str, numbers: int) -> None:
+def test_they_are_named_by_the_model_or_the_user(
+    model: str, shape: tuple[int, ...], names: str, numbers: int
+) -> None:
     assert common_layers(build(model, shape, 10, Randomness(0)), names) == numbers
 
 
 def test_all_of_a_residual_network_but_its_last_layer_is_common() -> None:
     flat = build("resnet9", (3, 32, 32), 10, Randomness(0))
     found = common_layers(flat, "auto")
-    assert flat.dimension - found == 512 * 2 + 512 * 10 + 10  # the norm after the last convolution, and the dense layer
+    assert (
+        flat.dimension - found == 512 * 2 + 512 * 10 + 10
+    )  # the norm after the last convolution, and the dense layer
 
 
 def test_names_of_parts_mean_all_layers_in_them_and_only_the_first_can_be_common() -> None:

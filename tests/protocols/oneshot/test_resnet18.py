@@ -62,17 +62,29 @@ def images(n: int, channels: int) -> torch.Tensor:
 
 def known(net: Any, x: torch.Tensor) -> torch.Tensor:
     """Resized by Pillow, normalised, without the head."""
-    resized = [[Image.fromarray(plane.numpy(), mode="F").resize((SIDE, SIDE), Image.Resampling.BILINEAR) for plane in one] for one in x]
+    resized = [
+        [
+            Image.fromarray(plane.numpy(), mode="F").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+            for plane in one
+        ]
+        for one in x
+    ]
     rows = torch.from_numpy(np.stack([[np.asarray(plane) for plane in one] for one in resized]))
     net.fc = nn.Identity()
     with torch.no_grad():
-        out: torch.Tensor = net(((rows - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)).float())
+        out: torch.Tensor = net(
+            (
+                (rows - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)
+            ).float()
+        )
     return out
 
 
 @pytest.mark.filterwarnings("ignore:'mode' parameter:DeprecationWarning")
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_weights_of_a_named_file(suffix: str, stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_weights_of_a_named_file(
+    suffix: str, stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     net, path = drawn(0), tmp_path / f"own.{suffix}"
     (torch.save if suffix == "pth" else save_file)(dict(net.state_dict()), path)
     monkeypatch.setenv(WEIGHTS, str(path))
@@ -81,7 +93,9 @@ def test_weights_of_a_named_file(suffix: str, stand_in: Path, monkeypatch: pytes
     assert found.dimension == 4
     np.testing.assert_allclose(found(x).numpy(), known(net, x).numpy(), rtol=1e-3, atol=1e-4)
     grey = build("resnet18", (1, 16, 12), SEED)(x[:5, :1])
-    np.testing.assert_allclose(grey.numpy(), known(drawn(0), x[:5, :1].repeat(1, 3, 1, 1)).numpy(), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        grey.numpy(), known(drawn(0), x[:5, :1].repeat(1, 3, 1, 1)).numpy(), rtol=1e-3, atol=1e-4
+    )
     other = tmp_path / "other.pth"
     torch.save(drawn(1).state_dict(), other)
     monkeypatch.setenv(WEIGHTS, str(other))
@@ -95,7 +109,10 @@ def test_weights_of_the_cache(stand_in: Path) -> None:
 
 
 def test_no_weights_and_no_connection(stand_in: Path) -> None:
-    with pytest.raises(UsageError, match=f"not in torchvision's cache and could not be loaded .* name it in {WEIGHTS}"):
+    with pytest.raises(
+        UsageError,
+        match=f"not in torchvision's cache and could not be loaded .* name it in {WEIGHTS}",
+    ):
         build("resnet18", (3, 16, 12), SEED)
 
 
@@ -115,7 +132,9 @@ class Trap:
         ({**Small().state_dict(), "more": torch.zeros(1)}, "not those of torchvision's resnet18"),
     ],
 )
-def test_files_that_are_no_weights(content: Any, words: str, stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_files_that_are_no_weights(
+    content: Any, words: str, stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = tmp_path / "own.pth"
     if content == "torn":
         torch.save(Small().state_dict(), path)
@@ -127,17 +146,23 @@ def test_files_that_are_no_weights(content: Any, words: str, stand_in: Path, mon
         build("resnet18", (3, 16, 12), SEED)
 
 
-def test_torchvision_is_missing_or_broken(monkeypatch: pytest.MonkeyPatch, stand_in: Path, tmp_path: Path) -> None:
+def test_torchvision_is_missing_or_broken(
+    monkeypatch: pytest.MonkeyPatch, stand_in: Path, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "torchvision.models", None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"pip install 'securecluster\[vision\]'"):
         build("resnet18", (3, 16, 12), SEED)
     (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    (tmp_path / "torchvision" / "__init__.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("torchvision", "torchvision.models"):
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UsageError, match="the build of torchvision that belongs to the installed torch"):
+    with pytest.raises(
+        UsageError, match="the build of torchvision that belongs to the installed torch"
+    ):
         build("resnet18", (3, 16, 12), SEED)
 
 

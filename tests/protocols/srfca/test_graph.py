@@ -16,13 +16,13 @@ from securecluster.clustering.distances import to_others
 from securecluster.errors import UsageError
 from securecluster.protocols.srfca import graph
 from securecluster.protocols.srfca.graph import (
-    OUTSIDE,
+    UNASSIGNED,
     check_clustering,
-    choose_reach,
+    choose_threshold,
     components,
     groups,
     renumbered,
-    tree_edges,
+    spanning_tree_edges,
     trimmed_mean,
 )
 
@@ -41,33 +41,42 @@ def test_components_are_those_that_paths_of_short_edges_connect(seed: int) -> No
     reached = np.linalg.matrix_power(near.astype(int), m) > 0
     found = components(distance, reach, least, sizes)
     for i, j in itertools.product(range(m), repeat=2):
-        if found[i] != OUTSIDE:
+        if found[i] != UNASSIGNED:
             assert (found[i] == found[j]) == bool(reached[i, j])
-        assert (found[i] == OUTSIDE) == (sum(np.array(sizes)[reached[i]]) < least)
-    assert list(dict.fromkeys(c for c in found if c != OUTSIDE)) == list(range(1 + max(found, default=OUTSIDE)))
+        assert (found[i] == UNASSIGNED) == (sum(np.array(sizes)[reached[i]]) < least)
+    assert list(dict.fromkeys(c for c in found if c != UNASSIGNED)) == list(
+        range(1 + max(found, default=UNASSIGNED))
+    )
 
 
 def test_one_client_counts_as_one_and_an_edge_may_be_as_long_as_the_reach() -> None:
     distance = np.array([[0.0, 2, 9], [2, 0, 9], [9, 9, 0]])
-    assert components(distance, 2.0, 2) == [0, 0, OUTSIDE]
-    assert components(distance, 1.9, 2) == [OUTSIDE] * 3
+    assert components(distance, 2.0, 2) == [0, 0, UNASSIGNED]
+    assert components(distance, 1.9, 2) == [UNASSIGNED] * 3
     assert components(distance, 1.9, 1) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_tree_edges_are_those_of_the_minimum_spanning_tree(seed: int) -> None:
     distance = random_distance(np.random.default_rng(seed), 7)
-    np.testing.assert_allclose(tree_edges(distance), np.sort(minimum_spanning_tree(distance).data))
-    assert len(tree_edges(np.zeros((1, 1)))) == 0
-    assert tree_edges(np.zeros((3, 3))).tolist() == [0, 0]  # of clients with equal models, which a sparse graph would take for no edge
+    np.testing.assert_allclose(
+        spanning_tree_edges(distance), np.sort(minimum_spanning_tree(distance).data)
+    )
+    assert len(spanning_tree_edges(np.zeros((1, 1)))) == 0
+    assert spanning_tree_edges(np.zeros((3, 3))).tolist() == [
+        0,
+        0,
+    ]  # of clients with equal models, which a sparse graph would take for no edge
 
 
 def test_the_reach_is_the_threshold_or_a_quantile_of_all_pairs() -> None:
     places = np.array([0, 1, 2.1, 7, 8.3, 9.3])
     distance = np.abs(np.subtract.outer(places, places))
-    assert choose_reach(distance, None, 0.25) == np.quantile(distance[np.triu_indices(6, 1)], 0.25)
-    assert choose_reach(distance, 0.5, None) == 0.5
-    assert choose_reach(np.zeros((1, 1)), None, 0.5) == 0
+    assert choose_threshold(distance, None, 0.25) == np.quantile(
+        distance[np.triu_indices(6, 1)], 0.25
+    )
+    assert choose_threshold(distance, 0.5, None) == 0.5
+    assert choose_threshold(np.zeros((1, 1)), None, 0.5) == 0
 
 
 @pytest.mark.parametrize("trim", [0.0, 0.1, 0.15, 0.25, 0.49])
@@ -76,21 +85,31 @@ def test_the_trimmed_mean_is_scipys(trim: float, s: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(graph, "BLOCK", 40)  # several blocks of columns
     rows = torch.as_tensor(np.random.default_rng(s).normal(size=(s + 2, 23)))
     who = list(range(1, s + 1))
-    np.testing.assert_allclose(trimmed_mean(rows, trim, who).numpy(), trim_mean(rows.numpy()[who], trim, axis=0), atol=1e-12)
-    np.testing.assert_allclose(trimmed_mean(rows, trim).numpy(), trim_mean(rows.numpy(), trim, axis=0), atol=1e-12)
+    np.testing.assert_allclose(
+        trimmed_mean(rows, trim, who).numpy(),
+        trim_mean(rows.numpy()[who], trim, axis=0),
+        atol=1e-12,
+    )
+    np.testing.assert_allclose(
+        trimmed_mean(rows, trim).numpy(), trim_mean(rows.numpy(), trim, axis=0), atol=1e-12
+    )
 
 
 def test_distances_to_others_are_scipys() -> None:
     rng = np.random.default_rng(0)
     rows, others = rng.normal(size=(5, 300)), rng.normal(size=(3, 300))
-    np.testing.assert_allclose(to_others(torch.as_tensor(rows), torch.as_tensor(others)).numpy(), cdist(rows, others), rtol=1e-12)
+    np.testing.assert_allclose(
+        to_others(torch.as_tensor(rows), torch.as_tensor(others)).numpy(),
+        cdist(rows, others),
+        rtol=1e-12,
+    )
     assert to_others(torch.as_tensor(rows).float(), torch.as_tensor(rows[:1]).float())[0, 0] == 0
 
 
 def test_clusters_are_numbered_in_the_order_of_their_first_members() -> None:
-    assert renumbered([4, OUTSIDE, 2, 4, 0]) == [0, OUTSIDE, 1, 0, 2]
-    assert groups([0, OUTSIDE, 1, 0]) == [[0, 3], [2]]
-    assert groups([OUTSIDE, OUTSIDE]) == []
+    assert renumbered([4, UNASSIGNED, 2, 4, 0]) == [0, UNASSIGNED, 1, 0, 2]
+    assert groups([0, UNASSIGNED, 1, 0]) == [[0, 3], [2]]
+    assert groups([UNASSIGNED, UNASSIGNED]) == []
 
 
 @pytest.mark.parametrize(

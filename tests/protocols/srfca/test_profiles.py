@@ -9,10 +9,17 @@ import pytest
 from scipy.spatial.distance import cdist
 from sklearn.metrics import adjusted_rand_score
 
-from securecluster.protocols.srfca.profiles import block_means, cluster_without_threshold, fit_offsets, profile_distances
+from securecluster.protocols.srfca.profiles import (
+    block_means,
+    cluster_without_threshold,
+    fit_offsets,
+    profile_distances,
+)
 
 
-def losses(rng: np.random.Generator, means: Any, labels: Any, level: Any = 0.0, noise: float = 0.1) -> Any:
+def losses(
+    rng: np.random.Generator, means: Any, labels: Any, level: Any = 0.0, noise: float = 0.1
+) -> Any:
     """Draw cross-losses: a mean for each pair of clusters, a level for each model (log), and noise (log)."""
     labels = np.asarray(labels)
     drawn = rng.normal(size=(len(labels), len(labels))) * noise
@@ -40,7 +47,9 @@ def test_block_means_are_those_of_pairs() -> None:
     np.testing.assert_allclose(block_means(distance, [0, 0, 1, 1]), [[1, 5.5], [5.5, 3]])
 
 
-@pytest.mark.parametrize("labels", [[0] * 9, [0, 0, 0, 1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 2, 2, 0, 1, 2]], ids=str)
+@pytest.mark.parametrize(
+    "labels", [[0] * 9, [0, 0, 0, 1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 2, 2, 0, 1, 2]], ids=str
+)
 def test_offsets_are_those_of_least_squares(labels: list[int]) -> None:
     rng = np.random.default_rng(0)
     level = rng.normal(size=(9, 9))
@@ -50,7 +59,9 @@ def test_offsets_are_those_of_least_squares(labels: list[int]) -> None:
     for i in range(9):
         for j in range(i):
             pair = (max(labels[i], labels[j]), min(labels[i], labels[j]))
-            rows.append([float(k in (i, j)) for k in range(9)] + [float(pair == name) for name in names])
+            rows.append(
+                [float(k in (i, j)) for k in range(9)] + [float(pair == name) for name in names]
+            )
             values.append(level[i, j])
     solved, residual, rank, _ = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)
     fit = fit_offsets(level, labels)
@@ -66,7 +77,9 @@ def test_two_clusters_that_a_third_far_away_makes_look_alike_are_told_apart(seed
     """The largest absolute gap of the spanning tree's edges, about 0.5, 1.9, 3.5, would join them."""
     means = [[0.4, 1.9, 5], [1.9, 0.4, 3.5], [5, 3.5, 0.4]]
     truth = [0] * 7 + [1] * 7 + [2] * 6
-    partition = cluster_without_threshold(losses(np.random.default_rng(seed), means, truth), 2, squared=False)
+    partition = cluster_without_threshold(
+        losses(np.random.default_rng(seed), means, truth), 2, squared=False
+    )
     assert adjusted_rand_score(truth, partition.labels) == 1
     assert 0.4 < partition.threshold < 1.9
 
@@ -101,7 +114,9 @@ def test_alike_models_are_one_cluster_that_the_threshold_joins(m: int) -> None:
         distance = losses(rng, [[0.5]], [0] * m, rng.normal(size=m) * 0.3)
         partition = cluster_without_threshold(distance, 2, squared=False)
         assert partition.labels == [0] * m
-        assert np.all(distance.min(1, where=~np.eye(m, dtype=bool), initial=np.inf) <= partition.threshold)
+        assert np.all(
+            distance.min(1, where=~np.eye(m, dtype=bool), initial=np.inf) <= partition.threshold
+        )
 
 
 def test_alike_weights_are_one_cluster_also_where_clients_trained_for_longer() -> None:
@@ -129,9 +144,13 @@ def test_distances_of_zero_neither_fail_nor_make_clusters() -> None:
     split = 3.0 * (1 - np.equal.outer(truth, truth))
     assert cluster_without_threshold(split, 2, squared=False).labels == truth
     assert cluster_without_threshold(split, 2, squared=True).labels == truth
-    nearly = losses(np.random.default_rng(0), [[1e-9]], [0] * 12)  # ratios of losses near zero are as those of others
+    nearly = losses(
+        np.random.default_rng(0), [[1e-9]], [0] * 12
+    )  # ratios of losses near zero are as those of others
     assert cluster_without_threshold(nearly, 2, squared=False).labels == [0] * 12
-    noisy = losses(np.random.default_rng(1), [[1.0]], [0] * 20) - 1  # with noise a loss may lie below zero
+    noisy = (
+        losses(np.random.default_rng(1), [[1.0]], [0] * 20) - 1
+    )  # with noise a loss may lie below zero
     found = cluster_without_threshold(noisy, 2, squared=False)
     assert np.isfinite(found.threshold) and len(found.labels) == 20
 
@@ -147,7 +166,9 @@ def test_three_models_are_one_cluster(m: int) -> None:
 def test_a_lone_model_joins_the_nearest_cluster_and_hides_none() -> None:
     means = np.array([[0.4, 3, 2], [3, 0.4, 4], [2, 4, 0.4]])
     truth = [0] * 5 + [1] * 5 + [2]
-    labels = cluster_without_threshold(losses(np.random.default_rng(0), means, truth), 2, squared=False).labels
+    labels = cluster_without_threshold(
+        losses(np.random.default_rng(0), means, truth), 2, squared=False
+    ).labels
     assert labels == [0] * 5 + [1] * 5 + [0]
 
 
@@ -169,5 +190,12 @@ def test_losses_that_noise_made_negative_and_equal_models_are_clustered_all_the_
         assert len(found.labels) == 6 and np.isfinite(found.threshold)
     equal = np.where(np.equal.outer([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]), 0.0, 3.0)
     for squared in (True, False):
-        assert cluster_without_threshold(equal, least=2, squared=squared).labels == [0, 0, 0, 1, 1, 1]
+        assert cluster_without_threshold(equal, least=2, squared=squared).labels == [
+            0,
+            0,
+            0,
+            1,
+            1,
+            1,
+        ]
     assert cluster_without_threshold(np.zeros((6, 6)), least=2, squared=True).labels == [0] * 6

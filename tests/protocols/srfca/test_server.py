@@ -13,29 +13,46 @@ import torch
 
 from securecluster import Federation
 from securecluster.errors import PolicyError
-from securecluster.messaging.messages import Call, Hello, Picks, Rows
+from securecluster.messaging.messages import Call, Empty, Picks, Rows
 from securecluster.protocols import SRFCA, Settings
-from securecluster.protocols.common.messages import Means
-from securecluster.protocols.common.pending_updates import Outbox
-from securecluster.protocols.srfca.client import Choose, Refiner
-from securecluster.protocols.srfca.model_distance import ByDistance, ByLoss, Clusters
-from securecluster.protocols.srfca.server import State, cluster_models, cross_losses, merge, recluster, trimmed
-from securecluster.runtime.endpoint import Turn, config_hash
+from securecluster.protocols.common.messages import AverageDeltas
+from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.srfca.client import OfferedClusters, SRFCAClient
+from securecluster.protocols.srfca.model_distance import (
+    ClusterModels,
+    CrossClusterLoss,
+    WeightDistance,
+)
+from securecluster.protocols.srfca.server import (
+    SRFCAState,
+    average_trimmed,
+    cluster_models,
+    cross_losses,
+    merge,
+    recluster,
+)
+from securecluster.runtime.endpoint import CallContext, config_hash
 from securecluster.runtime.transport import InProcess
 
 DOUBLE = Settings(dtype="float64")
 
 
-def refiner(federation: Federation, **params: Any) -> Refiner:
+def refiner(federation: Federation, **params: Any) -> SRFCAClient:
     """Clients in float64, each with a model of its own."""
-    client: Any = SRFCA(**{"mask": "none", "model": "linear", **params}).build_client(federation, DOUBLE).client
-    noise = torch.from_numpy(np.random.default_rng(0).normal(size=(6, client.cohort.model.dimension)))
+    client: Any = (
+        SRFCA(**{"mask": "none", "model": "linear", **params})
+        .build_client(federation, DOUBLE)
+        .client
+    )
+    noise = torch.from_numpy(
+        np.random.default_rng(0).normal(size=(6, client.cohort.model.dimension))
+    )
     client.models = Rows(client.cohort.start + noise, tuple(range(6)))
-    found: Refiner = client
+    found: SRFCAClient = client
     return found
 
 
-def plain_loss(client: Refiner, flat: torch.Tensor, k: int) -> float:
+def plain_loss(client: SRFCAClient, flat: torch.Tensor, k: int) -> float:
     """Where torch takes one client and one model."""
     module = copy.deepcopy(client.cohort.model.module).double()
     torch.nn.utils.vector_to_parameters(flat.clone(), module.parameters())
@@ -53,50 +70,76 @@ def test_losses_of_several_models_are_torchs(small: Federation) -> None:
     assert client.cohort.losses(models[:0], [3, 0]).shape == (2, 0)
 
 
-@pytest.mark.parametrize(("mask", "sealed"), [("none", False), ("rotation", False), ("haar", False), ("none", True), ("rotation", True)])
-def test_cross_losses_are_those_of_every_model_on_everyones_samples(mask: str, sealed: bool, small: Federation) -> None:
+@pytest.mark.parametrize(
+    ("mask", "sealed"),
+    [("none", False), ("rotation", False), ("haar", False), ("none", True), ("rotation", True)],
+)
+def test_cross_losses_are_those_of_every_model_on_everyones_samples(
+    mask: str, sealed: bool, small: Federation
+) -> None:
     made = SRFCA(mask=mask, sealed=sealed, model="linear")
     endpoint: Any = made.build_client(small, DOUBLE)
     client = endpoint.client
     client.models = refiner(small).models
     net = made.build_network(InProcess(endpoint.answer), made.config(small, "float64"))
-    got = net.gather(Refiner.hand_in, Hello(), to=[0, 2, 3, 5])
+    got = net.gather(SRFCAClient.send_model, Empty(), to=[0, 2, 3, 5])
     ids, found = cross_losses(net, got.ids, got.rows.delta.values, got.step)
-    rows = [[plain_loss(client, client.models.row(j), i) for j in (0, 2, 3, 5)] for i in (0, 2, 3, 5)]
+    rows = [
+        [plain_loss(client, client.models.row(j), i) for j in (0, 2, 3, 5)] for i in (0, 2, 3, 5)
+    ]
     assert ids == (0, 2, 3, 5)
     np.testing.assert_allclose(found, (np.array(rows) + np.array(rows).T) / 2, rtol=1e-9)
-    sums = net.sum(Refiner.heard, Hello(), to=[0, 2, 3, 5], by=[1, 1, 0, 0])
-    np.testing.assert_allclose(sums.rows.loss.table[:, [0, 2, 3, 5]], [np.sum(rows[2:], 0), np.sum(rows[:2], 0)], rtol=1e-9)
+    sums = net.sum(SRFCAClient.heard, Empty(), to=[0, 2, 3, 5], by=[1, 1, 0, 0])
+    np.testing.assert_allclose(
+        sums.rows.loss.table[:, [0, 2, 3, 5]], [np.sum(rows[2:], 0), np.sum(rows[:2], 0)], rtol=1e-9
+    )
     assert sums.rows.loss.table[:, [1, 4]].abs().max() == 0
     if sealed:
         d = client.cohort.model.dimension
         assert got.rows.delta.values.dtype == torch.uint8
         assert got.rows.delta.values.shape == (4, 8 * made.pipeline({"dimension": d}).width(d) + 16)
-        assert [(e.fields, e.seen) for e in net.state.ledger.events if e.method == "hand_in"] == [(("delta",), False)]
+        assert [(e.fields, e.seen) for e in net.state.ledger.events if e.method == "hand_in"] == [
+            (("delta",), False)
+        ]
 
 
-def letter(restart: int | None, rows: Sequence[torch.Tensor] = (), clients: int = 1, count: int | None = None) -> Means:
+def letter(
+    restart: int | None,
+    rows: Sequence[torch.Tensor] = (),
+    clients: int = 1,
+    count: int | None = None,
+) -> AverageDeltas:
     """Averages of step 0 for each client, the last of `count`."""
     table = torch.stack(list(rows)) if rows else torch.zeros(0, 0)
     picks = (tuple(range(len(rows))),) * clients
     counts = Rows(torch.full((clients,), len(rows) if count is None else count))
-    return Means(Picks(table, picks), Picks(torch.zeros(len(rows), dtype=torch.int64), picks), False, counts, restart)
+    return AverageDeltas(
+        Picks(table, picks),
+        Picks(torch.zeros(len(rows), dtype=torch.int64), picks),
+        False,
+        counts,
+        restart,
+    )
 
 
 def test_a_restart_begins_at_the_first_weights_once(small: Federation) -> None:
     client = refiner(small)
     own, start = client.models.values.clone(), client.cohort.start
     one = torch.ones_like(start)
-    client.receive(Turn((1,), (1,), 1, 1), letter(1, [one]))
+    client.receive(CallContext((1,), (1,), 1, 1), letter(1, [one]))
     torch.testing.assert_close(client.models.row(1), start + 1)
-    client.receive(Turn((1,), (1,), 1, 2), letter(1, [one], count=2))  # the next average of the same restart
+    client.receive(
+        CallContext((1,), (1,), 1, 2), letter(1, [one], count=2)
+    )  # the next average of the same restart
     torch.testing.assert_close(client.models.row(1), start + 2)
-    client.receive(Turn((1, 2), (1, 2), 1, 3), letter(2, clients=2))  # the first round: nothing to add yet
+    client.receive(
+        CallContext((1, 2), (1, 2), 1, 3), letter(2, clients=2)
+    )  # the first round: nothing to add yet
     assert torch.equal(client.models.row(1), start) and torch.equal(client.models.row(2), start)
     assert torch.equal(client.models.values[[0, 3, 4, 5]], own[[0, 3, 4, 5]])
     other = refiner(small)
     other.restore(client.state(None))  # type: ignore[arg-type]
-    other.receive(Turn((1,), (1,), 1, 4), letter(2, [one]))
+    other.receive(CallContext((1,), (1,), 1, 4), letter(2, [one]))
     torch.testing.assert_close(other.models.row(1), start + 1)
 
 
@@ -104,10 +147,10 @@ def test_a_model_stays_in_the_ball(small: Federation) -> None:
     client = refiner(small, radius=0.5)
     start = client.cohort.start
     far, near = torch.full_like(start, 3.0), torch.full_like(start, 1e-4)
-    client.receive(Turn((0,), (0,), 1, 1), letter(1, [far]))
+    client.receive(CallContext((0,), (0,), 1, 1), letter(1, [far]))
     away = client.models.row(0) - start
     assert float(away.norm()) == pytest.approx(0.5) and float(away.std()) < 1e-12
-    client.receive(Turn((1,), (1,), 1, 2), letter(1, [near]))
+    client.receive(CallContext((1,), (1,), 1, 2), letter(1, [near]))
     torch.testing.assert_close(client.models.row(1), start + near)
 
 
@@ -116,25 +159,44 @@ def test_one_step_of_the_gradient_variant_is_a_full_gradient(small: Federation) 
     module = copy.deepcopy(client.cohort.model.module).double()
     torch.nn.utils.vector_to_parameters(client.models.row(2).clone(), module.parameters())
     o = client.cohort._offsets
-    torch.nn.functional.cross_entropy(module(client.cohort._x[o[2] : o[3]]), client.cohort._y[o[2] : o[3]]).backward()  # type: ignore[no-untyped-call]
+    torch.nn.functional.cross_entropy(
+        module(client.cohort._x[o[2] : o[3]]), client.cohort._y[o[2] : o[3]]
+    ).backward()  # type: ignore[no-untyped-call]
     gradient = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
-    found = client.contribute(Turn((2,), (2,), 1, 1), letter(None)).delta.values[0]
+    found = client.contribute(CallContext((2,), (2,), 1, 1), letter(None)).delta.values[0]
     torch.testing.assert_close(found, -0.3 * gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_without_trimming_updates_leave_in_sums_only_and_own_models_are_not_posted(small: Federation) -> None:
+def test_without_trimming_updates_leave_in_sums_only_and_own_models_are_not_posted(
+    small: Federation,
+) -> None:
     made = SRFCA(mask="none", model="linear")
-    endpoint, config = made.build_client(small, Settings()), config_hash(made.config(small, "float32"))
-    query = Outbox.start(6, fresh=False).letter([0])
-    for name, sent in (("train", query), ("contribute", query), ("post", query), ("heard", Hello()), ("fits", Hello()), ("losses", query)):
+    endpoint, config = (
+        made.build_client(small, Settings()),
+        config_hash(made.config(small, "float32")),
+    )
+    query = PendingUpdates.start(6, fresh=False).message_for([0])
+    for name, sent in (
+        ("train", query),
+        ("contribute", query),
+        ("post", query),
+        ("heard", Empty()),
+        ("fits", Empty()),
+        ("losses", query),
+    ):
         with pytest.raises(PolicyError):
             endpoint.answer(Call(config, name, "gather", 1, 1, (0,), sent, (1,)))
     client: Any = endpoint.client
-    client.receive(Turn((0,), (0,), 1, 1), letter(1))
-    with pytest.raises(PolicyError, match="before the first average"):  # else a server could have a model of one client posted
-        client.alone(Turn((0,), (0,), 1, 2), query)
+    client.receive(CallContext((0,), (0,), 1, 1), letter(1))
+    with pytest.raises(
+        PolicyError, match="before the first average"
+    ):  # else a server could have a model of one client posted
+        client.alone(CallContext((0,), (0,), 1, 2), query)
     made.set_params(trim=0.2)
-    endpoint, config = made.build_client(small, Settings()), config_hash(made.config(small, "float32"))
+    endpoint, config = (
+        made.build_client(small, Settings()),
+        config_hash(made.config(small, "float32")),
+    )
     assert endpoint.answer(Call(config, "train", "gather", 1, 1, (0,), query, (1,))).ids == (0,)
 
 
@@ -145,13 +207,20 @@ def test_a_client_names_the_cluster_with_the_least_cross_loss(small: Federation)
     nan, inf = np.nan, np.inf
     others = np.array([[fits[0, 1] + 9, fits[0, 0] - 9, 1e9], [nan, inf, nan]])
     picks = ((0, 1, 2), (0, 1, 2))
-    query = Choose(Picks(models - client.cohort.start, picks), 0, Rows(torch.as_tensor(others)))
-    turn = Turn((0, 1), (0, 1), 1, 1)
-    expected = [int(np.argmin((others[0] + fits[0]) / 2)), min((0, 2), key=lambda c: float(fits[1, c]))]
+    query = OfferedClusters(
+        Picks(models - client.cohort.start, picks), 0, Rows(torch.as_tensor(others))
+    )
+    turn = CallContext((0, 1), (0, 1), 1, 1)
+    expected = [
+        int(np.argmin((others[0] + fits[0]) / 2)),
+        min((0, 2), key=lambda c: float(fits[1, c])),
+    ]
     assert client.choose(turn, query).model.values.tolist() == expected
-    again = Choose(Picks(models[:0], ((), ())), 0, Rows(torch.as_tensor([[inf, inf, 0.0], [0.0, inf, 1e9]])))
+    again = OfferedClusters(
+        Picks(models[:0], ((), ())), 0, Rows(torch.as_tensor([[inf, inf, 0.0], [0.0, inf, 1e9]]))
+    )
     assert client.choose_again(turn, again).model.values.tolist() == [2, 0]  # by what it keeps
-    np.testing.assert_allclose(client.fits(turn, Hello()).loss.values, fits)
+    np.testing.assert_allclose(client.fits(turn, Empty()).loss.values, fits)
 
 
 @dataclasses.dataclass
@@ -181,19 +250,26 @@ def test_everyone_goes_to_the_nearest_cluster_and_a_lone_client_to_the_next() ->
 def test_who_says_nothing_stays_or_joins_the_largest() -> None:
     away = [[0, 9]] * 3 + [[9, 0]] * 2 + [[9, 0]]
     assert recluster(Told(away, None, silent=(4, 5)), [0, 0, 0, 1, 1, -1], 2) == [0, 0, 0, 1, 1, 0]
-    assert recluster(Told([[0, 9], [9, 0]], None), [0, 1], 2) == [0, 0]  # two clusters of one: one remains
+    assert recluster(Told([[0, 9], [9, 0]], None), [0, 1], 2) == [
+        0,
+        0,
+    ]  # two clusters of one: one remains
     assert recluster(Told([[0], [0]], None, silent=(0, 1)), [-1, -1], 1) == [0, 0]
 
 
-def clusters(*values: float) -> Clusters:
-    return Clusters(torch.tensor([[v, 2.0 * v] for v in values]), 7, list(range(len(values))))
+def clusters(*values: float) -> ClusterModels:
+    return ClusterModels(torch.tensor([[v, 2.0 * v] for v in values]), 7, list(range(len(values))))
 
 
 def test_clusters_within_reach_are_merged_to_the_mean_of_their_models() -> None:
     apart = [[0, 9, 1, 9], [9, 0, 9, 9], [1, 9, 0, 9], [9, 9, 9, 0]]
-    labels, table = merge(Told(None, apart), [3, 3, 2, 2, 2, 0, 0, 1, 1], clusters(1, 2, 3, 4), 1.0, 2)
+    labels, table = merge(
+        Told(None, apart), [3, 3, 2, 2, 2, 0, 0, 1, 1], clusters(1, 2, 3, 4), 1.0, 2
+    )
     assert labels == [0, 0, 1, 1, 1, 1, 1, 2, 2]
-    torch.testing.assert_close(table, torch.tensor([[4.0, 8], [2, 4], [2, 4]]))  # unweighted: of 3 and 1
+    torch.testing.assert_close(
+        table, torch.tensor([[4.0, 8], [2, 4], [2, 4]])
+    )  # unweighted: of 3 and 1
 
 
 def test_a_cluster_nobody_took_does_not_merge_others() -> None:
@@ -216,8 +292,10 @@ def test_clients_of_dropped_components_take_the_nearest_that_is_left() -> None:
 
 def test_distances_of_weights_and_what_scatter_adds() -> None:
     rows = torch.tensor([[0.0, 1], [0, -1], [4, 2], [4, -2]], dtype=torch.float64)
-    models = Clusters(torch.tensor([[0.0, 0], [4, 0]], dtype=torch.float64), 0, [0, 1])
-    plain, wide = (ByDistance((0, 1, 2, 3), rows, models, scattered) for scattered in (False, True))
+    models = ClusterModels(torch.tensor([[0.0, 0], [4, 0]], dtype=torch.float64), 0, [0, 1])
+    plain, wide = (
+        WeightDistance((0, 1, 2, 3), rows, models, scattered) for scattered in (False, True)
+    )
     assert plain.nearest([3, 1, 9], [0, 1]) == {3: 1, 1: 0} and plain.nearest([3], [0]) == {3: 0}
     assert plain.between([0, 0, 1, 1])[0, 1] == pytest.approx(4)
     assert wide.between([0, 0, 1, 1])[0, 1] == pytest.approx(np.sqrt(16 + 1 + 4))
@@ -229,13 +307,15 @@ def test_clusters_are_compared_by_loss_as_two_of_their_clients_would_be(small: F
     client = endpoint.client
     client.models = refiner(small).models
     net = made.build_network(InProcess(endpoint.answer), made.config(small, "float64"))
-    got = net.gather(Refiner.hand_in, Hello(), to=range(6))
+    got = net.gather(SRFCAClient.send_model, Empty(), to=range(6))
     ids, alone = cross_losses(net, got.ids, got.rows.delta.values, got.step)
     labels = [0, 0, 0, 1, 1, 1]
-    table = torch.stack([client.models.values[own].mean(0) - client.cohort.start for own in ([0, 1, 2], [3, 4, 5])])
+    table = torch.stack(
+        [client.models.values[own].mean(0) - client.cohort.start for own in ([0, 1, 2], [3, 4, 5])]
+    )
     found = []
     for scattered in (None, alone):
-        near = ByLoss(net, ids, ids, Clusters(table, 0, [0, 1]), labels, scattered)
+        near = CrossClusterLoss(net, ids, ids, ClusterModels(table, 0, [0, 1]), labels, scattered)
         near.nearest(range(6), [0, 1])
         found.append(near.between(labels))
     losses = client.cohort.losses(table + client.cohort.start, list(range(6)))
@@ -249,11 +329,11 @@ def test_clusters_are_compared_by_loss_as_two_of_their_clients_would_be(small: F
 
 
 def test_who_has_no_cluster_is_shown_as_one_of_its_own() -> None:
-    state = State([0, -1, 1, -1, 0], Outbox.start(5, fresh=True))
+    state = SRFCAState([0, -1, 1, -1, 0], PendingUpdates.start(5, fresh=True))
     assert state.labels == [0, 2, 1, 3, 0]
     state.restart(fresh=True)
     state.outbox.post(1, torch.zeros(2, 3), state.clusters)
-    assert state.outbox.restart == 1 and state.outbox.late() == [0, 2, 4]
+    assert state.outbox.restart == 1 and state.outbox.lagging_clients() == [0, 2, 4]
     state.restart(fresh=False)
     assert state.outbox.restart == 2 and not state.outbox.posts
 
@@ -265,30 +345,50 @@ def test_the_noise_in_clusters_models_is_taken_off_their_distances() -> None:
     for k in range(4):
         rows[k, 2 + k] = 5
     far[0, 6], far[1, 7] = 3, 6
-    near = ByDistance((0, 1, 2, 3), rows, Clusters(far, 0, [0, 1], [9.0, 36.0]), True, 25.0)
+    near = WeightDistance(
+        (0, 1, 2, 3), rows, ClusterModels(far, 0, [0, 1], [9.0, 36.0]), True, 25.0
+    )
     spread = [(1 + 0) / 2, (0 + 1) / 2]
     assert near.between([0, 0, 1, 1])[0, 1] == pytest.approx(np.sqrt(64 + sum(spread)))
     assert near.between([0, 0, 1, 1])[0, 0] == pytest.approx(np.sqrt(2 * spread[0]))
     middle = torch.zeros(1, 12, dtype=torch.float64)
     middle[0, 0] = 5.5  # nearer to the second cluster, whose model is blurred more
-    assert ByDistance((7,), middle, Clusters(far, 0, [0, 1], [9.0, 36.0]), False).nearest([7], [0, 1]) == {7: 1}
-    assert ByDistance((7,), middle, Clusters(far, 0, [0, 1]), False).nearest([7], [0, 1]) == {7: 0}
+    assert WeightDistance((7,), middle, ClusterModels(far, 0, [0, 1], [9.0, 36.0]), False).nearest(
+        [7], [0, 1]
+    ) == {7: 1}
+    assert WeightDistance((7,), middle, ClusterModels(far, 0, [0, 1]), False).nearest(
+        [7], [0, 1]
+    ) == {7: 0}
 
 
-@pytest.mark.parametrize(("placement", "trim"), [("local", 0.0), ("central", 0.0), ("central", 0.25)])
-def test_the_noise_that_is_taken_off_clusters_models_is_theirs(placement: str, trim: float, small: Federation) -> None:
+@pytest.mark.parametrize(
+    ("placement", "trim"), [("local", 0.0), ("central", 0.0), ("central", 0.25)]
+)
+def test_the_noise_that_is_taken_off_clusters_models_is_theirs(
+    placement: str, trim: float, small: Federation
+) -> None:
     """Over 1,000s of coordinates the squared norm of what noise made of an average is what the server expects."""
     found = []
     for noise in (0.0, 1e-4):
-        params = {"clip": 50.0, "noise": noise, "placement": placement, "trim": trim, "model": "mlp", "threshold": 1e6, "refine": 1}
-        made = SRFCA(mask="none", local_rounds=1, rounds=2, lr=1e-9, **params)  # models that hardly move: noise changes no update
+        params = {
+            "clip": 50.0,
+            "noise": noise,
+            "placement": placement,
+            "trim": trim,
+            "model": "mlp",
+            "threshold": 1e6,
+            "refine": 1,
+        }
+        made = SRFCA(
+            mask="none", local_rounds=1, rounds=2, lr=1e-9, **params
+        )  # models that hardly move: noise changes no update
         endpoint = made.build_client(small, DOUBLE)
         net = made.build_network(InProcess(endpoint.answer), made.config(small, "float64"))
         net.agreed["placement"] = placement
-        state = State([0, 0, 0, 1, 1, 1], Outbox.start(6, fresh=False))
+        state = SRFCAState([0, 0, 0, 1, 1, 1], PendingUpdates.start(6, fresh=False))
         state.restart(fresh=False)
         for t in (1, 2):
-            trimmed(net, state, 1.0, trim, t)
+            average_trimmed(net, state, 1.0, trim, t)
         found.append((cluster_models(net, state, None).table, state.noise))
     (plain, none), (noisy, told) = found
     assert none == [0.0, 0.0] and told[0] == told[1]
