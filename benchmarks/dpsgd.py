@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -148,15 +149,14 @@ def variants(
         else {}
     )
     every = {**by_hand, "examples as clients": general}
+    quiet = replace(plan, noise=0.0)
+    private = {
+        name: (threads, partial(ours, of, quiet if "no" in name else plan))
+        for name, of in every.items()
+    }
     return {
         "plain training": (threads, lambda: ours(batched, replace(plan, clip=0.0, noise=0.0))),
-        **{
-            n: (
-                threads,
-                lambda of=of, n=n: ours(of, replace(plan, noise=0.0) if "no" in n else plan),
-            )
-            for n, of in every.items()
-        },  # type: ignore[misc]
+        **private,
         "opacus, 1 thread": (1, lambda: opacus(batched, plan)),
         f"opacus, {threads} threads": (threads, lambda: opacus(batched, plan)),
     }

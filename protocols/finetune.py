@@ -16,7 +16,7 @@ from securecluster.errors import PolicyError
 from securecluster.messaging.messages import Ack, select
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
-from securecluster.protocols.common.base import ClusteringProtocol, Releases
+from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
@@ -122,9 +122,9 @@ class FineTune(ClusteringProtocol):
         super().check(clients)
         check_whole(self, tune_rounds=0)
 
-    def releases(self) -> Releases:
+    def releases(self) -> ReleaseCounts:
         """Return FedAvg's."""
-        return Releases(updates=self._shared_rounds, trainings=self._shared_rounds)
+        return ReleaseCounts(updates=self._shared_rounds, trainings=self._shared_rounds)
 
     def shared_models(self, client: Any) -> Any:
         """Return FedAvg's model where clients have tuned it; before that it is their own."""

@@ -34,7 +34,7 @@ from securecluster.messaging.messages import Empty, Picks, Rows
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.masking.masks import ENTRYWISE
 from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
-from securecluster.protocols.common.base import Releases
+from securecluster.protocols.common.base import ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compressed_updates import (
     CompressedUpdateClient,
@@ -259,9 +259,9 @@ class FLHC(CompressionOptions):
                 f"a threshold cuts the paper's merges, and the clusterer {self.clusterer!r} has none: leave one of them out"
             )
 
-    def releases(self) -> Releases:
+    def releases(self) -> ReleaseCounts:
         """What every round takes, and an update, or a brief, in the clustering round."""
-        return Releases(updates=self.rounds + 1, trainings=self.rounds + 1)
+        return ReleaseCounts(updates=self.rounds + 1, trainings=self.rounds + 1)
 
     def server_view(self) -> list[str]:
         """What stays visible under every mask."""

@@ -28,7 +28,7 @@ from securecluster.protocols.common.averaging import (
     SumClient,
     average_clusters,
 )
-from securecluster.protocols.common.base import ClusteringProtocol, Releases
+from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.newcomers import check_newcomers
@@ -149,9 +149,9 @@ class LocalKMeans(ClusteringProtocol):
         check_number(self.k, clients)
         check_whole(self, local_rounds=1)
 
-    def releases(self) -> Releases:
+    def releases(self) -> ReleaseCounts:
         """What it learned alone, and an update a round after that."""
-        return Releases(updates=1 + self.rounds - self._local, trainings=self.rounds)
+        return ReleaseCounts(updates=1 + self.rounds - self._local, trainings=self.rounds)
 
     def server_view(self) -> list[str]:
         """What stays visible under every mask."""

@@ -9,7 +9,6 @@ the scale for a CPU has cnn-ali for both, fewer points and, on CIFAR-10, 20 roun
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -103,9 +102,11 @@ def positive_from(rows: Sequence[Row], value: str) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for data in dict.fromkeys(data for data, _ in least):
         falling = sorted((points for other, points in least if other == data), reverse=True)
-        positive = list(
-            itertools.takewhile(lambda points, data=data: least[data, points] > 0, falling)
-        )  # type: ignore[misc]
+        positive: list[int] = []
+        for points in falling:
+            if least[data, points] <= 0:
+                break
+            positive.append(points)
         found[data] = positive[-1] if positive else None
     return found
 

@@ -49,7 +49,7 @@ from securecluster.protocols.cfl.split_test import (
     split_cluster,
     split_statistics,
 )
-from securecluster.protocols.common.base import Kept, Releases, opened
+from securecluster.protocols.common.base import FittedState, ReleaseCounts, opened
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compression_options import CompressionOptions
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
@@ -237,10 +237,10 @@ class CFL(CompressionOptions):
             )
         )
 
-    def releases(self) -> Releases:
+    def releases(self) -> ReleaseCounts:
         """An update a round, or a brief and the update; full gradients; the losses that the fallback goes by."""
         full = self.rounds * (self.similarity == "gradient")
-        return Releases(
+        return ReleaseCounts(
             self.rounds * (1 + self.briefs) + full,
             int(self.fallback > 0),
             trainings=self.rounds,
@@ -291,7 +291,7 @@ class CFL(CompressionOptions):
         gap = separation_gap(state.alpha.numpy(), truth) if truth else None
         return {**super().observe(federation, client, state, scores), "gap": gap}
 
-    def adopt(self, kept: Kept) -> Self:
+    def adopt(self, kept: FittedState) -> Self:
         """Adds the parameter tree."""
         super().adopt(kept)
         self.tree_: ParameterTree = self.state_.tree

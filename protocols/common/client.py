@@ -132,7 +132,7 @@ class TrainingClient:
         picks = {k: self._due(k, own, count, query) for k, own, count in brought}
         if models is self.models and not any(picks.values()):
             return models
-        if self._memo.message_for is not query.means.table:
+        if self._memo.averages is not query.means.table:
             self._memo = _MovedModels(query.means.table)
         known, prints = self._printed
         if known is not models.table:
@@ -256,7 +256,7 @@ def late_request_error(clients: Sequence[int]) -> PolicyError:
 class _MovedModels:
     """What clients made of one letter's averages: its frames reach them in several calls, as a sum streams over clients."""
 
-    letter: torch.Tensor | None = None  # the table of averages itself
+    averages: torch.Tensor | None = None  # the table of averages itself
     undone: dict[int, torch.Tensor] = field(default_factory=dict)
     moved: dict[tuple[bytes, tuple[int, ...]], tuple[torch.Tensor, bytes]] = field(
         default_factory=dict

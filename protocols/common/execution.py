@@ -36,8 +36,7 @@ from securecluster.protocols.common.newcomers import (
 )
 from securecluster.protocols.common.serialization import SCHEMA, SHARED, FittedState, FittedSummary
 from securecluster.runtime.endpoint import Endpoint, config_hash
-from securecluster.runtime.run import Appended, Line, Run
-from securecluster.runtime.run import FittedState as Part
+from securecluster.runtime.run import Appended, CheckpointPart, Line, Run
 from securecluster.runtime.server_channel import ChannelState
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess, Recorded, random_dropouts
@@ -201,14 +200,14 @@ def carry_out(
         return {**seen, "up": sent["up"], "down": sent["down"]}
 
     parts = {
-        "origin": Part(Origin, lambda: Origin(config_hash(config)), check_origin),
-        "clients": Part(ClientState, lambda: client.state(keys.secrets), restore_clients),
-        "network": Part(
+        "origin": CheckpointPart(Origin, lambda: Origin(config_hash(config)), check_origin),
+        "clients": CheckpointPart(ClientState, lambda: client.state(keys.secrets), restore_clients),
+        "network": CheckpointPart(
             ChannelState,
             lambda: _without_events(net.state),
             lambda state: setattr(net, "state", state),
         ),
-        "transcript": Part(Recording, transcript.snapshot, transcript.rewind),
+        "transcript": CheckpointPart(Recording, transcript.snapshot, transcript.rewind),
     }
 
     def recall_events(later: list[Event]) -> None:

@@ -25,7 +25,7 @@ from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.messaging.replies import Replies
 from securecluster.protocols.common.averaging import total_weights
-from securecluster.protocols.common.base import ClusteringProtocol, Releases
+from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.messages import ModelChoice
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
@@ -43,7 +43,7 @@ class IFCAState:
 
     running: Restart
     best: Restart | None = None  # of those that are over, while others are tried
-    collect_models: OfferedModels | None = None  # the models that newcomers choose from
+    offers: OfferedModels | None = None  # the models that newcomers choose from
 
     @property
     def used(self) -> list[int]:
@@ -197,9 +197,9 @@ class IFCA(ClusteringProtocol):
         check_number(self.k, clients)
         check_whole(self, starts=1, start_rounds=1)
 
-    def releases(self) -> Releases:
+    def releases(self) -> ReleaseCounts:
         """In every round a choice, a row of k losses, and an update; a choice at the end, and the least loss of each short start."""
-        return Releases(
+        return ReleaseCounts(
             updates=self.total,
             losses=self.total + 1 + (self.starts if self._short else 0),
             trainings=self.total,

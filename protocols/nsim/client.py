@@ -61,7 +61,7 @@ def find_layer(flat: FlatModel, which: str) -> LayerSlice:
     """
     if which not in LAYERS:
         raise unknown("layer", which, LAYERS)
-    initial_models = dict(
+    slices = dict(
         zip(
             flat.shapes,
             np.cumsum([0, *(s.numel() for s in flat.shapes.values())]).tolist(),
@@ -71,7 +71,7 @@ def find_layer(flat: FlatModel, which: str) -> LayerSlice:
     dense = [
         name
         for name, part in flat.module.named_modules()
-        if isinstance(part, torch.nn.Linear) and f"{name}.weight" in initial_models
+        if isinstance(part, torch.nn.Linear) and f"{name}.weight" in slices
     ]
     place = 1 if which == "last" else 2
     if len(dense) < place:
@@ -80,9 +80,7 @@ def find_layer(flat: FlatModel, which: str) -> LayerSlice:
         )
     name = dense[-place]
     outputs, inputs = flat.shapes[f"{name}.weight"]
-    return LayerSlice(
-        name, initial_models[f"{name}.weight"], outputs, inputs, f"{name}.bias" in initial_models
-    )
+    return LayerSlice(name, slices[f"{name}.weight"], outputs, inputs, f"{name}.bias" in slices)
 
 
 def initial_models(

@@ -29,7 +29,7 @@ from securecluster.messaging.messages import Empty
 from securecluster.models.objectives import objective
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
-from securecluster.protocols.common.base import ClusteringProtocol, Releases
+from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
@@ -241,9 +241,9 @@ class NSIM(ClusteringProtocol):
         """Add the numbers of the layer that is handed in."""
         return {**super().frame_sizes(config), "layer": int(config["layer_size"])}
 
-    def releases(self) -> Releases:
+    def releases(self) -> ReleaseCounts:
         """Its layer, what it learned alone, and an update a round after that."""
-        return Releases(updates=2 + self.rounds - self._local, trainings=self.rounds)
+        return ReleaseCounts(updates=2 + self.rounds - self._local, trainings=self.rounds)
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
         """Of the layer: clipped and noised by its client, or of training with noise."""

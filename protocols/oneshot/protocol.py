@@ -28,7 +28,7 @@ from securecluster.privacy.masking.block_mask import Blocks
 from securecluster.privacy.masking.masks import build, width
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.base import ClusteringProtocol, Kept, Releases
+from securecluster.protocols.common.base import ClusteringProtocol, FittedState, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
@@ -178,7 +178,7 @@ class OneShot(ClusteringProtocol):
             "width": phi.dimension,
         }
 
-    def adopt(self, kept: Kept) -> Self:
+    def adopt(self, kept: FittedState) -> Self:
         """Refuses features of your own that are not the run's."""
         config = kept.learned.config
         if not isinstance(config["features"], str):
@@ -211,7 +211,7 @@ class OneShot(ClusteringProtocol):
             "features": width,
         }
 
-    def releases(self) -> Releases:
+    def releases(self) -> ReleaseCounts:
         """Adds the Gram matrix; what the GPS averages has been released to the LPSs."""
         return replace(super().releases(), gram=1)
 

@@ -195,8 +195,8 @@ class CrossClusterLoss:
         for c in np.flatnonzero(~np.isnan(own)):
             members = np.flatnonzero(cluster == c)
             if len(members) >= MINIMUM:
-                pairwise_l2 = pairwise(self._alone[np.ix_(members, members)])
-                spread[c] = max(0.0, float(pairwise_l2.mean()) - float(own[c]))
+                distances = pairwise(self._alone[np.ix_(members, members)])
+                spread[c] = max(0.0, float(distances.mean()) - float(own[c]))
         return spread
 
 

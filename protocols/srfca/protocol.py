@@ -23,7 +23,7 @@ from securecluster.privacy.masking.masks import ENTRYWISE, build
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
-from securecluster.protocols.common.base import ClusteringProtocol, Releases
+from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
@@ -218,12 +218,12 @@ class SRFCA(ClusteringProtocol):
             else usual
         }
 
-    def releases(self) -> Releases:
+    def releases(self) -> ReleaseCounts:
         """Its model, and an update a round; a row of losses for the models of ONE_SHOT and one in each refinement."""
         averaged = self.refine * self.rounds + self.retrain
         full = averaged if self.variant == "gradient" else 0
         losses = 1 + self.refine if self.distance == "loss" else 0
-        return Releases(
+        return ReleaseCounts(
             updates=1 + averaged,
             losses=losses,
             trainings=self.local_rounds + averaged - full,

@@ -105,16 +105,12 @@ def split_into_two(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
     return Bipartition(first, second, float(alpha[np.ix_(first, second)].mean()))
 
 
-def gap_between(alpha: Array, split_into_two: Bipartition) -> float:
+def gap_between(alpha: Array, halves: Bipartition) -> float:
     """Return how far the more coherent half's least similarity exceeds the one across; -2 without a half of two."""
-    coherent = [
-        intra_min(alpha, half)
-        for half in (split_into_two.first, split_into_two.second)
-        if len(half) > 1
-    ]
+    coherent = [intra_min(alpha, half) for half in (halves.first, halves.second) if len(half) > 1]
     if not coherent:
         return -2.0
-    return max(coherent) - split_into_two.cross_max
+    return max(coherent) - halves.cross_max
 
 
 def with_company(alpha: Array, found: Bipartition) -> Bipartition:

@@ -22,7 +22,7 @@ from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import ClusteringProtocol
 from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
-from securecluster.protocols.common.base import Releases
+from securecluster.protocols.common.base import ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
@@ -133,6 +133,6 @@ class Sixth(ClusteringProtocol):
         means = Pipeline([*stages, *build(self.mask, config["width"])])
         return Pipeline([*stages, *build(self.mask, config["dimension"])], fields={"mean": means})
 
-    def releases(self) -> Releases:
+    def releases(self) -> ReleaseCounts:
         """Add the mean."""
         return replace(super().releases(), updates=self.rounds + 1)

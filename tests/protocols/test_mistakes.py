@@ -389,7 +389,10 @@ class Absent(Sixth):
 
 
 LOOPS = [
-    (Nothing, r"Nothing\.run_server returned nothing, and declares a State: end it with `return state`"),
+    (
+        Nothing,
+        r"Nothing\.run_server returned nothing, and declares a State: end it with `return state`",
+    ),
     (Other, r"Other\.run_server returned a AveragingState, and declares a State"),
     (Labels, r"Labels\.run_server returns list.*: it must be a dataclass with labels"),
     (Absent, r"Absent\.run_server is annotated with a class that is not there: name 'Clusters'"),
@@ -410,7 +413,7 @@ ASKS = """
 class Broken(FedAvg):
     name, client = "broken", Client
     def run_server(self, net, run) -> AveragingState:
-        net.gather(Client.tell, Hello(), to=net.clients)
+        net.gather(Client.tell, Empty(), to=net.clients)
         return super().run_server(net, run)
 """
 BROKEN = {
@@ -423,26 +426,26 @@ BROKEN = {
         "Broken.run_server returned nothing",
     ),
     "parameter": (
-        "class Client(Contributor):\n    @answers('gather')\n    def tell(self, turn, hello: Hello) -> Done:\n"
-        "        return Done()\n" + ASKS,
+        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, turn, hello: Empty) -> Ack:\n"
+        "        return Ack()\n" + ASKS,
         "the server cannot call Client.tell(self, turn, hello)",
     ),
     "annotation": (
-        "class Client(Contributor):\n    @answers('gather')\n    def tell(self, turn, query: Hello):\n        return Done()\n"
+        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, turn, query: Empty):\n        return Ack()\n"
         + ASKS,
         "Client.tell does not say what its return is",
     ),
     "tensor": (
-        "class Client(Contributor):\n    @answers('gather')\n    def tell(self, turn, query: Hello) -> Done:\n"
+        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, turn, query: Empty) -> Ack:\n"
         "        return self.cohort.start\n" + ASKS,
-        "Client.tell replied with a Tensor: it declares a Done",
+        "Client.tell replied with a Tensor: it declares a Ack",
     ),
 }
 IMPORTS = """
 from dataclasses import dataclass
-from securecluster.protocols.common.averaging import Averaged, Contributor
+from securecluster.protocols.common.averaging import AveragingState, SumClient
 from securecluster.runtime.endpoint import answers
-from securecluster.messaging.messages import Done, Hello
+from securecluster.messaging.messages import Ack, Empty
 from securecluster.protocols.fedavg import FedAvg
 """
 
