@@ -60,6 +60,9 @@ class SRFCA(Protocol):
     trim: float = 0.0
     """β: share of the updates left out at each end of every coordinate, in [0, 0.5). Algorithm 3 trims; the default 0 does not (ours):
     a plain mean needs no more than a secure sum, and trimming has the server read every update"""
+    average: str = "auto"
+    """mean over a cluster's clients: uniform (Algorithm 3), weighted by |D_i| (ours), or auto: weighted unless updates are trimmed or
+    clipped, which count the same"""
     refine: int = 1
     """R: refinements; the paper's experiments take at most 2, and 1 on real data"""
     local_rounds: int = 20
@@ -147,6 +150,11 @@ class SRFCA(Protocol):
         return Graphing(self.distance, self.size, self.threshold, self.quantile)
 
     @property
+    def weighted(self) -> bool:
+        """Whether clients tell |D_i|."""
+        return self.average == "weighted" or (self.average == "auto" and not self.trim and self.clip is None)
+
+    @property
     def total(self) -> int:
         """Local rounds, refinements, and what comes after."""
         return self.local_rounds + self.refine * self.rounds + self.retrain
@@ -203,12 +211,14 @@ class SRFCA(Protocol):
         """Adds λ, t, β and the rounds."""
         super().check(clients)
         check_clustering(self.size, clients, self.threshold, self.quantile)
-        check_choice(self, distance=("loss", "l2"), variant=("fedavg", "gradient"))
+        check_choice(self, distance=("loss", "l2"), variant=("fedavg", "gradient"), average=("auto", "uniform", "weighted"))
         check_whole(self, refine=1, local_rounds=1, retrain=0)
         check_number(self, "trim", 0, 0.5)
         check_number(self, "radius", 0)
         if self.trim and self.mask not in ENTRYWISE:
             raise UsageError(f"the mask {self.mask!r} mixes coordinates, and each is trimmed apart: use a permutation, or trim 0")
+        if self.average == "weighted" and (self.trim or self.clip is not None):
+            raise UsageError("updates that are trimmed or clipped count the same: take average auto or uniform")
         if self.sealed and self.distance == "l2":
             raise UsageError("the server compares weights for the distance l2, so it must read them: use distance loss, or sealed=False")
         if self.sealed and self.noisy and self.placement == "central":
@@ -216,7 +226,7 @@ class SRFCA(Protocol):
 
     def sees(self) -> list[str]:
         """What stays visible under every mask."""
-        return seen(self.distance, self.sealed, self.trim > 0, self.noisy)
+        return seen(self.distance, self.sealed, self.trim > 0, self.noisy, self.weighted)
 
     def client_sees(self) -> list[str]:
         """Models of others."""

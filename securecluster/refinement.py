@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.averaging import weighted_means
 from securecluster.backend import torch
 from securecluster.clustering import largest
 from securecluster.components import OUTSIDE, choose_reach, components, groups, renumbered, tree_edges, trimmed_mean
@@ -176,7 +177,7 @@ def trimmed(net: Network, state: State, share: float, trim: float, t: int) -> No
     else:
         total = net.sum(Refiner.contribute, letter, to=asked, by=by, groups=len(clusters))
         ids, step = total.ids, total.step
-        means = [row / max(n, 1) for row, n in zip(total.rows.delta.table, total.counts, strict=True)] if ids else []
+        means = list(weighted_means(total)) if ids else []
     state.outbox.delivered(ids)
     if ids:
         state.outbox.post(step, torch.stack(means), state.clusters)

@@ -206,10 +206,11 @@ class Refiner(Contributor):
         """f_i of the clusters' models, as judged last: what MERGE needs."""
         return Losses(Rows(torch.as_tensor(self._judged(turn))))
 
-    @answers(SUM, through=("delta",), fresh=True, trains="refine")
+    @answers(SUM, through=("delta",), fresh=True, trains="refine", unmasked=("size",))
     def contribute(self, turn: Turn, query: Means) -> Update:
-        """θ_i ← θ_i + P⁻¹Δ_c(i); reply its update, which counts as much as everyone's (Algorithm 3 with β = 0)."""
-        return self.trained(turn, query, plan=self.refining.plan)
+        """θ_i ← θ_i + P⁻¹Δ_c(i); reply its update, which counts as much as everyone's (Algorithm 3 with β = 0), or n_i times it and n_i."""
+        scale = [self.cohort.sizes[k] for k in turn.at] if self._weighted else None
+        return self.trained(turn, query, scale, self.refining.plan)
 
     @answers(GATHER, through=("delta",), fresh=True, trains="refine")
     def train(self, turn: Turn, query: Means) -> Update:
@@ -300,7 +301,7 @@ class Refiner(Contributor):
         self._fits = dict(zip(memory["judges"].tolist(), fits, strict=False))
 
 
-def seen(distance: str, sealed: bool, trims: bool, noisy: bool) -> list[str]:
+def seen(distance: str, sealed: bool, trims: bool, noisy: bool, weighted: bool) -> list[str]:
     """What the server sees of clients under every mask."""
     own = "with noise, " if noisy else ""
     one_shot = f"{own}norms and inner products of the models that clients trained alone"
@@ -308,7 +309,8 @@ def seen(distance: str, sealed: bool, trims: bool, noisy: bool) -> list[str]:
     compared = f"{one_shot}, their distances, and those to and between the clusters' models, all under one mask"
     relayed = [*[f"{one_shot}, each of which goes to every client"] * (not sealed), losses]
     updates = f"{own}each client's update" + (", one by one" if trims else " (the plain sum reads all replies)")
-    return [*([compared] if distance == "l2" else relayed), updates, "λ, the clusters, and how far their models have moved"]
+    sizes = ["each client's number of samples"] * weighted
+    return [*([compared] if distance == "l2" else relayed), updates, *sizes, "λ, the clusters, and how far their models have moved"]
 
 
 def seen_by_clients(distance: str) -> list[str]:

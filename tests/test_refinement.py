@@ -112,7 +112,7 @@ def test_a_model_stays_in_the_ball(small: Federation) -> None:
 
 
 def test_one_step_of_the_gradient_variant_is_a_full_gradient(small: Federation) -> None:
-    client = refiner(small, variant="gradient", lr=0.3)
+    client = refiner(small, variant="gradient", lr=0.3, average="uniform")
     module = copy.deepcopy(client.cohort.model.module).double()
     torch.nn.utils.vector_to_parameters(client.models.row(2).clone(), module.parameters())
     o = client.cohort._offsets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,30 @@ def test_averages_are_unweighted_trimmed_means_from_the_first_weights(two: Feder
             means = [trim_mean(updates[labels == labels[i]], trim, axis=0) for i in range(8)]
             theta = theta + torch.as_tensor(np.stack(means))
         torch.testing.assert_close(fitted.client_models_.values, theta, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("average", ["auto", "weighted", "uniform"])
+def test_clients_with_more_samples_count_more_unless_the_average_is_uniform(average: str, two: Federation) -> None:
+    kept = [10, 40, 20, 40, 40, 10, 40, 30]
+    shards = [replace(s, x=s.x[:n], y=s.y[:n]) for s, n in zip(two.shards, kept, strict=True)]
+    uneven = replace(two, shards=tuple(shards), recipe=None)
+    made = short(local_rounds=2, rounds=1, refine=1, average=average, threshold=1e9, mask="none")
+    with pytest.warns(SecureClusterWarning, match="joins all"):
+        fitted = made.fit(uneven, DOUBLE)
+    cohort = made.build_client(uneven, DOUBLE).client.cohort
+    step = max(e.step for e in fitted.ledger_.events if e.method == "contribute")
+    updates = cohort.train(Rows(cohort.start[None].repeat(8, 1)), range(8), made.training({"lr": 0.2}), step).numpy()
+    weight = np.ones(8) if average == "uniform" else np.array(kept)
+    mean = cohort.start + torch.as_tensor(np.average(updates, axis=0, weights=weight))
+    torch.testing.assert_close(fitted.client_models_.values, mean[None].repeat(8, 1), rtol=0, atol=1e-9)
+    told = "each client's number of samples" in fitted.sees()
+    assert told == (average != "uniform")
+
+
+def test_trimmed_and_clipped_updates_count_the_same() -> None:
+    assert SRFCA().weighted and SRFCA(average="weighted").weighted
+    equal: list[dict[str, Any]] = [{"trim": 0.1}, {"clip": 1.0}, {"clip": 1.0, "dp_unit": "example"}, {"average": "uniform"}]
+    assert not any(SRFCA(**params).weighted for params in equal)
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
@@ -360,6 +385,9 @@ def test_newcomers_that_cannot_be_placed_are_an_error(two: Federation, monkeypat
         ({"trim": 0.1, "mask": "haar"}, "mixes coordinates"),
         ({"sealed": True, "distance": "l2"}, "must read them"),
         ({"rounds": 0}, "rounds = 0"),
+        ({"average": "median"}, "unknown average"),
+        ({"average": "weighted", "trim": 0.1}, "count the same"),
+        ({"average": "weighted", "clip": 1.0, "dp_unit": "example"}, "count the same"),
     ],
 )
 def test_what_is_not_possible_is_refused_in_one_sentence(wrong: dict[str, Any], told: str, two: Federation) -> None:
