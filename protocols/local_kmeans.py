@@ -55,7 +55,7 @@ class LocalKMeansClient(LocalFirstClient):
     @answers(GATHER, through=("delta",), fresh=True)
     def send_model(self, turn: CallContext, query: Empty) -> Update:
         """θ_i − θ_0; the mean of the cluster counts from θ_0. Asked again, the answer is the same."""
-        self.check_alone(turn, "hand_in")
+        self.check_alone(turn, "send_model")
         return self.displaced(turn.at)
 
 

@@ -105,7 +105,9 @@ def _run(cell: Cell) -> dict[str, Any]:
     fitted = METHODS[cell["method"]](rounds=ROUNDS, **params, **noise).fit(
         _federation(cell["seed"]), Settings(transcript="sizes")
     )
-    told = next(e for e in fitted.transcript_.entries if e.method in ("train", "outline"))
+    told = next(
+        e for e in fitted.transcript_.entries if e.method in ("train", "send_compressed_update")
+    )
     return {
         "ari": fitted.agreement_["ari"],
         "accuracy": float(np.mean(fitted.accuracy_)),

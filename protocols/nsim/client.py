@@ -166,7 +166,7 @@ class NSIMClient(LocalFirstClient):
         Where the unit of privacy is the client, what it has moved from its first weights, which follow from the public configuration, is
         clipped and noised (ours); where it is the example, training has paid for it.
         """
-        self.check_alone(turn, "hand_in")
+        self.check_alone(turn, "send_model")
         rows, guard = self._layer.rows(self.models.select(turn.at).values), self._pipeline.guard
         if guard is None or guard.unit == "example":
             return ClientLayer(Rows(rows.clone()))

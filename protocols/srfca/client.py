@@ -107,7 +107,7 @@ class SRFCAClient(SumClient):
     @answers(GATHER, through=("delta",), sealed=("delta",), fresh=True)
     def send_model(self, turn: CallContext, query: Empty) -> Update:
         """w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked or sealed on the way out. Asked again, the answer is the same."""
-        self._check_one_shot(turn, "hand_in")
+        self._check_one_shot(turn, "send_model")
         return self.displaced(turn.at)
 
     @answers(GATHER, private=False, trains="usual")
@@ -175,7 +175,7 @@ class SRFCAClient(SumClient):
         return (
             self._start
             + self._pipeline.seal.open(
-                query.models.table[row][None], [owner], query.step, "hand_in", "delta", like
+                query.models.table[row][None], [owner], query.step, "send_model", "delta", like
             )[0, :d]
         )
 
@@ -237,10 +237,14 @@ class SRFCAClient(SumClient):
         """f_i of the clusters' models, as judged last: what MERGE needs."""
         return LossSums(Rows(torch.as_tensor(self._judged(turn))))
 
-    @answers(SUM, through=("delta",), fresh=True, trains="refine")
+    @answers(SUM, through=("delta",), fresh=True, trains="refine", unmasked=("size",))
     def contribute(self, turn: CallContext, query: AverageDeltas) -> Update:
-        """θ_i ← θ_i + P⁻¹Δ_c(i); reply its update, which counts as much as everyone's (Algorithm 3 with β = 0)."""
-        return self.trained(turn, query, plan=self.refining.plan)
+        """θ_i ← θ_i + P⁻¹Δ_c(i); reply its update, or n_i times it and n_i where these are weights.
+
+        Without weights it counts as much as everyone's (Algorithm 3 with β = 0).
+        """
+        scale = [self.cohort.sizes[k] for k in turn.at] if self._weighted else None
+        return self.trained(turn, query, scale, self.refining.plan)
 
     @answers(GATHER, through=("delta",), fresh=True, trains="refine")
     def train(self, turn: CallContext, query: AverageDeltas) -> Update:
@@ -349,7 +353,7 @@ class SRFCAClient(SumClient):
         self._fits = dict(zip(memory["judges"].tolist(), fits, strict=False))
 
 
-def server_view(distance: str, sealed: bool, trims: bool, noisy: bool) -> list[str]:
+def server_view(distance: str, sealed: bool, trims: bool, noisy: bool, weighted: bool) -> list[str]:
     """What the server sees of clients under every mask."""
     own = "with noise, " if noisy else ""
     one_shot = f"{own}norms and inner products of the models that clients trained alone"
@@ -362,6 +366,7 @@ def server_view(distance: str, sealed: bool, trims: bool, noisy: bool) -> list[s
     return [
         *([compared] if distance == "l2" else relayed),
         updates,
+        *["each client's number of samples"] * weighted,
         "λ, the clusters, and how far their models have moved",
     ]
 

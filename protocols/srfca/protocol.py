@@ -72,6 +72,9 @@ class SRFCA(ClusteringProtocol):
     trim: float = 0.0
     """β: share of the updates left out at each end of every coordinate, in [0, 0.5). Algorithm 3 trims; the default 0 does not (ours):
     a plain mean needs no more than a secure sum, and trimming has the server read every update"""
+    average: str = "auto"
+    """mean over a cluster's clients: uniform (Algorithm 3), weighted by |D_i| (ours), or auto: weighted unless updates are trimmed or
+    clipped, which count the same"""
     refine: int = 1
     """R: refinements; the paper's experiments take at most 2, and 1 on real data"""
     local_rounds: int = 20
@@ -178,6 +181,13 @@ class SRFCA(ClusteringProtocol):
         return GraphOptions(self.distance, self.size, self.threshold, self.quantile)
 
     @property
+    def weighted(self) -> bool:
+        """Whether clients tell |D_i|."""
+        return self.average == "weighted" or (
+            self.average == "auto" and not self.trim and self.clip is None
+        )
+
+    @property
     def total(self) -> int:
         """Local rounds, refinements, and what comes after."""
         return self.local_rounds + self.refine * self.rounds + self.retrain
@@ -252,13 +262,22 @@ class SRFCA(ClusteringProtocol):
         """Adds λ, t, β and the rounds."""
         super().check(clients)
         check_clustering(self.size, clients, self.threshold, self.quantile)
-        check_choice(self, distance=("loss", "l2"), variant=("fedavg", "gradient"))
+        check_choice(
+            self,
+            distance=("loss", "l2"),
+            variant=("fedavg", "gradient"),
+            average=("auto", "uniform", "weighted"),
+        )
         check_whole(self, refine=1, local_rounds=1, retrain=0)
         check_number(self, "trim", 0, 0.5)
         check_number(self, "radius", 0)
         if self.trim and self.mask not in ENTRYWISE:
             raise UsageError(
                 f"the mask {self.mask!r} mixes coordinates, and each is trimmed apart: use a permutation, or trim 0"
+            )
+        if self.average == "weighted" and (self.trim or self.clip is not None):
+            raise UsageError(
+                "updates that are trimmed or clipped count the same: take average auto or uniform"
             )
         if self.sealed and self.distance == "l2":
             raise UsageError(
@@ -271,7 +290,7 @@ class SRFCA(ClusteringProtocol):
 
     def server_view(self) -> list[str]:
         """What stays visible under every mask."""
-        return server_view(self.distance, self.sealed, self.trim > 0, self.noisy)
+        return server_view(self.distance, self.sealed, self.trim > 0, self.noisy, self.weighted)
 
     def client_view(self) -> list[str]:
         """Models of others."""

@@ -16,6 +16,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import SecureClusterWarning
 from securecluster.messaging.messages import Picks, Rows, Shared
 from securecluster.messaging.replies import Pairs, Replies
+from securecluster.protocols.common.averaging import weighted_means
 from securecluster.protocols.common.messages import Update, empty_tensor
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.sampling import TRIES, sample_clients
@@ -194,42 +195,69 @@ def _warn_of_one_cluster(
 def average_trimmed(
     net: ServerChannel, state: SRFCAState, share: float, trim: float, t: int
 ) -> None:
-    """One step of Algorithm 3 in every cluster: a share of its members, two or more, and the (trimmed) mean of their updates."""
+    """Make one step of Algorithm 3 in every cluster.
+
+    A share of its members, two or more, send their updates: into a sum, or, where these are
+    trimmed, one by one.
+
+    Args:
+        share: of each cluster's members that are asked.
+        trim: β, the share of updates that is left out at each end of every coordinate.
+        t: the round.
+    """
     clusters = groups(state.clusters)
-    asked = sorted(
-        i
-        for c, own in enumerate(clusters)
-        for i in sample_clients(net, own, share, t, c, least=MINIMUM)
-    )
-    by, letter = [state.clusters[i] for i in asked], state.outbox.message_for(asked)
+    asked: list[int] = []
+    for c, members in enumerate(clusters):
+        asked += sample_clients(net, members, share, t, c, least=MINIMUM)
+    asked.sort()
+    query = state.outbox.message_for(asked)
     if trim:
-        got = net.gather(SRFCAClient.train, letter, to=asked)
-        ids, step, rows = got.ids, got.step, got.rows.delta.values if got.ids else empty_tensor()
-        own = [
-            [k for k, i in enumerate(ids) if state.clusters[i] == c] for c in range(len(clusters))
-        ]
-        means = (
-            [trimmed_mean(rows, trim, who) if who else torch.zeros_like(rows[0]) for who in own]
-            if ids
-            else []
-        )
+        got = net.gather(SRFCAClient.train, query, to=asked)
+        ids, step = got.ids, got.step
+        means = _trimmed_means(got, state.clusters, len(clusters), trim)
     else:
-        total = net.sum(SRFCAClient.contribute, letter, to=asked, by=by, groups=len(clusters))
-        ids, step = total.ids, total.step
-        means = (
-            [row / max(n, 1) for row, n in zip(total.rows.delta.table, total.counts, strict=True)]
-            if ids
-            else []
+        groups_of_asked = [state.clusters[i] for i in asked]
+        total = net.sum(
+            SRFCAClient.contribute, query, to=asked, by=groups_of_asked, groups=len(clusters)
         )
+        ids, step = total.ids, total.step
+        means = weighted_means(total) if ids else empty_tensor()
     state.outbox.acknowledge(ids)
     if ids:
-        state.outbox.post(step, torch.stack(means), state.clusters)
-        served = (
-            net.agreed.get("placement") == "central" and not trim
-        )  # a trusted server adds noise to a sum once
-        parts = [sum(state.clusters[i] == c for i in ids) for c in range(len(clusters))]
-        new = [net.noise("delta", "refine") * (1 if served else n) / max(n, 1) ** 2 for n in parts]
-        state.noise = [old + own for old, own in zip(state.noise, new, strict=True)]
+        state.outbox.post(step, means, state.clusters)
+        replies = [sum(state.clusters[i] == c for i in ids) for c in range(len(clusters))]
+        _add_noise_of_means(net, state, replies, summed=not trim)
+
+
+def _trimmed_means(
+    got: Replies[Update], labels: Sequence[int], clusters: int, trim: float
+) -> torch.Tensor:
+    """Return each cluster's trimmed mean, (K, d); zeros where nobody replied."""
+    if not got.ids:
+        return empty_tensor()
+    rows = got.rows.delta.values
+    means = torch.zeros(clusters, rows.shape[1], dtype=rows.dtype, device=rows.device)
+    for c in range(clusters):
+        members = [k for k, i in enumerate(got.ids) if labels[i] == c]
+        if members:
+            means[c] = trimmed_mean(rows, trim, members)
+    return means
+
+
+def _add_noise_of_means(
+    net: ServerChannel, state: SRFCAState, replies: Sequence[int], summed: bool
+) -> None:
+    """Add the expected squared norm of the noise in each cluster's new mean to that of its model.
+
+    Args:
+        replies: of each cluster.
+        summed: whether the mean comes of a sum, to which a trusted server adds noise once.
+    """
+    once = summed and net.agreed.get("placement") == "central"
+    noise = net.noise("delta", "refine")
+    for c, count in enumerate(replies):
+        shares = 1 if once else count
+        state.noise[c] += noise * shares / max(count, 1) ** 2
 
 
 def cross_losses(

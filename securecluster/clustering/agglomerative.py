@@ -116,8 +116,8 @@ def tasks_of(tree: Array, noisy: bool = False) -> float:
 
     Heights of 1 − R lie in [0, 1], and those of IID clients scatter the more the nearer they are to ½, as shares do; so gaps are taken
     between the angles 2·arcsin √height, whose scatter is nearly the same everywhere. The largest is where to cut if it is at least
-    `ANGLE`, else everyone is one cluster. Only cuts into at most m / 2 clusters are considered, as in `threshold`; fewer than four
-    clients are one cluster.
+    `ANGLE`, else everyone is one cluster. Only cuts into at most m / 2 clusters are considered, as in `threshold`, of which two or more
+    have company: clients with few samples are unlike everyone, each in a way of its own. Fewer than four clients are one cluster.
 
     Args:
         tree: merges of m clients by average linkage, heights in [0, 1] (`benchmarks.tasks` tells how often the rule is right).
@@ -135,6 +135,7 @@ def tasks_of(tree: Array, noisy: bool = False) -> float:
     angles = 2 * np.arcsin(np.sqrt(high.clip(0, 1)))
     gap = np.diff(angles)
     gap[: m - 1 - m // 2] = 0  # as in `threshold`
+    gap[~_with_company(tree)[:-1]] = 0
     k = int(gap.argmax())
     apart = bool(gap[k] >= ANGLE)
     if noisy:
@@ -143,6 +144,17 @@ def tasks_of(tree: Array, noisy: bool = False) -> float:
         if clear.any():
             k, apart = int(clear.argmax()), True
     return float((high[k] + high[k + 1]) / 2) if apart else float(high[-1])
+
+
+def _with_company(tree: Array) -> NDArray[np.bool_]:
+    """Return, after each merge (m − 1,), whether two or more clusters have two or more members."""
+    m = len(tree) + 1
+    large = 0
+    found = []
+    for a, b, *_ in tree:
+        large += 1 - int(a >= m) - int(b >= m)
+        found.append(large >= 2)
+    return np.array(found)
 
 
 def _after(tree: Array, made: int) -> list[int]:

@@ -276,6 +276,14 @@ def test_clients_without_company_are_no_tasks() -> None:
 
 
 @pytest.mark.parametrize(
+    ("sizes", "found"), [([6, 1, 1], 1), ([5, 1, 1, 1, 1], 1), ([6, 2], 2), ([4, 4, 1], 3)]
+)
+def test_one_task_and_clients_unlike_everyone_are_one_task(sizes: list[int], found: int) -> None:
+    tree = merges(tasks(sizes, 0.02, 0.69)[0], "average")
+    assert 1 + max(cut(tree, tasks_of(tree))) == found
+
+
+@pytest.mark.parametrize(
     ("angles", "clean", "noisy"),
     [
         ([0.10, 0.12, 0.13, 0.15, 0.14 + 0.13], 1, 2),  # a gap of 0.12 above a range of 0.05

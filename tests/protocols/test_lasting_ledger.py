@@ -170,8 +170,12 @@ def test_a_trusted_servers_sum_is_another_release_for_all_who_are_in_it(
 
 def test_a_repeated_training_counts_again_with_the_first_release_that_differs() -> None:
     alone = Event("alone", "gather", (), 1, (0, 1), "dp-sgd", Z, kept=True, step=1)
-    told = Event("hand_in", "gather", ("delta",), 2, (0, 1), "free", step=2, digests=("aa", "bb"))
-    other = Event("hand_in", "gather", ("delta",), 2, (0, 1), "free", step=2, digests=("aa", "cc"))
+    told = Event(
+        "send_model", "gather", ("delta",), 2, (0, 1), "free", step=2, digests=("aa", "bb")
+    )
+    other = Event(
+        "send_model", "gather", ("delta",), 2, (0, 1), "free", step=2, digests=("aa", "cc")
+    )
     recall = Recall([alone, told])
     assert recall.new([alone]) == []
     assert recall.new([other]) == [replace(alone.select([1]), again=True), other.select([1])]
@@ -182,8 +186,10 @@ def test_a_repeated_training_counts_again_though_the_release_it_led_to_is_not_as
     None
 ):
     alone = Event("alone", "gather", (), 1, (0, 1), "dp-sgd", Z, kept=True, step=1)
-    told = Event("hand_in", "gather", ("delta",), 2, (0,), "free", step=2, digests=("aa",))
-    later = Event("hand_in", "gather", ("delta",), 3, (0, 1), "free", step=3, digests=("dd", "ee"))
+    told = Event("send_model", "gather", ("delta",), 2, (0,), "free", step=2, digests=("aa",))
+    later = Event(
+        "send_model", "gather", ("delta",), 3, (0, 1), "free", step=3, digests=("dd", "ee")
+    )
     recall = Recall([alone, told])
     assert recall.new([alone]) == []
     assert recall.new([later]) == [replace(alone.select([0]), again=True), later]

@@ -98,7 +98,7 @@ def test_who_does_not_reply_is_asked_again_under_the_same_mask(
     )
 
     def lost(call: Call) -> set[int]:
-        if call.method != "hand_in":
+        if call.method != "send_model":
             return set()
         asked.append(call.to)
         return {1, 4} if len(asked) == 1 else {4} if len(asked) == 2 else set()
@@ -118,10 +118,10 @@ def test_who_does_not_reply_is_asked_again_under_the_same_mask(
 def test_who_never_hands_in_goes_on_alone(mask: str, three: Federation) -> None:
     made = LocalKMeans(k=3, rounds=4, local_rounds=2, mask=mask)
     state, endpoint, _, transcript = served(
-        made, three, lambda call: {4} if call.method == "hand_in" else set()
+        made, three, lambda call: {4} if call.method == "send_model" else set()
     )
     assert state.labels[4] == 3 and state.labels.count(3) == 1
-    assert sum(e.method == "hand_in" for e in transcript.entries) == 5
+    assert sum(e.method == "send_model" for e in transcript.entries) == 5
     cohort, theta = endpoint.client.cohort, endpoint.client.cohort.start
     for step in (
         1,
@@ -163,12 +163,12 @@ def test_newcomers_join_the_cluster_of_the_nearest_centre(mask: str, three: Fede
     )
     assert list(labels) == [cluster[c] for c in fresh.truth or ()]
     events = [(e.method, e.verb, e.clients) for e in fitted.joined_.ledger.events]
-    assert events == [("hand_in", "gather", 12)]
+    assert events == [("send_model", "gather", 12)]
 
 
 def test_nothing_leaves_while_clients_train_alone(small: Federation) -> None:
     fitted = LocalKMeans(k=2, rounds=5, local_rounds=3).fit(small)
-    assert next((e.method, e.round) for e in fitted.ledger_.events) == ("hand_in", 3)
+    assert next((e.method, e.round) for e in fitted.ledger_.events) == ("send_model", 3)
     assert [line["clusters"] for line in fitted.history_] == [6, 6, 2, 2, 2]
 
 

@@ -287,7 +287,7 @@ def test_the_layer_that_leaves_is_clipped_and_its_noise_is_gaussian(small: Feder
         assert (norms > 0.02).sum() == 5  # the first client's has not moved
         clipped = moved / np.maximum(1, norms / 0.02)
         rest = [
-            ask(made, small, endpoint, "hand_in", Empty(), (0, 1, 2, 3, 4, 5), step).layer.values
+            ask(made, small, endpoint, "send_model", Empty(), (0, 1, 2, 3, 4, 5), step).layer.values
             for step in range(1, 9)
         ]
         noise = np.stack([(rows - layer.rows(began)).numpy() - clipped for rows in rest]) / (

@@ -419,7 +419,7 @@ ONCE = (
     "key_offer",
     "key_seal",
     "key_open",
-    "hand_in",
+    "send_model",
     "pool",
     "eigen",
     "relevance",

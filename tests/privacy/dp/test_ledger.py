@@ -146,7 +146,7 @@ def test_training_is_priced_by_the_samples_of_its_client() -> None:
 def test_training_that_was_kept_counts_once_anything_leaves() -> None:
     kept = [training((0, 1), kept=True), training((0, 1), kept=True)]
     assert ledger(*kept, c0=100, c1=100).price(DELTA).accountant == "nothing released"
-    told = ledger(*kept, Event("hand_in", "gather", ("delta",), 3, (1,), "free"), c0=100, c1=100)
+    told = ledger(*kept, Event("send_model", "gather", ("delta",), 3, (1,), "free"), c0=100, c1=100)
     assert (told.price(DELTA).client, round(told.price(DELTA).epsilon, 6)) == (
         1,
         round(prv((1.1, 0.1, 40)), 6),

@@ -49,7 +49,7 @@ def test_a_box_that_is_not_what_it_says_is_refused(wrong: str) -> None:
     with pytest.raises(FrameError, match="cannot be opened"):
         opener = seal(8 if wrong == "seed" else 7, "other" if wrong == "run" else "run")
         ids = (2, 1) if wrong == "client" else (0, 1)
-        method = "hand_in" if wrong == "method" else "eigen"
+        method = "send_model" if wrong == "method" else "eigen"
         field = "delta" if wrong == "field" else "vectors"
         opener.open(boxes, ids, 2 if wrong == "call" else 3, method, field, rows[0])
 

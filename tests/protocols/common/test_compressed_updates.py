@@ -68,9 +68,9 @@ def test_frames_are_as_long_as_told_and_the_server_replays(
                 for n, i in enumerate(answer.ids)
             ]
             assert up == [length for length in entry.up if length]
-    assert {"outline"} <= {e.method for e in fitted.transcript_.entries} and "train" not in {
+    assert {"send_compressed_update"} <= {
         e.method for e in fitted.transcript_.entries
-    }
+    } and "train" not in {e.method for e in fitted.transcript_.entries}
 
 
 @pytest.mark.parametrize("way", WAYS[:2], ids=str)
@@ -95,13 +95,16 @@ def test_nodes_with_one_client_each_do_what_they_do_together(
 def test_a_brief_is_the_sketch_of_the_update_and_the_sum_is_the_updates(small: Federation) -> None:
     (delta,) = replies(CFL(rounds=1, mask="none").fit(small, FULL), "train")
     told = CFL(rounds=1, mask="none", sketch=64).fit(small, FULL)
-    (brief,), (summed,) = replies(told, "outline"), replies(told, "hand_over")
+    (brief,), (summed,) = (
+        replies(told, "send_compressed_update"),
+        replies(told, "contribute_kept_update"),
+    )
     torch.testing.assert_close(
         brief, Sketch(64, Randomness(0)).forward(delta, 1), rtol=0, atol=1e-6
     )
     assert torch.equal(summed, delta)
     coded = CFL(rounds=1, mask="none", compress="8bit").fit(small, FULL)
-    (rows,) = replies(coded, "outline")
+    (rows,) = replies(coded, "send_compressed_update")
     assert rows.dtype == torch.uint8 and rows.shape == (6, 4 + 4810)
 
 
@@ -140,7 +143,9 @@ def test_clusters_come_from_few_bytes(kind: type[Any]) -> None:
     for way in ({"compress": "4bit"}, {"sketch": 64, "clusterer": "average"}):
         fitted = kind(rounds=15, **way).fit(federation, FULL)
         assert fitted.agreement_["exact"], way
-        brief = next(e for e in fitted.transcript_.entries if e.method == "outline").up[0]
+        brief = next(
+            e for e in fitted.transcript_.entries if e.method == "send_compressed_update"
+        ).up[0]
         whole = next(e for e in plain.transcript_.entries if e.method == "train").up[0]
         assert (
             whole > 4 * 4810
@@ -189,7 +194,7 @@ def test_who_tells_a_brief_and_hands_nothing_over_is_left_out_of_the_mean(
 ) -> None:
     params: dict[str, Any] = {"rounds": 1, "mask": "none", "sketch": 64}
     _, client, _ = served(
-        CFL(**params), small, lambda call: {2} if call.method == "hand_over" else set()
+        CFL(**params), small, lambda call: {2} if call.method == "contribute_kept_update" else set()
     )
     (delta,) = replies(CFL(rounds=1, mask="none").fit(small, FULL), "train")
     start = client.cohort.start
@@ -202,7 +207,7 @@ def test_where_nobody_hands_over_nothing_moves_and_nothing_is_split(small: Feder
     state, client, _ = served(
         method(CFL, sketch=64),
         small,
-        lambda call: set(range(6)) if call.method == "hand_over" else set(),
+        lambda call: set(range(6)) if call.method == "contribute_kept_update" else set(),
     )
     assert set(state.labels) == {0}
     assert all(torch.equal(row, client.cohort.start) for row in client.models.values)
@@ -227,14 +232,16 @@ def test_an_update_told_in_brief_leaves_in_sums_only(small: Federation) -> None:
         PendingUpdates.start(6, fresh=False).message_for([0, 1]),
     )
     config = config_hash(made.config(small, "float32"))
-    early = Call(config, "hand_over", "sum", 1, 1, (0, 1), Empty(), (2, 2))
+    early = Call(config, "contribute_kept_update", "sum", 1, 1, (0, 1), Empty(), (2, 2))
     with pytest.raises(UpdateError, match="ask for a brief first"):
         endpoint.answer(early)
-    endpoint.answer(Call(config, "outline", "gather", 1, 1, (0, 1), letter, (1, 1)))
+    endpoint.answer(Call(config, "send_compressed_update", "gather", 1, 1, (0, 1), letter, (1, 1)))
     assert endpoint.answer(early).reply.delta.values.shape == (2, 4810)
     for verb, members in (("gather", (1, 1)), ("sum", (1, 1))):
         with pytest.raises(PolicyError):
-            endpoint.answer(Call(config, "hand_over", verb, 1, 1, (0, 1), Empty(), members))
+            endpoint.answer(
+                Call(config, "contribute_kept_update", verb, 1, 1, (0, 1), Empty(), members)
+            )
 
 
 def test_a_forged_brief_is_refused_by_name(small: Federation) -> None:
@@ -243,7 +250,7 @@ def test_a_forged_brief_is_refused_by_name(small: Federation) -> None:
 
     def forge(call: Call) -> Any:
         answer = endpoint.answer(call)
-        if call.method == "outline":
+        if call.method == "send_compressed_update":
             table = answer.reply.brief.table
             object.__setattr__(answer.reply.brief, "table", table[:, :-1])
         return answer

@@ -376,7 +376,7 @@ def test_a_request_about_an_earlier_model_is_not_answered_from_a_later_one(
     client: Any = CFL(mask="none").build_client(tiny, Settings(), [1]).client
     means, turn = averages(client, 2), CallContext((1,), (0,), 1, 1)
     client.receive(turn, counted(means, (0, 1), 2))
-    for name in ("train", "gradient", "outline", "judge"):
+    for name in ("train", "gradient", "send_compressed_update", "judge"):
         with pytest.raises(PolicyError, match="moved on"):
             getattr(client, name)(turn, counted(means, (), 1))
     client.receive(turn, counted(means, (0,), 1))

@@ -96,16 +96,16 @@ def test_the_layer_comes_as_it_is_and_nothing_else_of_a_client(corners: Federati
     fitted = NSIM(**SMALL, mask="permutation").fit(corners, FULL)
     alone = Local(**{k: SMALL[k] for k in ("model", "lr", "epochs", "rounds")}).fit(corners)
     names = [e.method for e in fitted.transcript_.entries if not e.method.startswith("key")]
-    assert names == ["alone", "alone", "hand_in", "pool", "receive"]
+    assert names == ["alone", "alone", "send_model", "pool", "receive"]
     reply = fitted.transcript_.content(
-        [e.method for e in fitted.transcript_.entries].index("hand_in")
+        [e.method for e in fitted.transcript_.entries].index("send_model")
     )[1].reply
     for k in range(8):
         state = alone.model_of(k)  # trained alone as long, from the same weights
         wanted = torch.cat([state["1.weight"].flatten(), state["1.bias"]])
         torch.testing.assert_close(reply.layer.values[k], wanted, rtol=0, atol=0)
     told = [
-        ("hand_in", "gather", ("layer",)),
+        ("send_model", "gather", ("layer",)),
         ("pool", "sum", ("delta",)),
         ("pool", "sum", ("size",)),
     ]
@@ -135,7 +135,7 @@ def test_noise_goes_on_alone(corners: Federation) -> None:
     fitted = NSIM(**SMALL | {"rounds": 4}, eps=0.0, min_samples=3, mask="none").fit(corners)
     alone = Local(**{k: SMALL[k] for k in ("model", "lr", "epochs")}, rounds=4).fit(corners)
     assert sorted(fitted.labels_) == list(range(8))
-    assert {e.method for e in fitted.transcript_.entries} == {"alone", "hand_in"}
+    assert {e.method for e in fitted.transcript_.entries} == {"alone", "send_model"}
     start = fitted.with_fitted_params().build_client(corners, Settings()).client.cohort.start
     moved = [torch.linalg.norm(own.client_models_.values - start) for own in (fitted, alone)]
     assert abs(moved[0] / moved[1] - 1) < 0.2  # other batches, the same training
@@ -185,12 +185,12 @@ def served(made: NSIM, federation: Federation, lost: Any) -> tuple[Any, Any]:
 
 def test_who_hands_in_nothing_goes_on_alone(corners: Federation) -> None:
     made = NSIM(**SMALL | {"rounds": 3}, mask="none", eps=1.0)
-    state, _ = served(made, corners, lambda call: {2} if call.method == "hand_in" else set())
+    state, _ = served(made, corners, lambda call: {2} if call.method == "send_model" else set())
     assert state.ids == [0, 1, 3, 4, 5, 6, 7]
     assert state.labels == [0, 0, 1, 0, 0, 0, 0, 0]
     assert len(state.similarity) == 7
     state, _ = served(
-        made, corners, lambda call: set(range(8)) if call.method == "hand_in" else set()
+        made, corners, lambda call: set(range(8)) if call.method == "send_model" else set()
     )
     assert state.labels == list(range(8))
     with pytest.raises(UsageError, match="no two clients handed in a layer"):
@@ -216,7 +216,7 @@ def test_clients_tell_of_their_own_model_only_before_the_first_average(corners: 
     endpoint = made.build_client(corners, Settings())
     net = made.build_network(InProcess(endpoint.answer), made.config(corners, "float32"))
     made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
-    for method, verb in (("hand_in", "gather"), ("pool", "sum")):
+    for method, verb in (("send_model", "gather"), ("pool", "sum")):
         call = Call(
             config_hash(made.config(corners, "float32")),
             method,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,41 @@ def test_averages_are_unweighted_trimmed_means_from_the_first_weights(two: Feder
         torch.testing.assert_close(fitted.client_models_.values, theta, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("average", ["auto", "weighted", "uniform"])
+def test_clients_with_more_samples_count_more_unless_the_average_is_uniform(
+    average: str, two: Federation
+) -> None:
+    kept = [10, 40, 20, 40, 40, 10, 40, 30]
+    shards = [replace(s, x=s.x[:n], y=s.y[:n]) for s, n in zip(two.shards, kept, strict=True)]
+    uneven = replace(two, shards=tuple(shards), recipe=None)
+    made = short(local_rounds=2, rounds=1, refine=1, average=average, threshold=1e9, mask="none")
+    with pytest.warns(SecureClusterWarning, match="joins all"):
+        fitted = made.fit(uneven, DOUBLE)
+    cohort = made.build_client(uneven, DOUBLE).client.cohort
+    step = max(e.step for e in fitted.ledger_.events if e.method == "contribute")
+    updates = cohort.train(
+        Rows(cohort.start[None].repeat(8, 1)), range(8), made.training({"lr": 0.2}), step
+    ).numpy()
+    weight = np.ones(8) if average == "uniform" else np.array(kept)
+    mean = cohort.start + torch.as_tensor(np.average(updates, axis=0, weights=weight))
+    torch.testing.assert_close(
+        fitted.client_models_.values, mean[None].repeat(8, 1), rtol=0, atol=1e-9
+    )
+    told = "each client's number of samples" in fitted.server_view()
+    assert told == (average != "uniform")
+
+
+def test_trimmed_and_clipped_updates_count_the_same() -> None:
+    assert SRFCA().weighted and SRFCA(average="weighted").weighted
+    equal: list[dict[str, Any]] = [
+        {"trim": 0.1},
+        {"clip": 1.0},
+        {"clip": 1.0, "dp_unit": "example"},
+        {"average": "uniform"},
+    ]
+    assert not any(SRFCA(**params).weighted for params in equal)
+
+
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
 def test_the_l2_graph_is_that_of_the_models_that_clients_train_alone(
     mask: str, two: Federation
@@ -271,7 +307,7 @@ def test_what_leaves_a_client(two: Federation) -> None:
             (e.method, e.verb) for e in short(mask="permutation", **params).fit(two).ledger_.events
         }
 
-    shared = {("contribute", "sum"), ("hand_in", "gather"), ("post", "gather")}
+    shared = {("contribute", "sum"), ("send_model", "gather"), ("post", "gather")}
     loss = {("losses", "pairs"), ("heard", "sum"), ("choose", "gather"), ("fits", "sum")}
     assert told() == shared | loss
     assert told(distance="l2") == shared
@@ -288,7 +324,7 @@ def test_sealed_models_are_no_models_to_the_server(two: Federation) -> None:
         f.transcript_.content(k)[1]
         for f in (plain, sealed)
         for k, e in enumerate(f.transcript_.entries)
-        if e.method == "hand_in"
+        if e.method == "send_model"
     ]
     assert [answer.reply.delta.values.dtype for answer in sent] == [torch.float64, torch.uint8]
     assert [
@@ -302,9 +338,9 @@ def test_sealed_models_are_no_models_to_the_server(two: Federation) -> None:
 def test_who_never_hands_in_is_served_in_the_end(distance: str, mask: str, two: Federation) -> None:
     made = short(distance=distance, mask=mask)
     state, endpoint, net, transcript = served(
-        made, two, lambda call: {3} if call.method == "hand_in" else set()
+        made, two, lambda call: {3} if call.method == "send_model" else set()
     )
-    assert sum(e.method == "hand_in" for e in transcript.entries) == 5 and net.state.lost == {
+    assert sum(e.method == "send_model" for e in transcript.entries) == 5 and net.state.lost == {
         3: [8]
     }
     kept = [i for i in range(8) if i != 3]
@@ -382,7 +418,7 @@ def test_nobody_hands_in_a_model_and_everyone_is_one_cluster(two: Federation) ->
     for distance in ("loss", "l2"):
         made = short(distance=distance)
         state, endpoint, *_ = served(
-            made, two, lambda call: set(call.to) if call.method == "hand_in" else set()
+            made, two, lambda call: set(call.to) if call.method == "send_model" else set()
         )
         assert state.clusters == [0] * 8
         assert len(made.final(endpoint.client, state).table) == 1
@@ -478,6 +514,9 @@ def test_newcomers_that_cannot_be_placed_are_an_error(
         ({"trim": 0.1, "mask": "haar"}, "mixes coordinates"),
         ({"sealed": True, "distance": "l2"}, "must read them"),
         ({"rounds": 0}, "rounds = 0"),
+        ({"average": "median"}, "unknown average"),
+        ({"average": "weighted", "trim": 0.1}, "count the same"),
+        ({"average": "weighted", "clip": 1.0, "dp_unit": "example"}, "count the same"),
     ],
 )
 def test_what_is_not_possible_is_refused_in_one_sentence(

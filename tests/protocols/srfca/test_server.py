@@ -98,9 +98,9 @@ def test_cross_losses_are_those_of_every_model_on_everyones_samples(
         d = client.cohort.model.dimension
         assert got.rows.delta.values.dtype == torch.uint8
         assert got.rows.delta.values.shape == (4, 8 * made.pipeline({"dimension": d}).width(d) + 16)
-        assert [(e.fields, e.seen) for e in net.state.ledger.events if e.method == "hand_in"] == [
-            (("delta",), False)
-        ]
+        assert [
+            (e.fields, e.seen) for e in net.state.ledger.events if e.method == "send_model"
+        ] == [(("delta",), False)]
 
 
 def letter(
@@ -155,7 +155,7 @@ def test_a_model_stays_in_the_ball(small: Federation) -> None:
 
 
 def test_one_step_of_the_gradient_variant_is_a_full_gradient(small: Federation) -> None:
-    client = refiner(small, variant="gradient", lr=0.3)
+    client = refiner(small, variant="gradient", lr=0.3, average="uniform")
     module = copy.deepcopy(client.cohort.model.module).double()
     torch.nn.utils.vector_to_parameters(client.models.row(2).clone(), module.parameters())
     o = client.cohort._offsets
