@@ -1,9 +1,10 @@
-"""Write the ledgers of small runs of every protocol, unit of privacy and placement, with dropouts, for a second accountant.
+"""Write the ledgers of small runs of every protocol, unit of privacy and placement, with dropouts,
+for a second accountant.
 
 python .ci/ledgers.py FILE
 
-FILE is a JSON list with, for each run, its name, δ, the ε that its ledger claims, the clients' numbers of samples, and
-the ledger's events.
+FILE is a JSON list with, for each run, its name, δ, the ε that its ledger claims, the clients'
+numbers of samples, and the ledger's events.
 """
 
 from __future__ import annotations

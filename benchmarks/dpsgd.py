@@ -1,10 +1,12 @@
-"""DP-SGD of many clients beside plain training and beside opacus, one client after the other, taking turns in one run.
+"""DP-SGD of many clients beside plain training and beside opacus, one client after the other,
+taking turns in one run.
 
 python -m securecluster.benchmarks.dpsgd [--rounds 3] [--models mlp-200 …]
 
-A round is 10 mini-batches of every client, 10 of its samples each on average, the same for all variants of DP-SGD. "by hand" takes
-norms from the layers' tensors, "examples as clients" makes each example's gradient, "opacus" wraps the same module in its
-GradSampleModule and DPOptimizer. In float64 without noise their updates agree up to the 1e-6 that opacus adds to norms.
+A round is 10 mini-batches of every client, 10 of its samples each on average, the same for all
+variants of DP-SGD. "by hand" takes norms from the layers' tensors, "examples as clients" makes each
+example's gradient, "opacus" wraps the same module in its GradSampleModule and DPOptimizer. In
+float64 without noise their updates agree up to the 1e-6 that opacus adds to norms.
 """
 
 from __future__ import annotations

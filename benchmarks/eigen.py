@@ -1,9 +1,11 @@
-"""The eigen step of the one-shot clustering: p leading eigenvectors by scipy's ARPACK against a full decomposition of the Gram matrix.
+"""The eigen step of the one-shot clustering: p leading eigenvectors by scipy's ARPACK against a
+full decomposition of the Gram matrix.
 
 python -m securecluster.benchmarks.eigen [--repeats 3]
 
-Features are the pixels of Fashion-MNIST (D = 784) and CIFAR-10 (D = 3,072). Both ways start from Φ (n, D) float32, so the full one forms
-the Gram matrix too; they take turns in one run and the least time of each counts. Images are read from SECURECLUSTER_DATA or the hub.
+Features are the pixels of Fashion-MNIST (D = 784) and CIFAR-10 (D = 3,072). Both ways start from Φ
+(n, D) float32, so the full one forms the Gram matrix too; they take turns in one run and the least
+time of each counts. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def measure(
 
 
 def differences(found: Pairs, known: Pairs) -> dict[str, float]:
-    """Largest relative difference of eigenvalues, and the sine of the largest angle between the subspaces."""
+    """Largest relative difference of eigenvalues, and the sine of the largest angle between the
+    subspaces.
+    """
     outside = found[1] - found[1] @ known[1].T @ known[1]
     return {
         "error_values": float(((found[0] - known[0]).abs() / known[0]).max()),

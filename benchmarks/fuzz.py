@@ -1,12 +1,14 @@
-"""Forge and damage frames of every protocol, at clients and at the server, and count what comes of them.
+"""Forge and damage frames of every protocol, at clients and at the server, and count what comes of
+them.
 
 python -m securecluster.benchmarks.fuzz [--frames 100000] [--side both] [--seed 0]
 
-A short run of each protocol over real frames is recorded. Then its frames are changed in one to three places (a
-field of the header, a scalar, a tensor's type, shape or numbers), damaged as bytes, or sent out of order: requests
-to a client's endpoint, and replies to the server's loop. Every one must be answered or refused by an error that
-says why; whatever else is raised counts as unnamed. A row per protocol and side goes to results/fuzz.csv: frames,
-what became of them, the slowest one in milliseconds, and the largest memory of the process in MB.
+A short run of each protocol over real frames is recorded. Then its frames are changed in one to
+three places (a field of the header, a scalar, a tensor's type, shape or numbers), damaged as bytes,
+or sent out of order: requests to a client's endpoint, and replies to the server's loop. Every one
+must be answered or refused by an error that says why; whatever else is raised counts as unnamed. A
+row per protocol and side goes to results/fuzz.csv: frames, what became of them, the slowest one in
+milliseconds, and the largest memory of the process in MB.
 """
 
 from __future__ import annotations
@@ -272,7 +274,9 @@ class Recorded:
         doors: dict[int, Callable[[bytes], bytes]],
         change: Callable[[Any], None] = lambda net: None,
     ) -> None:
-        """Run the server's loop over some clients' doors, and place newcomers; phases that ask nobody are not done again."""
+        """Run the server's loop over some clients' doors, and place newcomers; phases that ask
+        nobody are not done again.
+        """
         framed = Framed(doors, lambda name: self.method.message_types(name)[1])
         net = self.method.build_network(framed, self.config)
         change(net)
@@ -502,8 +506,8 @@ def remote_methods(client: type) -> list[str]:
 def server_side(run: Recorded, frames: int, draw: random.Random) -> Count:
     """Run the server's loop again and again, over clients whose replies are forged.
 
-    Each call is tried with several forged replies. What the network refuses is counted; with some of those that it
-    takes the loop goes on.
+    Each call is tried with several forged replies. What the network refuses is counted; with some
+    of those that it takes the loop goes on.
 
     Args:
         run: whose replies are forged.
@@ -634,7 +638,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print(f"    unnamed, {times} times: {about}", flush=True)
             unnamed.update(count.unnamed)
     print(
-        f"{sum(row['frames'] for row in rows)} frames, {unnamed.total()} unnamed, largest {max(row['largest_mb'] for row in rows)} MB"
+        f"{sum(row['frames'] for row in rows)} frames, {unnamed.total()} unnamed, largest "
+        f"{max(row['largest_mb'] for row in rows)} MB"
     )
     print(write("fuzz", rows))
 

@@ -1,9 +1,11 @@
-"""How often FL+HC's default threshold is right: for every metric and linkage, on IID clients (one cluster) and on known clusters.
+"""How often FL+HC's default threshold is right: for every metric and linkage, on IID clients (one
+cluster) and on known clusters.
 
 python -m securecluster.benchmarks.gaps [--seeds 10] [--rounds 10]
 
-The updates are those of one clustering round after `--rounds` rounds of FedAvg, taken from the transcript; every pair of metric and linkage
-clusters the same ones. `possible`: how often some cut of the merges is right. Image sets are read from SECURECLUSTER_DATA or the hub.
+The updates are those of one clustering round after `--rounds` rounds of FedAvg, taken from the
+transcript; every pair of metric and linkage clusters the same ones. `possible`: how often some cut
+of the merges is right. Image sets are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def updates(federation: Federation, rounds: int) -> torch.Tensor:
 
 
 def judge(rows: torch.Tensor, truth: tuple[int, ...], metric: str, linkage: str) -> dict[str, Any]:
-    """Whether the default threshold gives the true clusters, whether any would, and the gap that decided."""
+    """Whether the default threshold gives the true clusters, whether any would, and the gap that
+    decided.
+    """
     tree = merges(distances(rows, metric).cpu().numpy(), linkage)
     high = heights(tree)
     found = cut(
@@ -127,7 +131,8 @@ def main() -> None:
                 int(np.sum([row[name] for row in own])) for name in ("exact", "possible")
             )
             print(
-                f"{' '.join(map(str, setting.values()))}, {metric} {linkage}: {right} of {len(own)} (possible {best})",
+                f"{' '.join(map(str, setting.values()))}, {metric} {linkage}: {right} of "
+                f"{len(own)} (possible {best})",
                 flush=True,
             )
 

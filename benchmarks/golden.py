@@ -72,7 +72,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "masked": {"mask": "permutation"},
     "rotated": {"mask": "rotation"},
     "noised clients": {"mask": "permutation", **NOISE, "dp_unit": "client"},
-    "noised centrally": {"mask": "permutation", **NOISE, "dp_unit": "client", "placement": "central"},
+    "noised "
+    "centrally": {"mask": "permutation", **NOISE, "dp_unit": "client", "placement": "central"},
     "noised examples": {"mask": "permutation", **NOISE, "dp_unit": "example"},
 }  # fmt: skip
 FRAMES = "frames"
@@ -159,7 +160,9 @@ def measure() -> dict[str, Any]:
 
 
 def _leave_names_out_of_draws() -> None:
-    """Fix the configuration's hash wherever a module has it, and draw dropouts without method names."""
+    """Fix the configuration's hash wherever a module has it, and draw dropouts without method
+    names.
+    """
     for name, module in list(sys.modules.items()):
         if name.startswith("securecluster") and hasattr(module, "config_hash"):
             module.config_hash = lambda config: "0" * 32  # type: ignore[attr-defined]

@@ -1,11 +1,13 @@
-"""How often SR-FCA finds the true clusters without a number of them or a λ: right after ONE_SHOT, and at the end.
+"""How often SR-FCA finds the true clusters without a number of them or a λ: right after ONE_SHOT,
+and at the end.
 
 python -m securecluster.benchmarks.graphs [--seeds 20]
 
-20 clients: scikit-learn's digits (label swap, and one distribution for all), and MNIST with 200 samples each (label swap, rotation), where
-SECURECLUSTER_DATA or the hub has it. By cross-cluster loss and by l2, with one short refinement, since what is counted is the graph of the
-one-shot models and what RECLUSTER and MERGE make of it. Clients that the graph leaves in no cluster count against `graph`, and not
-against `refined` where they are then sent to the right one.
+20 clients: scikit-learn's digits (label swap, and one distribution for all), and MNIST with 200
+samples each (label swap, rotation), where SECURECLUSTER_DATA or the hub has it. By cross-cluster
+loss and by l2, with one short refinement, since what is counted is the graph of the one-shot models
+and what RECLUSTER and MERGE make of it. Clients that the graph leaves in no cluster count against
+`graph`, and not against `refined` where they are then sent to the right one.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ CASES: list[tuple[str, Scenario, int | None]] = [
 def measure(
     data: str, scenario: Scenario, samples: int | None, distance: str, seed: int
 ) -> dict[str, Any]:
-    """One run: the clusters of its graph, those at the end, λ, and the spanning tree's edges on both sides of it."""
+    """One run: the clusters of its graph, those at the end, λ, and the spanning tree's edges on
+    both sides of it.
+    """
     federation = Federation.simulate(
         data, scenario=scenario, clients=20, samples=samples, seed=seed
     )
@@ -68,7 +72,8 @@ def main() -> None:
             rows += own
             counts = {name: sum(row[name] for row in own) for name in ("graph", "refined")}
             print(
-                f"{data} {scenario} {distance}: graph right {counts['graph']}, refined {counts['refined']} of {seeds}",
+                f"{data} {scenario} {distance}: graph right {counts['graph']}, refined "
+                f"{counts['refined']} of {seeds}",
                 flush=True,
             )
             write("graphs", rows)

@@ -1,14 +1,17 @@
-"""Measure what noise on a grid costs beside floating-point noise, and how float32 sums of gradients are rounded.
+"""Measure what noise on a grid costs beside floating-point noise, and how float32 sums of gradients
+are rounded.
 
 python -m securecluster.benchmarks.grid_noise [--rounds 7]
 
 Three measurements on one thread, each taking turns in one run:
 
-- noise: nanoseconds a number of x + σn in float32 with torch's generator, and on a grid from the cipher.
-- round: milliseconds of a local epoch with DP-SGD, without noise, with the former, and with the latter.
-- gap: noise on a grid leaves one thing to floating point in DP-SGD. A sum of clipped gradients is rounded as it is made, so
-  that two sums which differ by one example may differ by a little more than its clipped gradient. `apart` is that excess
-  over the clip norm, the largest over examples.
+- noise: nanoseconds a number of x + σn in float32 with torch's generator, and on a grid from the
+  cipher.
+- round: milliseconds of a local epoch with DP-SGD, without noise, with the former, and with the
+  latter.
+- gap: noise on a grid leaves one thing to floating point in DP-SGD. A sum of clipped gradients is
+  rounded as it is made, so that two sums which differ by one example may differ by a little more
+  than its clipped gradient. `apart` is that excess over the clip norm, the largest over examples.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Stop runs of every protocol at random moments, resume them, and compare with runs that were left alone.
+"""Stop runs of every protocol at random moments, resume them, and compare with runs that were left
+alone.
 
 python -m securecluster.benchmarks.kills [--kills 4] [--protocols cfl flhc ...]
 
-Half of the runs are killed (`kill -9`), a quarter each get SIGTERM and Ctrl-C. What a resumed run leaves must be byte
-for byte what the run that was left alone leaves, clocks aside.
+Half of the runs are killed (`kill -9`), a quarter each get SIGTERM and Ctrl-C. What a resumed run
+leaves must be byte for byte what the run that was left alone leaves, clocks aside.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
-"""Label distributions that a server reads from masked updates: what a permutation of coordinates hides, and what not.
+"""Label distributions that a server reads from masked updates: what a permutation of coordinates
+hides, and what not.
 
 python -m securecluster.benchmarks.label_attack [--seeds 3] [--minutes 10]
 
-One round of FedAvg on digits, 40 clients. Under a permutation a coordinate of all clients' updates is still one column,
-and the weights of an output unit move together over clients: by how many samples of its label each holds. The server
-groups columns that move alike, by k-means, and takes each group's mean over its columns as a guess of one label's share
-at every client. It cannot name the labels, so groups are matched with labels by the truth: a score up to naming.
+One round of FedAvg on digits, 40 clients. Under a permutation a coordinate of all clients' updates
+is still one column, and the weights of an output unit move together over clients: by how many
+samples of its label each holds. The server groups columns that move alike, by k-means, and takes
+each group's mean over its columns as a guess of one label's share at every client. It cannot name
+the labels, so groups are matched with labels by the truth: a score up to naming.
 
-`correlation` is the mean over labels of Pearson's correlation, over clients, of a label's share with its group's mean.
-`chance` is the same matching with the clients of the truth shuffled, on average over SHUFFLES draws.
+`correlation` is the mean over labels of Pearson's correlation, over clients, of a label's share
+with its group's mean. `chance` is the same matching with the clients of the truth shuffled, on
+average over SHUFFLES draws.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
 
 
 def observed_updates(fitted: ClusteringProtocol) -> Array:
-    """Return the updates (m, d) that the server of a run of FedAvg read in its first round, by client."""
+    """Return the updates (m, d) that the server of a run of FedAvg read in its first round, by
+    client.
+    """
     rows: dict[int, Array] = {}
     for seen in fitted.transcript_.seen_by(SERVER):
         first = seen.method == "contribute" and seen.round == 1
@@ -69,7 +74,8 @@ def label_shares(federation: Federation) -> Array:
 
 
 def guess_shares(updates: Array, groups: int = GROUPS, seed: int = 0) -> Array:
-    """Return a guess (m, groups) of labels' shares: means of columns of the updates (m, d) that move alike.
+    """Return a guess (m, groups) of labels' shares: means of columns of the updates (m, d) that
+    move alike.
 
     Args:
         updates: what the server read, under one mask.
@@ -88,7 +94,9 @@ def guess_shares(updates: Array, groups: int = GROUPS, seed: int = 0) -> Array:
 
 
 def matched_correlation(guess: Array, shares: Array) -> float:
-    """Return the mean correlation of labels' shares (m, k) with columns of a guess (m, g), best matched one to one."""
+    """Return the mean correlation of labels' shares (m, k) with columns of a guess (m, g), best
+    matched one to one.
+    """
     from scipy.optimize import linear_sum_assignment
 
     correlation = _standardised(shares).T @ _standardised(guess)

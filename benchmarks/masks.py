@@ -1,10 +1,13 @@
-"""What a mask costs beside a client's training: seconds to make the map, to mask a row, to undo an average, and bytes.
+"""What a mask costs beside a client's training: seconds to make the map, to mask a row, to undo an
+average, and bytes.
 
 python -m securecluster.benchmarks.masks [repetitions, 7]
 
-Training is on random images, batch 10: ten steps are measured, and the round of Briggs et al. 2020 (600 samples, 3 epochs: 180 steps)
-is eighteen times that. A deployed client trains in a plain loop and makes its own map; in a cohort of 8 clients, trained as one batch,
-one map serves all. Masks and training alternate in one process; medians, with quartiles.
+Training is on random images, batch 10: ten steps are measured, and the round of Briggs et al. 2020
+    (600 samples, 3 epochs: 180 steps)
+is eighteen times that. A deployed client trains in a plain loop and makes its own map; in a cohort
+of 8 clients, trained as one batch, one map serves all. Masks and training alternate in one process;
+medians, with quartiles.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ def batched(model: str, shape: tuple[int, ...]) -> Callable[[], object]:
 
 
 def stages_of(name: str, d: int) -> dict[str, Callable[[], object]]:
-    """What is timed of a mask: a client makes each call's map once, masks one row, and undoes one average with the map it has."""
+    """What is timed of a mask: a client makes each call's map once, masks one row, and undoes one
+    average with the map it has.
+    """
     stage: Any = build(name, d)[0]
     stage.unlock(bytes(range(32)))
     rows, mean, step = torch.randn(1, d), torch.randn(width(name, d)), 0
@@ -82,7 +87,9 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 
 
 def measure(model: str, shape: tuple[int, ...], repetitions: int) -> list[dict[str, Any]]:
-    """The rows of one model: training and every mask in turn, `repetitions` times after one that is not counted."""
+    """The rows of one model: training and every mask in turn, `repetitions` times after one that is
+    not counted.
+    """
     flat = build_model(model, shape, 10, Randomness(0))
     d = flat.dimension
     work: dict[tuple[str, str], Callable[[], object]] = {

@@ -1,8 +1,10 @@
-"""Peak memory of one round of a thousand clients of the 1.66-million-parameter CNN: sums, and a gather of every update.
+"""Peak memory of one round of a thousand clients of the 1.66-million-parameter CNN: sums, and a
+gather of every update.
 
 python -m securecluster.benchmarks.memory [--clients 1000] [--model cnn-briggs] [--cases …]
 
-Each case runs in a process of its own: one round of one mini-batch of 10 samples per client, so that memory is all it measures.
+Each case runs in a process of its own: one round of one mini-batch of 10 samples per client, so
+    that memory is all it measures.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Newcomers: how many of the clients that join a finished run are sent to their true cluster, plain and masked.
+"""Newcomers: how many of the clients that join a finished run are sent to their true cluster, plain
+and masked.
 
 python -m securecluster.benchmarks.newcomers [--seeds 3] [--full] [--minutes 10]
 
-20 clients run, 20 others of the same clusters join (MNIST: 100 training samples each, `--full` 1500). A newcomer counts as right where
-its true cluster is that of most clients of its label. One-shot clustering compares features: its clients hold tasks, those of the others
-swapped labels or turned images. MNIST is read from SECURECLUSTER_DATA or the hub.
+20 clients run, 20 others of the same clusters join (MNIST: 100 training samples each, `--full`
+1500). A newcomer counts as right where its true cluster is that of most clients of its label.
+One-shot clustering compares features: its clients hold tasks, those of the others swapped labels or
+turned images. MNIST is read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""Clients with a thousand samples each: what DP-SGD at an ε that means something leaves of clusters and accuracy.
+"""Clients with a thousand samples each: what DP-SGD at an ε that means something leaves of clusters
+and accuracy.
 
 python -m securecluster.benchmarks.private_many [--seeds 3] [--minutes 20]
 
-12 clients of Fashion-MNIST with four swapped labels, 1000 samples each, 20 rounds of one epoch in batches of 50 (`oneshot`: 10 clients in
-three tasks, T given, 16 public frequencies); the unit of privacy is one sample, its gradient is clipped to norm 1 (chosen by trial on these
-data), and every noise has the same multiplier: methods are set side by side at equal noise, not at equal ε, which stands beside.
-IFCA has its default ten starts, and three, which cost less; it, Local-KMeans and `oneshot` are told the true number of clusters. SR-FCA
-averages for 10 rounds twice, after 10 alone; "average" is `--clusterer average`. δ = 1e-5.
+12 clients of Fashion-MNIST with four swapped labels, 1000 samples each, 20 rounds of one epoch in
+batches of 50 (`oneshot`: 10 clients in three tasks, T given, 16 public frequencies); the unit of
+privacy is one sample, its gradient is clipped to norm 1 (chosen by trial on these data), and every
+noise has the same multiplier: methods are set side by side at equal noise, not at equal ε, which
+stands beside. IFCA has its default ten starts, and three, which cost less; it, Local-KMeans and
+`oneshot` are told the true number of clusters. SR-FCA averages for 10 rounds twice, after 10 alone;
+"average" is `--clusterer average`. δ = 1e-5.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
-"""What noise does to each protocol: ε, ARI, accuracy and bytes without noise and at two levels and more, for clients and for examples.
+"""What noise does to each protocol: ε, ARI, accuracy and bytes without noise and at two levels and
+more, for clients and for examples.
 
 python -m securecluster.benchmarks.private_runs [--seeds 3] [--minutes 20]
 
-20 clients of digits with four swapped labels, 20 rounds (`oneshot`: 10 clients in two tasks, T given; `nsim`: 20 persons of Monaco, 10
-rounds, 40 synthetic users, no grid search). Clip norms were chosen by trial on these data, which no ε covers: 1, and 10 for SR-FCA's models
-of many rounds, 3 for Local-KMeans', 0.3 for NSIM; 1 for the gradient of an example. `--full` is the same with the defaults' rounds.
-δ = 1e-5; every noise is of the same multiplier, that of Gram matrices, too: methods are set side
-by side at equal noise, not at equal ε, which stands beside. IFCA has its default ten starts; it,
-Local-KMeans and the random clusters are told the true number of clusters.
+20 clients of digits with four swapped labels, 20 rounds (`oneshot`: 10 clients in two tasks, T
+given; `nsim`: 20 persons of Monaco, 10 rounds, 40 synthetic users, no grid search). Clip norms were
+chosen by trial on these data, which no ε covers: 1, and 10 for SR-FCA's models of many rounds, 3
+for Local-KMeans', 0.3 for NSIM; 1 for the gradient of an example. `--full` is the same with the
+defaults' rounds. δ = 1e-5; every noise is of the same multiplier, that of Gram matrices, too:
+methods are set side by side at equal noise, not at equal ε, which stands beside. IFCA has its
+default ten starts; it, Local-KMeans and the random clusters are told the true number of clusters.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""Every protocol on five scenarios of MNIST: agreement, accuracy before and after clusters, bytes, seconds.
+"""Every protocol on five scenarios of MNIST: agreement, accuracy before and after clusters, bytes,
+seconds.
 
 python -m securecluster.benchmarks.protocols [--seeds 3] [--full] [--minutes 10]
 
-20 clients with 200 training samples each (`--full`: all, 3000), CFL's default network and learning rate for everyone, and each protocol's
-own number of rounds: 40, of SR-FCA those of its training alone and its refinements. Protocols that are told the number of clusters (IFCA,
-with its default ten starts, Local-KMeans and the random clusters) are told the true one, four for IID clients; one-shot clustering, which
-compares features, cannot see swapped labels. MNIST is read from SECURECLUSTER_DATA or the hub.
+20 clients with 200 training samples each (`--full`: all, 3000), CFL's default network and learning
+rate for everyone, and each protocol's own number of rounds: 40, of SR-FCA those of its training
+alone and its refinements. Protocols that are told the number of clusters (IFCA, with its default
+ten starts, Local-KMeans and the random clusters) are told the true one, four for IID clients;
+one-shot clustering, which compares features, cannot see swapped labels. MNIST is read from
+SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations

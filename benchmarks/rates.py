@@ -1,10 +1,12 @@
-"""Learning rates at which FedAvg and training alone work on every data set: where `networks.RATES` comes from.
+"""Learning rates at which FedAvg and training alone work on every data set: where `networks.RATES`
+comes from.
 
 python -m securecluster.benchmarks.rates [--seeds 1] [--minutes 10] [--full]
 
-Eight clients with 100 training samples each (images), 20 rounds at the default epochs and batch size, plain SGD at several rates.
-Of each run: the mean of clients' test metric, and that of the true cluster that does worst. `--full` has 20 clients with 200 samples.
-Data sets are read from SECURECLUSTER_DATA or the hub.
+Eight clients with 100 training samples each (images), 20 rounds at the default epochs and batch
+size, plain SGD at several rates. Of each run: the mean of clients' test metric, and that of the
+true cluster that does worst. `--full` has 20 clients with 200 samples. Data sets are read from
+SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Exact recovery of label swap by CFL's defaults, over data sets and seeds, and IID digits, which must stay one cluster.
+"""Exact recovery of label swap by CFL's defaults, over data sets and seeds, and IID digits, which
+must stay one cluster.
 
-python -m securecluster.benchmarks.recovery [--data digits mnist fashion_mnist] [--seeds 10] [--samples N]
+python -m securecluster.benchmarks.recovery [--data digits mnist fashion_mnist] [--seeds 10]
+[--samples N]
 
-Image sets other than digits are read from the folder SECURECLUSTER_DATA, or from the Hugging Face hub.
+Image sets other than digits are read from the folder SECURECLUSTER_DATA, or from the Hugging Face
+hub.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from securecluster.protocols import CFL
 
 
 def margins(history: list[Any]) -> tuple[float | None, float]:
-    """Return the least evidence of a split, and the most in the rounds after the last one, in which a split was considered."""
+    """Return the least evidence of a split, and the most in the rounds after the last one, in which
+    a split was considered.
+    """
     looks = [
         (line["round"], look)
         for line in history

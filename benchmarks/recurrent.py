@@ -1,9 +1,11 @@
-"""One local epoch of many clients' LSTMs, batched, beside the same clients one after the other through nn.LSTM, taking turns in one run.
+"""One local epoch of many clients' LSTMs, batched, beside the same clients one after the other
+through nn.LSTM, taking turns in one run.
 
 python -m securecluster.benchmarks.recurrent [--rounds 5] [--networks lstm-trajectory …]
 
-"one by one" trains in the same cohort, each of torch's threads one client at a time; "plain loop" is the loop everyone writes, with
-nn.Dropout, at one and at all threads. In float64 without dropout the updates agree.
+"one by one" trains in the same cohort, each of torch's threads one client at a time; "plain loop"
+is the loop everyone writes, with nn.Dropout, at one and at all threads. In float64 without dropout
+the updates agree.
 """
 
 from __future__ import annotations
@@ -101,7 +103,9 @@ class Outputs(nn.Module):
 
 
 def plain_module(module: nn.Module, seeded: bool) -> nn.Module:
-    """The same network through nn.LSTM, with the same order of parameters; dropout is nn.Dropout unless it stays seeded."""
+    """The same network through nn.LSTM, with the same order of parameters; dropout is nn.Dropout
+    unless it stays seeded.
+    """
     found = copy.deepcopy(module)
     for name, part in list(found.named_children()):
         if isinstance(part, LSTM):
@@ -112,7 +116,9 @@ def plain_module(module: nn.Module, seeded: bool) -> nn.Module:
 
 
 def load(module: nn.Module, flat: torch.Tensor) -> None:
-    """Copy a flat vector (d,) into a module's parameters where they lie: cuDNN wants an LSTM's in one piece."""
+    """Copy a flat vector (d,) into a module's parameters where they lie: cuDNN wants an LSTM's in
+    one piece.
+    """
     parameters = list(module.parameters())
     parts = torch.split(flat, [p.numel() for p in parameters])
     with torch.no_grad():

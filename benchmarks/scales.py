@@ -1,10 +1,12 @@
-"""Accuracy of FedAvg at several scales of the features: where the warnings on users' own data begin.
+"""Accuracy of FedAvg at several scales of the features: where the warnings on users' own data
+begin.
 
 python -m securecluster.benchmarks.scales [--rounds 20] [--seeds 3]
 
-Six clients share scikit-learn's digits, wine or breast cancer data. Either all values are multiplied to a root mean
-square of `scale`, standardised or as they come, or one column of noise with that root mean square is added to the
-standardised ones. The network and its learning rate are the defaults for tables.
+Six clients share scikit-learn's digits, wine or breast cancer data. Either all values are
+multiplied to a root mean square of `scale`, standardised or as they come, or one column of noise
+with that root mean square is added to the standardised ones. The network and its learning rate are
+the defaults for tables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The default run over seeds: exact recovery, accuracy before and after beside FedAvg and local training, bytes.
+"""The default run over seeds: exact recovery, accuracy before and after beside FedAvg and local
+training, bytes.
 
 python -m securecluster.benchmarks.seeds [number of seeds, 10]
 """

@@ -1,8 +1,10 @@
-"""Batched local training beside a plain PyTorch loop at one and at all threads, taking turns in one run; and where the time goes.
+"""Batched local training beside a plain PyTorch loop at one and at all threads, taking turns in one
+run; and where the time goes.
 
 python -m securecluster.benchmarks.speed [--clients 100] [--models mlp-200 cnn-briggs] [--rounds 9]
 
-A round is 10 mini-batches of 10 samples of 28×28 for every client, the same in every variant: in float64 their updates agree.
+A round is 10 mini-batches of 10 samples of 28×28 for every client, the same in every variant: in
+float64 their updates agree.
 """
 
 from __future__ import annotations

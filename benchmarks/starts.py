@@ -2,7 +2,8 @@
 
 python -m securecluster.benchmarks.starts [--seeds 20] [--full] [--minutes 10]
 
-Digits, label swap in four clusters, 20 clients, k = 4, 20 rounds. `--full` is the same at 40 rounds.
+Digits, label swap in four clusters, 20 clients, k = 4, 20 rounds. `--full` is the same at 40
+rounds.
 """
 
 from __future__ import annotations

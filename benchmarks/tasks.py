@@ -1,9 +1,11 @@
-"""How often the one-shot clustering finds the number of tasks by itself: on IID clients (one cluster), on tasks and on rotated images.
+"""How often the one-shot clustering finds the number of tasks by itself: on IID clients (one
+cluster), on tasks and on rotated images.
 
 python -m securecluster.benchmarks.tasks [--seeds 3]
 
-`possible`: whether the merges hold the true clusters, so that the right height would give them. `ANGLE` in `hierarchy` was chosen by trial
-on seeds 0 to 3 of the same settings; the seeds here are others, from 10 on. Image sets are read from SECURECLUSTER_DATA or the hub.
+`possible`: whether the merges hold the true clusters, so that the right height would give them.
+`ANGLE` in `hierarchy` was chosen by trial on seeds 0 to 3 of the same settings; the seeds here are
+others, from 10 on. Image sets are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Two worlds that differ in one example, or one client: what releases show of it, against the ε that their ledgers claim.
+"""Two worlds that differ in one example, or one client: what releases show of it, against the ε
+that their ledgers claim.
 
 python -m securecluster.benchmarks.worlds [--clients 400] [--only srfca cfl] [--confidence 0.95]
 
-Many clients take part in one run, and each draws noise of its own. Every other one holds a canary, so that half of
-what leaves is of either world. A statistic of each client's reply gives μ, the distance of the worlds in units of the
-noise, an ε at δ = 1e-5 that holds for it if the release is Gaussian, and a lower bound of ε by Clopper and Pearson that
-needs no such assumption (`securecluster.privacy.dp.auditing`). A bound above the claim refutes it; one below proves
-nothing. Writes benchmarks/results/worlds.csv.
+Many clients take part in one run, and each draws noise of its own. Every other one holds a canary,
+so that half of what leaves is of either world. A statistic of each client's reply gives μ, the
+distance of the worlds in units of the noise, an ε at δ = 1e-5 that holds for it if the release is
+Gaussian, and a lower bound of ε by Clopper and Pearson that needs no such assumption
+(`securecluster.privacy.dp.auditing`). A bound above the claim refutes it; one below proves nothing.
+Writes benchmarks/results/worlds.csv.
 """
 
 from __future__ import annotations
@@ -145,7 +147,9 @@ def federation(
 
 
 def weights(other: bool = False) -> Array:
-    """Return the initial weights (CLASSES, FEATURES) of the linear model, or those of IFCA's second model."""
+    """Return the initial weights (CLASSES, FEATURES) of the linear model, or those of IFCA's second
+    model.
+    """
     flat = FedAvg(model="linear", rounds=1).flat_model(
         federation(2, 4, lambda i: (np.zeros(FEATURES, np.float32), 0))
     )
@@ -159,7 +163,9 @@ def weights(other: bool = False) -> Array:
 
 
 def telling_feature() -> tuple[NDArray[np.float32], int, int]:
-    """Return a long sample, the label that the first model is surest of there, and one that it is sure it is not."""
+    """Return a long sample, the label that the first model is surest of there, and one that it is
+    sure it is not.
+    """
     table = weights()
     gaps = np.sort(table, axis=0)
     feature = int(np.argmax(gaps[-1] - gaps[-2]))
@@ -236,7 +242,9 @@ def dp_sgd(count: int, confidence: float, batch: int, z: float) -> Finding:
 
 
 def local_updates(count: int, confidence: float, z: float = 1.0) -> Finding:
-    """Audit clipped updates with the clients' own noise: a client's is beyond the clip norm, or next to nothing."""
+    """Audit clipped updates with the clients' own noise: a client's is beyond the clip norm, or
+    next to nothing.
+    """
     known = update_canaries(count, held)
     params = {**LINEAR, "lr": 1e-6, "clip": 1e-3}
     plain = first(replies(FedAvg(**params).fit(known, FULL).transcript_, "contribute", "delta"))
@@ -249,7 +257,9 @@ def local_updates(count: int, confidence: float, z: float = 1.0) -> Finding:
 
 
 def update_canaries(count: int, canary: Callable[[int], bool]) -> Federation:
-    """Return clients whose updates are long where they hold the canary, and next to nothing elsewhere."""
+    """Return clients whose updates are long where they hold the canary, and next to nothing
+    elsewhere.
+    """
     sample, _, miss = telling_feature()
     nothing = np.zeros(FEATURES, np.float32)
     return federation(count, 8, lambda i: (sample if canary(i) else nothing, miss))
@@ -258,9 +268,11 @@ def update_canaries(count: int, canary: Callable[[int], bool]) -> Federation:
 def central_sums(
     count: int, confidence: float, z: float = 1.0, kind: type[RandomClusters] = RandomClusters
 ) -> Finding:
-    """Audit a trusted server's sums: each cluster of two has a canary among its members, or has none.
+    """Audit a trusted server's sums: each cluster of two has a canary among its members, or has
+    none.
 
-    What the server adds noise to is not in the transcript; the averages that it makes of it, and sends back, are.
+    What the server adds noise to is not in the transcript; the averages that it makes of it, and
+    sends back, are.
     """
     params = {
         **LINEAR,
@@ -283,7 +295,9 @@ def central_sums(
 
 
 def averages(fitted: Any, labels: list[int]) -> dict[int, Array]:
-    """Return the average that each cluster's first member was sent after the first round, by cluster."""
+    """Return the average that each cluster's first member was sent after the first round, by
+    cluster.
+    """
     found: dict[int, Array] = {}
     for position, entry in enumerate(fitted.transcript_.entries):
         if entry.method != "contribute" or entry.round != 2:
@@ -337,7 +351,9 @@ def connected(made: ClusteringProtocol, known: Federation) -> tuple[Any, Transcr
 
 
 def choices(count: int, confidence: float, z: float = 2.0, rounds: int = 20) -> Finding:
-    """Audit IFCA's choices: a sample that fits one of two models and not the other, or the other way round."""
+    """Audit IFCA's choices: a sample that fits one of two models and not the other, or the other
+    way round.
+    """
     one, two = weights(), weights(other=True)
     feature = next(k for k in range(FEATURES) if one[:, k].argmax() != two[:, k].argmax())
     sample = np.zeros(FEATURES, np.float32)
@@ -374,7 +390,9 @@ def choices(count: int, confidence: float, z: float = 2.0, rounds: int = 20) -> 
 def srfca_losses(
     count: int, confidence: float, unit: str = "example", z: float = 1.0, kind: type[SRFCA] = SRFCA
 ) -> Finding:
-    """Audit a row of losses under everyone's model: one sample, or all of a client's, at the bound or at zero."""
+    """Audit a row of losses under everyone's model: one sample, or all of a client's, at the bound
+    or at zero.
+    """
     known = loss_canaries(count, 8, whole=unit == "client")
     params = {**LINEAR, "lr": 1e-6, "clip": 1e-3, "loss_clip": 0.5, "noise": z, "dp_unit": unit}
     net, transcript = connected(kind(**params), known)
@@ -397,7 +415,9 @@ def loss_canaries(count: int, samples: int, whole: bool) -> Federation:
 def fallback_losses(
     count: int, confidence: float, unit: str = "example", z: float = 1.0, kind: type[CFL] = CFL
 ) -> Finding:
-    """Audit the losses that CFL's fallback judges by, after a split: of one sample kept aside, or of several."""
+    """Audit the losses that CFL's fallback judges by, after a split: of one sample kept aside, or
+    of several.
+    """
     known = loss_canaries(
         count, 2 if unit == "example" else 8, whole=True
     )  # half of its equal samples are kept aside

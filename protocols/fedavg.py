@@ -1,5 +1,6 @@
-"""FedAvg: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized
-Data", AISTATS 2017, Algorithm 1: one model for everyone. A baseline; its server needs sums only.
+"""FedAvg: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of
+Deep Networks from Decentralized Data", AISTATS 2017, Algorithm 1: one model for everyone. A
+baseline; its server needs sums only.
 """
 
 from __future__ import annotations

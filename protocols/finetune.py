@@ -1,7 +1,9 @@
-"""FedAvg with local fine-tuning: one model for everyone, which each client then trains alone. A baseline for personalisation.
+"""FedAvg with local fine-tuning: one model for everyone, which each client then trains alone. A
+baseline for personalisation.
 
-Cheng, Chadha, Duchi, "Fine-tuning is Fine in Federated Learning", 2021 (FTFA); Yu, Bagdasaryan, Shmatikov, "Salvaging Federated
-Learning by Local Adaptation", 2020, who adapt a model that was trained with differential privacy without any noise, as here.
+Cheng, Chadha, Duchi, "Fine-tuning is Fine in Federated Learning", 2021 (FTFA); Yu, Bagdasaryan,
+Shmatikov, "Salvaging Federated Learning by Local Adaptation", 2020, who adapt a model that was
+trained with differential privacy without any noise, as here.
 """
 
 from __future__ import annotations
@@ -51,11 +53,13 @@ class FineTuneClient(SumClient):
         """Contribute as in FedAvg.
 
         Raises:
-            PolicyError: a client has trained alone without noise, and its update would tell what it learned.
+            PolicyError: a client has trained alone without noise, and its update would tell what it
+                learned.
         """
         if not self._unshared.isdisjoint(turn.at):
             raise PolicyError(
-                "contribute is about the model of averages: who has tuned it alone contributes no more"
+                "contribute is about the model of averages: who has tuned it alone contributes no "
+                "more"
             )
         return super().contribute(turn, query)
 
@@ -88,14 +92,18 @@ class FineTune(ClusteringProtocol):
     """FedAvg, then every client trains the model alone for some rounds."""
 
     tune_rounds: int = 3
-    """rounds at the end, at most all but one, in which every client trains the model alone; 3 of 3 epochs each are about the 10
-    epochs of fine-tuning after FedAvg that Collins et al. 2021 (FedRep) compare with, 0 is FedAvg"""
+    """rounds at the end, at most all but one, in which every client trains the model alone; 3 of 3
+    epochs each are about the 10 epochs of fine-tuning after FedAvg that Collins et al. 2021
+    (FedRep) compare with, 0 is FedAvg
+    """
 
     name: ClassVar[str] = "finetune"
     client: ClassVar[type[TrainingClient]] = FineTuneClient
 
     def run_server(self, net: ServerChannel, run: Run) -> AveragingState:
-        """FedAvg, and then nothing but "train": all clients take part in these rounds, whatever the participation."""
+        """FedAvg, and then nothing but "train": all clients take part in these rounds, whatever the
+        participation.
+        """
         m = len(net.clients)
         state = AveragingState([0] * m, PendingUpdates.start(m, fresh=self.mask != "none"))
         for t in run.rounds("train", state, self.rounds):

@@ -1,5 +1,5 @@
-"""FL+HC: Briggs, Fan, Andras, "Federated learning with hierarchical clustering of local updates to improve training on non-IID data",
-IJCNN 2020, arXiv 2004.11791. Algorithm 1.
+"""FL+HC: Briggs, Fan, Andras, "Federated learning with hierarchical clustering of local updates to
+improve training on non-IID data", IJCNN 2020, arXiv 2004.11791. Algorithm 1.
 
 n      rounds of FedAvg before the clustering round, which asks every client once, from the model the n rounds have led to
 Δw_k   client k's masked update in the clustering round; P the hyper-parameters of the clustering: metric, linkage, threshold
@@ -82,13 +82,17 @@ class FLHCState(AveragingState):
 
 
 class FLHCClient(SumClient, CompressedUpdateClient):
-    """Clients that contribute to means, and whose updates may be read one by one (FL+HC's clustering round)."""
+    """Clients that contribute to means, and whose updates may be read one by one (FL+HC's
+    clustering round).
+    """
 
     keeps: ClassVar[bool] = False
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def post(self, turn: CallContext, query: Empty) -> Update:
-        """As of every discloser, of models that averages alone have made: what was trained alone would leave without noise."""
+        """As of every discloser, of models that averages alone have made: what was trained alone
+        would leave without noise.
+        """
         if not self._unshared.isdisjoint(turn.at):
             raise PolicyError(
                 "post shows the model of averages: who has trained alone holds one of its own"
@@ -101,14 +105,21 @@ class FLHC(CompressionOptions):
     """FedAvg, then one clustering of all clients' updates, then FedAvg in each cluster."""
 
     mask: str = "permutation"
-    """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
+    """map of updates that the server does not know, a fresh one each round: none, permutation,
+    signed-permutation, rotation or haar
+    """
     metric: str = "chord"
-    """distance of updates: l1, l2, cosine, or chord, which is l2 of updates scaled to unit norm, so that clients with more samples and
-    larger updates are no cluster (ours); l1 needs a mask that keeps it: none, permutation or signed-permutation"""
+    """distance of updates: l1, l2, cosine, or chord, which is l2 of updates scaled to unit norm, so
+    that clients with more samples and larger updates are no cluster (ours); l1 needs a mask that
+    keeps it: none, permutation or signed-permutation
+    """
     linkage: str = "ward"
-    """distance of clusters: single, complete, average, or, with l2 and chord only, centroid or ward"""
+    """distance of clusters: single, complete, average, or, with l2 and chord only, centroid or ward
+    """
     threshold: float | None = None
-    """merges up to this distance are made; None cuts at the largest relative gap of the merges' distances, if it is large or significant"""
+    """merges up to this distance are made; None cuts at the largest relative gap of the merges'
+    distances, if it is large or significant
+    """
     pre_rounds: int = 10
     """rounds of FedAvg before the clustering"""
 
@@ -134,7 +145,9 @@ class FLHC(CompressionOptions):
         self._note(run, state)
 
     def _cluster(self, net: ServerChannel, state: FLHCState) -> None:
-        """Lines 6–10: everyone's update from the joint model, merged up to the threshold. These updates move no model."""
+        """Lines 6–10: everyone's update from the joint model, merged up to the threshold. These
+        updates move no model.
+        """
         ids, rows, step = everyones(
             net,
             state.outbox,
@@ -184,14 +197,16 @@ class FLHC(CompressionOptions):
         return NewcomerReference(joint, step, kept.cpu(), of, sizes, linkage)
 
     def place(self, net: ServerChannel, state: FLHCState, to: Sequence[int]) -> list[int]:
-        """Ours: a newcomer trains from the clustering round's model and joins the cluster at the least linkage distance.
+        """Ours: a newcomer trains from the clustering round's model and joins the cluster at the
+        least linkage distance.
 
         Its update carries that round's mask.
         """
         known = state.memory
         if known is None:
             raise UsageError(
-                "nobody replied in the clustering round, so there is nothing to compare newcomers with: run it anew"
+                "nobody replied in the clustering round, so there is nothing to compare newcomers "
+                "with: run it anew"
             )
         picks = ((0,),) * len(to)
         first = Rows(torch.ones(len(to), dtype=torch.int64))
@@ -241,22 +256,26 @@ class FLHC(CompressionOptions):
         check_linkage(self.metric, self.linkage)
         if self.metric == "l1" and self.mask not in ENTRYWISE:
             raise UsageError(
-                f"the mask {self.mask!r} mixes coordinates, which changes l1 distances: use a permutation, or metric chord"
+                f"the mask {self.mask!r} mixes coordinates, which changes l1 distances: use a "
+                "permutation, or metric chord"
             )
         if not (isinstance(self.pre_rounds, Integral) and 0 <= self.pre_rounds < self.rounds):
             raise UsageError(
-                f"pre_rounds = {self.pre_rounds!r} of {self.rounds} rounds: the clustering comes after pre_rounds, a whole number from 0 to"
+                f"pre_rounds = {self.pre_rounds!r} of {self.rounds} rounds: the clustering comes "
+                "after pre_rounds, a whole number from 0 to"
                 " rounds - 1; lower pre_rounds or ask for more rounds"
             )
         if self.threshold is not None and not (
             isinstance(self.threshold, Real) and 0 <= float(self.threshold) < math.inf
         ):
             raise UsageError(
-                f"threshold = {self.threshold!r} is no distance: give a finite number from 0, or leave it out for the largest gap"
+                f"threshold = {self.threshold!r} is no distance: give a finite number from 0, or "
+                "leave it out for the largest gap"
             )
         if self.threshold is not None and self.clusterer != "paper":
             raise UsageError(
-                f"a threshold cuts the paper's merges, and the clusterer {self.clusterer!r} has none: leave one of them out"
+                f"a threshold cuts the paper's merges, and the clusterer {self.clusterer!r} has "
+                "none: leave one of them out"
             )
 
     def releases(self) -> ReleaseCounts:
@@ -266,7 +285,8 @@ class FLHC(CompressionOptions):
     def server_view(self) -> list[str]:
         """What stays visible under every mask."""
         found = [
-            "pairwise distances, norms and inner products of all clients' updates of the clustering round",
+            "pairwise distances, norms and inner products of all clients' updates of the "
+            "clustering round",
             "how far the model of the clustering round has moved from the first one",
             "the clusters, and each client's cluster",
         ]

@@ -1,4 +1,6 @@
-"""Local training: every client alone, with the batches it would draw in a federation. A baseline that releases nothing."""
+"""Local training: every client alone, with the batches it would draw in a federation. A baseline
+that releases nothing.
+"""
 
 from __future__ import annotations
 

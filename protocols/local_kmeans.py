@@ -1,10 +1,12 @@
-"""Local-KMeans: every client trains alone, and k-means on the weights of their models finds the clusters. A baseline of Vardhan, Ghosh,
-Mazumdar, "An Improved Federated Clustering Algorithm with Model-based Clustering", TMLR 2024; it is told the number of clusters.
+"""Local-KMeans: every client trains alone, and k-means on the weights of their models finds the
+clusters. A baseline of Vardhan, Ghosh, Mazumdar, "An Improved Federated Clustering Algorithm with
+Model-based Clustering", TMLR 2024; it is told the number of clusters.
 
 θ_0    where everyone starts; θ_i client i's model after its local rounds
 X      the rows P(θ_i − θ_0), all under one mask P, which keeps their distances
 
-That a cluster goes on by FedAvg from the mean of its members' models, for the rounds that remain, is ours.
+That a cluster goes on by FedAvg from the mean of its members' models, for the rounds that remain,
+is ours.
 """
 
 from __future__ import annotations
@@ -64,11 +66,15 @@ class LocalKMeans(ClusteringProtocol):
     """k-means on the models that clients trained alone."""
 
     mask: str = "permutation"
-    """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
+    """map of updates that the server does not know, a fresh one each round: none, permutation,
+    signed-permutation, rotation or haar
+    """
     k: int = 4
     """number of clusters"""
     local_rounds: int = 10
-    """rounds, at most all, in which clients train alone before they are clustered; no averaging is done where none remain"""
+    """rounds, at most all, in which clients train alone before they are clustered; no averaging is
+    done where none remain
+    """
 
     name: ClassVar[str] = "local-kmeans"
     client: ClassVar[type[TrainingClient]] = LocalKMeansClient
@@ -94,7 +100,9 @@ class LocalKMeans(ClusteringProtocol):
         return min(self.local_rounds, self.rounds)
 
     def _cluster(self, net: ServerChannel, state: LocalKMeansState) -> None:
-        """Lloyd's algorithm on the rows of X, as points of the same distances; who hands in nothing goes on alone (ours)."""
+        """Lloyd's algorithm on the rows of X, as points of the same distances; who hands in nothing
+        goes on alone (ours).
+        """
         got = net.gather(LocalKMeansClient.send_model, Empty(), to=net.clients, tries=TRIES)
         if not got.ids:  # everyone goes on alone
             return
@@ -119,7 +127,9 @@ class LocalKMeans(ClusteringProtocol):
         )
 
     def _blur(self, net: ServerChannel) -> float:
-        """Expected squared norm of the noise in a row of X: of the last call's, or of all trainings with noise that are behind it."""
+        """Expected squared norm of the noise in a row of X: of the last call's, or of all trainings
+        with noise that are behind it.
+        """
         return net.noise("delta") * (self._local if self.per_example else 1)
 
     def place(self, net: ServerChannel, state: LocalKMeansState, to: Sequence[int]) -> list[int]:
@@ -127,7 +137,8 @@ class LocalKMeans(ClusteringProtocol):
         nothing = PendingUpdates.start(0, fresh=False)
         if not len(state.centres):
             raise UsageError(
-                "no client handed in its model, so there are no centres to compare newcomers with: run it anew"
+                "no client handed in its model, so there are no centres to compare newcomers with: "
+                "run it anew"
             )
         for _ in range(self._local):
             net.gather(SumClient.alone, nothing.message_for(to), to=to)

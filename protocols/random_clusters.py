@@ -1,5 +1,6 @@
-"""Random clusters: FedAvg within k clusters of equal size that the server draws, as Ali and Arafa ("Data Similarity-Based One-Shot
-Clustering for Multi-Task Hierarchical Federated Learning", 2024) compare with. A baseline: it shows what smaller clusters alone do.
+"""Random clusters: FedAvg within k clusters of equal size that the server draws, as Ali and Arafa
+("Data Similarity-Based One-Shot Clustering for Multi-Task Hierarchical Federated Learning", 2024)
+compare with. A baseline: it shows what smaller clusters alone do.
 """
 
 from __future__ import annotations

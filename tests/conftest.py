@@ -29,7 +29,9 @@ def small() -> Federation:
 
 @pytest.fixture
 def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mobility folder of six persons with one leg of 60 positions each, every other one near the same of two places."""
+    """A mobility folder of six persons with one leg of 60 positions each, every other one near the
+    same of two places.
+    """
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     draw, rows = np.random.default_rng(0), []
     for person in range(6):
@@ -53,7 +55,9 @@ def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def brief_fit() -> Callable[..., Any]:
-    """The fit of NSIM's pair network, of one small network that trains for a moment, whatever grid is asked for."""
+    """The fit of NSIM's pair network, of one small network that trains for a moment, whatever grid
+    is asked for.
+    """
     from securecluster.protocols.nsim.pair_network import PairNetworkConfig
     from securecluster.protocols.nsim.similarity_model import fit
 

@@ -1,4 +1,6 @@
-"""Rooms import only rooms below them, no module imports itself through others, and the command line answers without torch."""
+"""Rooms import only rooms below them, no module imports itself through others, and the command line
+answers without torch.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +165,8 @@ def test_the_checks_can_fail() -> None:
     }
     assert len(offences(siblings)) == 1
     own = {
-        "securecluster.protocols.cfl.protocol": "from securecluster.protocols.cfl.client import CFLClient",
+        "securecluster.protocols.cfl.protocol": "from securecluster.protocols.cfl.client import "
+        "CFLClient",
         "securecluster.protocols.cfl.client": "import securecluster.protocols.cfl.protocol",
     }
     assert offences(own) == []

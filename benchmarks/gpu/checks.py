@@ -236,7 +236,9 @@ def decoded(name: str, rows: torch.Tensor) -> torch.Tensor:
 
 
 def sealed(device: torch.device) -> float:
-    """Return how many numbers differ after rows of the device were sealed and opened there, and bytes from the CPU's seal."""
+    """Return how many numbers differ after rows of the device were sealed and opened there, and
+    bytes from the CPU's seal.
+    """
     from securecluster.privacy.masking.sealing import Seal
 
     rows, seal = rows_of(NARROW), Seal("run")
@@ -313,7 +315,9 @@ def trained(network: str, plan: LocalTraining, dtype: torch.dtype, device: torch
 
 
 def trained_alike(network: str, plan: LocalTraining, device: torch.device) -> float:
-    """Return how far updates made on the device are from this package's on the CPU: with dropout, or noise."""
+    """Return how far updates made on the device are from this package's on the CPU: with dropout,
+    or noise.
+    """
     wanted = updates(cohort(network, CPU, WIDE), plan)
     return apart(updates(cohort(network, device, WIDE), plan), wanted)
 

@@ -26,7 +26,9 @@ def updates(cohort: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
 
 
 def private_updates(cohort: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
-    """Return the updates (m, d) of DP-SGD without noise: one example's gradient after the other, clipped and added up."""
+    """Return the updates (m, d) of DP-SGD without noise: one example's gradient after the other,
+    clipped and added up.
+    """
     module = plain_module(cohort.model.module, seeded=True)
     found = [_private_update(cohort, module, plan, client) for client in range(len(cohort.ids))]
     return torch.stack(found)

@@ -1,4 +1,6 @@
-"""Whole runs of every protocol on the device: beside the CPU's, stopped and resumed, replayed, with each mechanism."""
+"""Whole runs of every protocol on the device: beside the CPU's, stopped and resumed, replayed, with
+each mechanism.
+"""
 
 from __future__ import annotations
 
@@ -71,12 +73,15 @@ class Case:
         folder: Path | None = None,
         report: Callable[[Line], None] = lambda line: None,
     ) -> ClusteringProtocol:
-        """Return it fitted; NSIM's pair network, which is trained in main memory, trains for a few steps."""
+        """Return it fitted; NSIM's pair network, which is trained in main memory, trains for a few
+        steps.
+        """
         made, settings = self.make(), self.settings(device, dtype)
         with patch.object(synthetic_users, "fit", _few_steps):
             if folder is None:
                 return made.fit(digits(), settings, report=report)
-            # Checkpoints alone: reports and pictures take packages that a machine with a GPU may lack.
+            # Checkpoints alone: reports and pictures take packages that a machine with a GPU may
+            # lack.
             return made.run_in(folder, digits(), settings, report)
 
 
@@ -147,7 +152,9 @@ def models(fitted: ClusteringProtocol) -> torch.Tensor:
 
 
 def first_round(name: str, device: torch.device) -> float:
-    """Return how far the models after one round on the device are from those on the CPU, in updates' size."""
+    """Return how far the models after one round on the device are from those on the CPU, in
+    updates' size.
+    """
     case, found = CASES[name], []
     options = {"pre_rounds": 0} if case.protocol is FLHC else {}
     made = case.make().set_params(rounds=1, **options)
@@ -160,7 +167,9 @@ def first_round(name: str, device: torch.device) -> float:
 
 
 def whole_run(name: str, device: torch.device) -> float:
-    """Return how far the models on the device are from those on the CPU; infinite where labels differ."""
+    """Return how far the models on the device are from those on the CPU; infinite where labels
+    differ.
+    """
     wanted, found = reference(name, "float64"), on_device(name, "float64", device.type)
     if list(wanted.labels_) != list(found.labels_):
         return float("inf")
@@ -188,7 +197,9 @@ def _stop_at(number: int) -> Callable[[dict[str, Any]], None]:
 
 
 def resumed(name: str, device: torch.device) -> float:
-    """Return in how many numbers a run that was stopped half-way and resumed differs from one that was not."""
+    """Return in how many numbers a run that was stopped half-way and resumed differs from one that
+    was not.
+    """
     whole, folder = on_device(name, "float32", device.type), scratch() / f"{name} stopped"
     try:
         CASES[name].fit(device.type, "float32", folder, report=_stop_at(ROUNDS // 2 + 1))
@@ -202,7 +213,9 @@ def resumed(name: str, device: torch.device) -> float:
 
 
 def replayed(name: str, device: torch.device) -> float:
-    """Return 0 where the server alone, against the transcript on disk, ends in the recorded state, else 1."""
+    """Return 0 where the server alone, against the transcript on disk, ends in the recorded state,
+    else 1.
+    """
     fitted = on_device(name, "float32", device.type)
     config = fitted.kept_.learned.config
     with patch.object(synthetic_users, "fit", _few_steps):
@@ -218,7 +231,9 @@ def newcomers(name: str, device: torch.device) -> float:
 
 
 def ledger(name: str, device: torch.device) -> float:
-    """Return in how many ledger events a run on the device differs from the CPU's; NaN where models are not finite."""
+    """Return in how many ledger events a run on the device differs from the CPU's; NaN where models
+    are not finite.
+    """
     wanted, found = reference(name, "float32"), on_device(name, "float32", device.type)
     if not bool(models(found).isfinite().all()):
         return float("nan")
@@ -228,7 +243,9 @@ def ledger(name: str, device: torch.device) -> float:
 
 
 def _without_digests(fitted: Any) -> list[Any]:
-    """Return a ledger's events without the digests of replies, whose bits differ from device to device."""
+    """Return a ledger's events without the digests of replies, whose bits differ from device to
+    device.
+    """
     return [replace(event, digests=()) for event in fitted.ledger_.events]
 
 

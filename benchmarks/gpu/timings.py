@@ -51,7 +51,9 @@ def every_timing() -> list[Timing]:
 
 
 def build_cohort(network: str, clients: int, device: torch.device) -> LocalTrainer:
-    """Return clients with random samples: 100 images each, or as many as the network's own data have."""
+    """Return clients with random samples: 100 images each, or as many as the network's own data
+    have.
+    """
     if network in CASES:
         return CASES[network].cohort(clients, torch.float32, device)
     draw, shape = np.random.default_rng(0), IMAGES[network]
@@ -138,7 +140,8 @@ def measure(network: str, clients: int, device: torch.device, budget: Budget) ->
     rounds = int(min(ROUNDS, budget.left() / 3 / sum(first.values())))
     if rounds < FEWEST:
         raise Skipped(
-            f"a turn of all ways takes {sum(first.values()):.0f} s, and {budget.left():.0f} s were left"
+            f"a turn of all ways takes {sum(first.values()):.0f} s, and {budget.left():.0f} s were "
+            "left"
         )
     taken, peaks = take_turns(ways, rounds, device, budget)
     budget.known[network] = sum(map(median, taken.values())) * PROBED / clients

@@ -42,8 +42,8 @@ def watch(
 ) -> None:
     """Let workers do the pieces until all are done or the time is over.
 
-    A piece that takes far longer than it should, or ends its process, is a failed check or a skipped timing, and a new worker
-    goes on with the rest.
+    A piece that takes far longer than it should, or ends its process, is a failed check or a
+    skipped timing, and a new worker goes on with the rest.
 
     Args:
         command: starts a worker.
@@ -131,7 +131,8 @@ def _listen(
                 results.lost(flight.name, flight.kind, f"its process ended with status {status}")
             else:
                 results.note(
-                    f"a worker ended with status {status} before its first piece: see {results.log_name}"
+                    f"a worker ended with status {status} before its first piece: see "
+                    f"{results.log_name}"
                 )
             return False
         event = json.loads(line)

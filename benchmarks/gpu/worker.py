@@ -1,6 +1,7 @@
 """Do the pieces in order, within a budget, and tell the watchdog of each beginning and each result.
 
-An event is one line of JSON on standard output. The watchdog may end this process at any moment: it has all that was told.
+An event is one line of JSON on standard output. The watchdog may end this process at any moment: it
+has all that was told.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def machine(device: torch.device) -> dict[str, str]:
     if device.type == "cuda":
         found |= {
             "GPU": torch.cuda.get_device_name(device),
-            "GPU memory": f"{torch.cuda.get_device_properties(device).total_memory / (1 << 30):.0f} GiB",
+            "GPU "
+            "memory": f"{torch.cuda.get_device_properties(device).total_memory / (1 << 30):.0f} GiB",
             "CUDA": str(torch.version.cuda),
             "cuDNN": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
             "driver": _driver(),
@@ -104,7 +106,9 @@ def _driver() -> str:
 
 
 def main() -> None:
-    """Read the task from standard input: the device's name, the seconds, and the pieces that are done."""
+    """Read the task from standard input: the device's name, the seconds, and the pieces that are
+    done.
+    """
     task = json.loads(sys.stdin.readline())
     budget = Budget(float(task["seconds"]))
     events = sys.stdout

@@ -1,11 +1,15 @@
-"""P[g > 0] for random vectors over k and γ (Sattler et al. 2019, Fig. 3), beside the region that Theorem 1 guarantees.
+"""P[g > 0] for random vectors over k and γ (Sattler et al. 2019, Fig. 3), beside the region that
+Theorem 1 guarantees.
 
 python -m securecluster.benchmarks.papers.cfl_fig3 [--seeds 3] [--full] [--minutes 10]
 
-The paper: d = 100, m = 3k, ∇R_l and ∇R_I(i) − ∇r_i normally distributed, P ≈ 1 even for k > 10 and γ_max > 1. Drawn here (ours, where the
-paper is silent): v_1 … v_k standard normal less their mean, so that they sum to zero, as Theorem 1 asks at a stationary point; three
-clients of each distribution; X_i standard normal, scaled to ‖X_i‖ = γ·‖v_I(i)‖. A trial is correct where `clustering.bipartition` leaves
-every distribution whole, which can happen with g <= 0 too. `--full` has ten times the trials.
+The paper: d = 100, m = 3k, ∇R_l and ∇R_I(i) − ∇r_i normally distributed, P ≈ 1 even for k > 10 and
+    γ_max > 1. Drawn here (ours, where the
+paper is silent): v_1 … v_k standard normal less their mean, so that they sum to zero, as Theorem 1
+    asks at a stationary point; three
+clients of each distribution; X_i standard normal, scaled to ‖X_i‖ = γ·‖v_I(i)‖. A trial is correct
+where `clustering.bipartition` leaves every distribution whole, which can happen with g <= 0 too.
+`--full` has ten times the trials.
 """
 
 from __future__ import annotations

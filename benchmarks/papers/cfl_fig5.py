@@ -1,10 +1,13 @@
-"""The separation gap over the number of points per client (Sattler et al. 2019, Fig. 5), from updates and from full gradients.
+"""The separation gap over the number of points per client (Sattler et al. 2019, Fig. 5), from
+updates and from full gradients.
 
 python -m securecluster.benchmarks.papers.cfl_fig5 [--seeds 3] [--full] [--minutes 10]
 
-The paper: label swap, 20 clients, 4 clusters, a convolutional network, 3 local epochs, g in round 50; 10 to 200 points on MNIST, positive
-from 20 with updates; 100 to 2400 on CIFAR-10, positive from about 500. `--full` has these numbers of points, with cnn-briggs and cnn-cifar;
-the scale for a CPU has cnn-ali for both, fewer points and, on CIFAR-10, 20 rounds. Images are read from SECURECLUSTER_DATA or the hub.
+The paper: label swap, 20 clients, 4 clusters, a convolutional network, 3 local epochs, g in round
+    50; 10 to 200 points on MNIST, positive
+from 20 with updates; 100 to 2400 on CIFAR-10, positive from about 500. `--full` has these numbers
+of points, with cnn-briggs and cnn-cifar; the scale for a CPU has cnn-ali for both, fewer points
+and, on CIFAR-10, 20 rounds. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -84,7 +87,9 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Both gaps in the last round, whether the bipartitions are correct, and the accuracy of the one model."""
+    """Both gaps in the last round, whether the bipartitions are correct, and the accuracy of the
+    one model.
+    """
     last = watched(cell, since=cell["rounds"])[-1]
     names = {"updates": "gap", "gradients": "gap_gradients", "accuracy": "accuracy"}
     return {
@@ -94,7 +99,9 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def positive_from(rows: Sequence[Row], value: str) -> dict[str, int | None]:
-    """For each data set the number of points from which on the gap is positive with every seed; None where it is not at the most points."""
+    """For each data set the number of points from which on the gap is positive with every seed;
+    None where it is not at the most points.
+    """
     least = {
         (data, int(points)): low
         for (data, points), (_, low, *_) in spread(rows, ["data", "points"], value).items()
@@ -112,7 +119,9 @@ def positive_from(rows: Sequence[Row], value: str) -> dict[str, int | None]:
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """Means over seeds with the range between the extremes, and where the paper's gap becomes positive."""
+    """Means over seeds with the range between the extremes, and where the paper's gap becomes
+    positive.
+    """
     sets = list(dict.fromkeys(row["data"] for row in rows))
     made, axes = figure(4.8 * len(sets), 3.8, columns=len(sets))
     for place, data in zip(axes.flat, sets, strict=True):

@@ -1,10 +1,13 @@
-"""The separation gap over communication rounds (Sattler et al. 2019, Fig. 6), from updates and from full gradients.
+"""The separation gap over communication rounds (Sattler et al. 2019, Fig. 6), from updates and from
+full gradients.
 
 python -m securecluster.benchmarks.papers.cfl_fig6 [--seeds 3] [--full] [--minutes 10]
 
-The paper: as Fig. 5, with 100 points per client on MNIST and 1500 on CIFAR-10, g in each of the rounds 1 to 50; with updates positive by
-about round 10 on both. `--full` has these numbers, with cnn-briggs and cnn-cifar; the scale for a CPU has cnn-ali for both and, on
-CIFAR-10, 500 points and 25 rounds. Images are read from SECURECLUSTER_DATA or the hub.
+The paper: as Fig. 5, with 100 points per client on MNIST and 1500 on CIFAR-10, g in each of the
+    rounds 1 to 50; with updates positive by
+about round 10 on both. `--full` has these numbers, with cnn-briggs and cnn-cifar; the scale for a
+CPU has cnn-ali for both and, on CIFAR-10, 500 points and 25 rounds. Images are read from
+SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Both gaps over rounds, and for each the first round with g > 0, that with a correct bipartition, and g in the last round."""
+    """Both gaps over rounds, and for each the first round with g > 0, that with a correct
+    bipartition, and g in the last round.
+    """
     history, found = watched(cell, since=1), dict[str, Any]()
     for name, gap in CURVES.items():
         found |= {

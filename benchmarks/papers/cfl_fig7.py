@@ -1,13 +1,16 @@
-"""Both norms of the split test over rounds, with congruent and incongruent clients (Sattler et al. 2019, Fig. 7; eq. 32 and 33).
+"""Both norms of the split test over rounds, with congruent and incongruent clients (Sattler et al.
+2019, Fig. 7; eq. 32 and 33).
 
 python -m securecluster.benchmarks.papers.cfl_fig7 [--seeds 3] [--full] [--minutes 10]
 
-The paper: MNIST, two clients, 1000 rounds; congruent: one holds all digits 0–4, the other all of 5–9; incongruent: random subsets, each
-client with two labels of its own swapped. ‖mean Δ‖ goes to zero in both; max ‖Δ‖ falls along with it in the congruent case, and stagnates
-or grows in the other. The norms here are those of weight-updates over 3 epochs. `--full` has 20,000 samples a client, 1000 rounds and
-cnn-briggs; the scale for a CPU 2000 samples, 100 rounds and cnn-ali. With few samples the network comes to know each image, swapped labels
-and all, and clients that hold different images are congruent after all: so samples before rounds. Images are read from SECURECLUSTER_DATA
-or the hub.
+The paper: MNIST, two clients, 1000 rounds; congruent: one holds all digits 0–4, the other all of
+    5–9; incongruent: random subsets, each
+client with two labels of its own swapped. ‖mean Δ‖ goes to zero in both; max ‖Δ‖ falls along with
+it in the congruent case, and stagnates or grows in the other. The norms here are those of
+weight-updates over 3 epochs. `--full` has 20,000 samples a client, 1000 rounds and cnn-briggs; the
+scale for a CPU 2000 samples, 100 rounds and cnn-ali. With few samples the network comes to know
+each image, swapped labels and all, and clients that hold different images are congruent after all:
+so samples before rounds. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -60,7 +63,9 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def halves(data: str, samples: int, seed: int) -> Federation:
-    """Two clients, one with the lower half of the labels and one with the upper; a fifth as many again is held out of each."""
+    """Two clients, one with the lower half of the labels and one with the upper; a fifth as many
+    again is held out of each.
+    """
     given, hands = source(data), {}
     for name, low, high in (
         ("lower", 0, given.classes // 2),
@@ -77,13 +82,17 @@ def halves(data: str, samples: int, seed: int) -> Federation:
 
 
 def trend(norms: Sequence[float]) -> float:
-    """By what factor a norm grows in 100 rounds, from a least-squares line through its logarithm over the second half of the rounds."""
+    """By what factor a norm grows in 100 rounds, from a least-squares line through its logarithm
+    over the second half of the rounds.
+    """
     late = np.log(np.maximum(norms[len(norms) // 2 :], 1e-12))
     return float(np.exp(100 * np.polyfit(np.arange(len(late)), late, 1)[0]))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Both norms: means over the first and the last tenth of the rounds, the largest, the late trend, and the curves."""
+    """Both norms: means over the first and the last tenth of the rounds, the largest, the late
+    trend, and the curves.
+    """
     if cell["case"] == "congruent":
         federation = halves(cell["data"], cell["samples"], cell["seed"])
     else:

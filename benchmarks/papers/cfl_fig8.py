@@ -1,15 +1,19 @@
-"""CFL on CIFAR-10 with permuted labels (Sattler et al. 2019, Fig. 8): accuracy and separation gap per cluster over rounds.
+"""CFL on CIFAR-10 with permuted labels (Sattler et al. 2019, Fig. 8): accuracy and separation gap
+per cluster over rounds.
 
 python -m securecluster.benchmarks.papers.cfl_fig8 [--seeds 3] [--full] [--minutes 10]
 
-The paper: the training data split evenly among 20 clients in 4 clusters, each with one random permutation of the labels (test labels too),
-a 5-layer convolutional network, 3 local epochs at batch 100; splits in rounds 50, 100 and 150; accuracy stagnates at about 20 % before the
-first and is close to 60 % after the last; g is large before a split and below zero in every cluster at the end. `--full` has this setting
-with cnn-cifar and 200 rounds, and needs a GPU; the scale for a CPU has cnn-ali, 300 samples a client, batch 20 and 60 rounds. Ours: the
-learning rate; and, since ε1 and ε2 are not printed, the rounds of splits are given: clusters may split in 50, 100, 150 of 200 alone (in
-proportion where there are fewer), and do so where CFL's default significance test and γ_max say so. The rows have the true g of those
-rounds, so a correct split that was refused shows. A client is tested on its share of the test set, not on all of it. Images are read from
-SECURECLUSTER_DATA or the hub.
+The paper: the training data split evenly among 20 clients in 4 clusters, each with one random
+    permutation of the labels (test labels too),
+a 5-layer convolutional network, 3 local epochs at batch 100; splits in rounds 50, 100 and 150;
+accuracy stagnates at about 20 % before the first and is close to 60 % after the last; g is large
+before a split and below zero in every cluster at the end. `--full` has this setting with cnn-cifar
+and 200 rounds, and needs a GPU; the scale for a CPU has cnn-ali, 300 samples a client, batch 20 and
+60 rounds. Ours: the learning rate; and, since ε1 and ε2 are not printed, the rounds of splits are
+given: clusters may split in 50, 100, 150 of 200 alone (in proportion where there are fewer), and do
+so where CFL's default significance test and γ_max say so. The rows have the true g of those rounds,
+so a correct split that was refused shows. A client is tested on its share of the test set, not on
+all of it. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -63,7 +67,9 @@ def splits(rounds: int) -> list[int]:
 
 @dataclass
 class Watched(CFL):
-    """CFL that splits in set rounds, and whose observer adds the true gap of each cluster and the accuracy of each true cluster."""
+    """CFL that splits in set rounds, and whose observer adds the true gap of each cluster and the
+    accuracy of each true cluster.
+    """
 
     looks, seen = (
         tuple[SplitStatistics, ...](),
@@ -96,7 +102,9 @@ class Watched(CFL):
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Splits, accuracy in the round of the first split and at the end, gaps then, and the curves that the picture needs."""
+    """Splits, accuracy in the round of the first split and at the end, gaps then, and the curves
+    that the picture needs.
+    """
     scenario = LabelPermutation(clusters=cell["clusters"])
     federation = Federation.simulate(
         cell["data"],

@@ -1,15 +1,19 @@
-"""CFL on AG-News (Sattler et al. 2019, Fig. 9): perplexity of clusters' models and of the shared model over rounds.
+"""CFL on AG-News (Sattler et al. 2019, Fig. 9): perplexity of clusters' models and of the shared
+model over rounds.
 
 python -m securecluster.benchmarks.papers.cfl_fig9 [--seeds 3] [--full] [--minutes 25]
 
-The paper: 120,000 articles in 20 corpora of one size, each of one of four topics; a two-layer LSTM predicts the next word; 100 rounds of 3
-local epochs at batch 100; clients are separated in rounds 30, 60 and 90; the shared model stagnates at a perplexity of 42 to 43, and after
-the last separation every client is below 36. `--full` has these with all articles at hand, and needs a GPU; the scale for a CPU has 300
-windows of 20 words a client, one epoch at batch 10 and 24 rounds. Ours, since the paper prints none of it: the vocabulary of 2000 words (so
-perplexities cannot be compared with the paper's), the widths of lstm-words and the learning rate. ε1 and ε2 are not printed either: after
-30 %, 60 % and 90 % of the rounds one cluster splits, the one whose halves are the least alike (the smallest α_cross^max), where γ_max
-allows it. So three splits are given, and which clients part is found. A client is tested on windows of its own topic. Articles are read
-from SECURECLUSTER_DATA or the hub.
+The paper: 120,000 articles in 20 corpora of one size, each of one of four topics; a two-layer LSTM
+    predicts the next word; 100 rounds of 3
+local epochs at batch 100; clients are separated in rounds 30, 60 and 90; the shared model stagnates
+at a perplexity of 42 to 43, and after the last separation every client is below 36. `--full` has
+these with all articles at hand, and needs a GPU; the scale for a CPU has 300 windows of 20 words a
+client, one epoch at batch 10 and 24 rounds. Ours, since the paper prints none of it: the vocabulary
+of 2000 words (so perplexities cannot be compared with the paper's), the widths of lstm-words and
+the learning rate. ε1 and ε2 are not printed either: after 30 %, 60 % and 90 % of the rounds one
+cluster splits, the one whose halves are the least alike (the smallest α_cross^max), where γ_max
+allows it. So three splits are given, and which clients part is found. A client is tested on windows
+of its own topic. Articles are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations

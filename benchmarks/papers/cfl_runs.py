@@ -1,6 +1,8 @@
-"""What the scripts for Figures 5 to 8 of Sattler et al. 2019 share: runs that never split, and g from updates and from full gradients.
+"""What the scripts for Figures 5 to 8 of Sattler et al. 2019 share: runs that never split, and g
+from updates and from full gradients.
 
-Ours, since the paper prints neither: learning rates, and batch sizes but for Fig. 8. Gradients and updates are compared at the same point:
+Ours, since the paper prints neither: learning rates, and batch sizes but for Fig. 8. Gradients and
+    updates are compared at the same point:
 the model θ that the round's updates start from.
 """
 

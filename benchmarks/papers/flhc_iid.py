@@ -1,10 +1,12 @@
-"""IID MNIST (Briggs et al. 2020, III-A and III-B): clients that should stay one cluster, over cf and n, and over metric and linkage.
+"""IID MNIST (Briggs et al. 2020, III-A and III-B): clients that should stay one cluster, over cf
+and n, and over metric and linkage.
 
 python -m securecluster.benchmarks.papers.flhc_iid [--seeds 3] [--full] [--minutes 10]
 
-The paper, in words: with l2, ward and the threshold 3.0 one cluster but for n = 1; with l2 and cosine one cluster whatever the linkage,
-with l1 several. Here the pairs of metric and linkage are cut by our default rule. Scales and columns are `flhc_runs`'s. Images are read
-from SECURECLUSTER_DATA or the hub.
+The paper, in words: with l2, ward and the threshold 3.0 one cluster but for n = 1; with l2 and
+    cosine one cluster whatever the linkage,
+with l1 several. Here the pairs of metric and linkage are cut by our default rule. Scales and
+columns are `flhc_runs`'s. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ BY_PAIR = {
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """FL, FL+HC with the paper's threshold over cf and n, and with our default rule over metric and linkage."""
+    """FL, FL+HC with the paper's threshold over cf and n, and with our default rule over metric and
+    linkage.
+    """
     own = [
         cell
         for cell in pairs("mnist", "iid", scale, seeds, "gap", BY_PAIR)

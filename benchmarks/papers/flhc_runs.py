@@ -1,11 +1,14 @@
-"""What the scripts for the tables of Briggs et al. 2020 share: plain FL and FL+HC on the same clients, seeds and rounds.
+"""What the scripts for the tables of Briggs et al. 2020 share: plain FL and FL+HC on the same
+clients, seeds and rounds.
 
-The paper: 100 clients with 600 MNIST samples (FEMNIST: 367 writers; the stored set has 100), cnn-briggs, batch 10, 3 epochs, learning rate
-0.1, 50 rounds; accuracy and the share of clients at 99 % (FEMNIST 80 %) in the round after the clustering and in the last, as ratios to FL.
-`--full` runs these. The scale for a CPU is ours: mlp-200, 30 rounds, 100 samples (FEMNIST: all, learning rate 0.03); its targets, 92 % and
-50 %, are near what FL reaches there on IID MNIST and on FEMNIST. Updates are not masked, which changes no result. Ratios are to FL with the
-same seed and share of clients, measured once. Beside the clusters of the given threshold stand those of our default rule on the same
-merges (`rule_…`).
+The paper: 100 clients with 600 MNIST samples (FEMNIST: 367 writers; the stored set has 100),
+    cnn-briggs, batch 10, 3 epochs, learning rate
+0.1, 50 rounds; accuracy and the share of clients at 99 % (FEMNIST 80 %) in the round after the
+clustering and in the last, as ratios to FL. `--full` runs these. The scale for a CPU is ours:
+mlp-200, 30 rounds, 100 samples (FEMNIST: all, learning rate 0.03); its targets, 92 % and 50 %, are
+near what FL reaches there on IID MNIST and on FEMNIST. Updates are not masked, which changes no
+result. Ratios are to FL with the same seed and share of clients, measured once. Beside the clusters
+of the given threshold stand those of our default rule on the same merges (`rule_…`).
 """
 
 from __future__ import annotations
@@ -90,7 +93,9 @@ def plain(data: str, name: str, scale: str, seed: int, cf: float) -> dict[str, A
 def grid(
     data: str, name: str, scale: str, seeds: int, at: float, paper: Mapping[tuple[float, int], str]
 ) -> list[Cell]:
-    """Cells of a table over cf and n: ward, l2 and the paper's threshold; each cf begins with its FL, the costly ones come last."""
+    """Cells of a table over cf and n: ward, l2 and the paper's threshold; each cf begins with its
+    FL, the costly ones come last.
+    """
     found: list[Cell] = []
     for cf in SHARES:
         for seed in range(seeds):
@@ -116,7 +121,9 @@ def pairs(
 
 
 def clustering(n: int, metric: str, linkage: str, at: float | str) -> dict[str, Any]:
-    """The keys of FL+HC; `at` is a threshold, "gap" for our default rule, or "best" for the best of that and QUANTILES."""
+    """The keys of FL+HC; `at` is a threshold, "gap" for our default rule, or "best" for the best of
+    that and QUANTILES.
+    """
     return {"method": "flhc", "n": n, "metric": metric, "linkage": linkage, "threshold": at}
 
 
@@ -179,7 +186,9 @@ def _run(cell: Cell, at: float | str) -> dict[str, Any]:
 
 
 def _best(cell: Cell) -> dict[str, Any]:
-    """The run with the best test accuracy in the last round: of our default rule's, whose figures stand beside it, and a few thresholds."""
+    """The run with the best test accuracy in the last round: of our default rule's, whose figures
+    stand beside it, and a few thresholds.
+    """
     rule = _run(cell, "gap")
     runs, known = [rule], {rule["clusters"]}
     for at, quantile in zip(rule["heights"], QUANTILES, strict=True):
@@ -215,7 +224,9 @@ def _dealt(data: str, name: str, clients: int, samples: int | None, seed: int) -
 
 
 def report(rows: Sequence[Row], by: Sequence[str]) -> None:
-    """A line for each setting: four figures in percent with ratios to FL, clusters and ARI, as means over seeds, and the paper's four."""
+    """A line for each setting: four figures in percent with ratios to FL, clusters and ARI, as
+    means over seeds, and the paper's four.
+    """
     own = [row for row in rows if row["method"] == "flhc"]
     extra = ("clusters", "ari", "rule_clusters", "rule_ari", "rule_last_accuracy")
     of = {name: spread(own, by, name) for name in (*FOUR, *(f"fl_{name}" for name in FOUR), *extra)}
@@ -232,7 +243,9 @@ def report(rows: Sequence[Row], by: Sequence[str]) -> None:
 def table(
     name: str, cells: Callable[[str, int], Sequence[Cell]], by: Sequence[str], options: Any
 ) -> Sheet:
-    """Fill and report a sheet at the scale that was asked for; the cells of the paper's scale are listed in it either way."""
+    """Fill and report a sheet at the scale that was asked for; the cells of the paper's scale are
+    listed in it either way.
+    """
     sheet = Sheet(name)
     sheet.expect(cells("full", options.seeds))
     report(sheet.fill(cells(options.scale, options.seeds), measured(sheet), options.minutes), by)

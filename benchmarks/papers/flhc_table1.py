@@ -1,4 +1,5 @@
-"""Pathological MNIST (Briggs et al. 2020, Table I): over client fraction cf and rounds n before the clustering.
+"""Pathological MNIST (Briggs et al. 2020, Table I): over client fraction cf and rounds n before the
+clustering.
 
 python -m securecluster.benchmarks.papers.flhc_table1 [--seeds 3] [--full] [--minutes 10]
 
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from securecluster.benchmarks.papers.flhc_runs import grid, table
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 
-# by (cf, n): accuracy after the clustering and at round 50, share of clients at the target after it and at round 50, with ratios to FL
+# by (cf, n): accuracy after the clustering and at round 50, share of clients at the target after it
+# and at round 50, with ratios to FL
 PAPER = {
     (0.1, 1): "91.1 (1.9x) 98.5 (1.0x) 62.0 (20.7x) 83.0 (1.8x)",
     (0.1, 3): "80.4 (1.7x) 97.1 (1.0x) 46.0 (46.0x) 67.0 (1.5x)",

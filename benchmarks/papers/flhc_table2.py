@@ -1,4 +1,5 @@
-"""Label-swapped MNIST (Briggs et al. 2020, Table II): over client fraction cf and rounds n before the clustering.
+"""Label-swapped MNIST (Briggs et al. 2020, Table II): over client fraction cf and rounds n before
+the clustering.
 
 python -m securecluster.benchmarks.papers.flhc_table2 [--seeds 3] [--full] [--minutes 10]
 
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from securecluster.benchmarks.papers.flhc_runs import grid, table
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 
-# by (cf, n): accuracy after the clustering and at round 50, share of clients at the target after it and at round 50, with ratios to FL
+# by (cf, n): accuracy after the clustering and at round 50, share of clients at the target after it
+# and at round 50, with ratios to FL
 PAPER = {
     (0.1, 1): "98.2 (1.3x) 98.7 (1.3x) 49.0 (–) 61.0 (–)",
     (0.1, 3): "98.1 (1.3x) 99.0 (1.3x) 46.0 (–) 74.0 (–)",

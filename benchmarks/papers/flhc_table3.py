@@ -1,9 +1,11 @@
-"""FEMNIST by writers (Briggs et al. 2020, Table III): over client fraction cf and rounds n before the clustering.
+"""FEMNIST by writers (Briggs et al. 2020, Table III): over client fraction cf and rounds n before
+the clustering.
 
 python -m securecluster.benchmarks.papers.flhc_table3 [--seeds 3] [--full] [--minutes 10]
 
-The paper's threshold, 10.0, belongs to its network; at the scale for a CPU, whose updates are shorter, ours is 0.75.
-Scales and columns are `flhc_runs`'s. Images are read from SECURECLUSTER_DATA or the hub.
+The paper's threshold, 10.0, belongs to its network; at the scale for a CPU, whose updates are
+shorter, ours is 0.75. Scales and columns are `flhc_runs`'s. Images are read from SECURECLUSTER_DATA
+or the hub.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from collections.abc import Sequence
 from securecluster.benchmarks.papers.flhc_runs import grid, table
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 
-# by (cf, n): accuracy after the clustering and at round 50, share of clients at the target after it and at round 50, with ratios to FL
+# by (cf, n): accuracy after the clustering and at round 50, share of clients at the target after it
+# and at round 50, with ratios to FL
 PAPER = {
     (0.1, 1): "30.7 (2.8x) 74.3 (1.0x) 14.2 (–) 44.4 (0.9x)",
     (0.1, 3): "51.4 (1.4x) 73.6 (0.9x) 15.0 (27.5x) 42.2 (0.9x)",

@@ -1,4 +1,5 @@
-"""Pathological MNIST (Briggs et al. 2020, Table IV): over metric and linkage, at n = 10 and cf = 0.2.
+"""Pathological MNIST (Briggs et al. 2020, Table IV): over metric and linkage, at n = 10 and cf =
+0.2.
 
 python -m securecluster.benchmarks.papers.flhc_table4 [--seeds 3] [--full] [--minutes 10]
 
@@ -15,7 +16,8 @@ from collections.abc import Sequence
 from securecluster.benchmarks.papers.flhc_runs import pairs, table
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 
-# by (metric, linkage): accuracy after the clustering and at round 50, share of clients at the target, with ratios to FL
+# by (metric, linkage): accuracy after the clustering and at round 50, share of clients at the
+# target, with ratios to FL
 PAPER = {
     ("cosine", "average"): "89.3 (1.0x) 97.8 (1.0x) 12.0 (0.9x) 55.0 (1.3x)",
     ("cosine", "complete"): "91.3 (1.0x) 97.8 (1.0x) 23.0 (1.6x) 56.0 (1.3x)",

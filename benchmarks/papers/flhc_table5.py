@@ -1,4 +1,5 @@
-"""Label-swapped MNIST (Briggs et al. 2020, Table V): over metric and linkage, at n = 10 and cf = 0.2.
+"""Label-swapped MNIST (Briggs et al. 2020, Table V): over metric and linkage, at n = 10 and cf =
+0.2.
 
 python -m securecluster.benchmarks.papers.flhc_table5 [--seeds 3] [--full] [--minutes 10]
 
@@ -16,7 +17,8 @@ from collections.abc import Sequence
 from securecluster.benchmarks.papers.flhc_runs import pairs, table
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 
-# by (metric, linkage): accuracy after the clustering and at round 50, share of clients at the target, with ratios to FL
+# by (metric, linkage): accuracy after the clustering and at round 50, share of clients at the
+# target, with ratios to FL
 PAPER = {
     ("cosine", "average"): "98.7 (1.3x) 99.1 (1.3x) 62.0 (–) 79.0 (–)",
     ("cosine", "complete"): "98.5 (1.2x) 99.1 (1.3x) 56.0 (–) 78.0 (–)",

@@ -1,4 +1,5 @@
-"""FEMNIST by writers (Briggs et al. 2020, Table VI): over metric and linkage, at n = 10 and cf = 0.2.
+"""FEMNIST by writers (Briggs et al. 2020, Table VI): over metric and linkage, at n = 10 and cf =
+0.2.
 
 python -m securecluster.benchmarks.papers.flhc_table6 [--seeds 3] [--full] [--minutes 10]
 
@@ -15,7 +16,8 @@ from collections.abc import Sequence
 from securecluster.benchmarks.papers.flhc_runs import pairs, table
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 
-# by (metric, linkage): accuracy after the clustering and at round 50, share of clients at the target, with ratios to FL
+# by (metric, linkage): accuracy after the clustering and at round 50, share of clients at the
+# target, with ratios to FL
 PAPER = {
     ("cosine", "average"): "64.2 (1.0x) 66.3 (0.8x) 19.6 (0.9x) 20.2 (0.4x)",
     ("cosine", "complete"): "62.6 (1.0x) 64.3 (0.8x) 19.3 (0.9x) 24.5 (0.5x)",

@@ -1,10 +1,13 @@
-"""How well the similarity of real users could be told at all, beside what NSIM tells (Pacheco et al. 2021, Figures 1 to 3; all ours).
+"""How well the similarity of real users could be told at all, beside what NSIM tells (Pacheco et
+al. 2021, Figures 1 to 3; all ours).
 
 python -m securecluster.benchmarks.papers.nsim_ceiling [--seeds 3] [--full] [--minutes 15]
 
-The pair network reads the last hidden layer of users' models, or in its place what no server has: the mean, covariance and number of each
-user's true positions. It learns from synthetic users, as NSIM's does, or from real ones, which no server has either; then `pearson_real` is
-over pairs of real users that it never saw. What the true statistics reach bounds what a layer that tells no more than these can reach.
+The pair network reads the last hidden layer of users' models, or in its place what no server has:
+the mean, covariance and number of each user's true positions. It learns from synthetic users, as
+NSIM's does, or from real ones, which no server has either; then `pearson_real` is over pairs of
+real users that it never saw. What the true statistics reach bounds what a layer that tells no more
+than these can reach.
 """
 
 from __future__ import annotations
@@ -63,7 +66,9 @@ def statistics(users: Users) -> torch.Tensor:
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    """Pearson's correlations over unseen users of the kind that is learned from, and over real users."""
+    """Pearson's correlations over unseen users of the kind that is learned from, and over real
+    users.
+    """
     (made, true), (real, true_real) = (
         synthetic_users(cell["synthetic"], cell["seed"]),
         real_users(cell["clients"], cell["seed"]),

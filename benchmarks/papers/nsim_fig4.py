@@ -1,14 +1,17 @@
-"""Errors of models averaged in NSIM's clusters, against FedAvg and training alone, on Monaco's traces (Pacheco et al. 2021, Fig. 4).
+"""Errors of models averaged in NSIM's clusters, against FedAvg and training alone, on Monaco's
+traces (Pacheco et al. 2021, Fig. 4).
 
 python -m securecluster.benchmarks.papers.nsim_fig4 [--seeds 2] [--full] [--minutes 20]
 
-The paper: "the error distribution on a validation set of the Monaco mobility trace in which each user trains a local model and models are
-aggregated based on NSIM clustering results or based on traditional FedAvg"; it prints no numbers, rounds or rates. Here an error is the
-mean distance, in metres, of a user's predicted next positions from the true ones on its held-out windows, the last fifth. `once` is the
-paper's experiment: everyone trains alone, and models are averaged once, by clusters or all together. `last` goes on (ours): FedAvg in each
-cluster for the rounds that remain, against FedAvg of everyone for as many rounds, and training alone; beside them what is not learned at
-all, the last position again, ten seconds later. Optimizer, rates and rounds are ours.
-Traces are read from SECURECLUSTER_DATA.
+The paper: "the error distribution on a validation set of the Monaco mobility trace in which each
+    user trains a local model and models are
+aggregated based on NSIM clustering results or based on traditional FedAvg"; it prints no numbers,
+rounds or rates. Here an error is the mean distance, in metres, of a user's predicted next positions
+from the true ones on its held-out windows, the last fifth. `once` is the paper's experiment:
+everyone trains alone, and models are averaged once, by clusters or all together. `last` goes on
+(ours): FedAvg in each cluster for the rounds that remain, against FedAvg of everyone for as many
+rounds, and training alone; beside them what is not learned at all, the last position again, ten
+seconds later. Optimizer, rates and rounds are ours. Traces are read from SECURECLUSTER_DATA.
 """
 
 from __future__ import annotations
@@ -79,7 +82,9 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    """Errors after one average (`once`) and at the end (`last`), their quantiles, and how many clusters there are."""
+    """Errors after one average (`once`) and at the end (`last`), their quantiles, and how many
+    clusters there are.
+    """
     users, plan = (
         federation(cell),
         {name: cell[name] for name in ("rounds", "epochs", "batch_size", "lr", "optimizer")},

@@ -1,15 +1,20 @@
-"""What NSIM's masks still hide, since the server has one layer in the clear and synthetic models from the same start (ours).
+"""What NSIM's masks still hide, since the server has one layer in the clear and synthetic models
+from the same start (ours).
 
 python -m securecluster.benchmarks.papers.nsim_masks [--seeds 3] [--full] [--minutes 10]
 
-After training alone each client sends its layer as it is, and then n_i·P(θ_i − θ_0) and n_i for its cluster's first average; the plain sum
-reads every reply. The server knows θ_0 and what its synthetic users learned from there. A ridge regression over these users predicts the
-other d − q coordinates of a client's displacement from its layer. Figures are relative errors of these coordinates, over all real users at
-once, of what the server makes of: `by_mean`, the mean of its synthetic users, without any client; `by_layer`, the layer, whatever the mask;
-`by_gram`, the layer and the inner products that every orthonormal mask leaves as they were, rotation and haar too; `by_signed` and
-`by_permuted`, the layer and displacements under these masks, whose columns are assigned to predicted ones. `placed` and `placed_signed` are
-the shares of columns assigned right; `seeded` is that of all columns by clients' starts alone, where these are their own and drawn from a
-seed that the server knows. In none of this does a client help. Traces are read from SECURECLUSTER_DATA.
+After training alone each client sends its layer as it is, and then n_i·P(θ_i − θ_0) and n_i for its
+cluster's first average; the plain sum reads every reply. The server knows θ_0 and what its
+synthetic users learned from there. A ridge regression over these users predicts the other d − q
+coordinates of a client's displacement from its layer. Figures are relative errors of these
+coordinates, over all real users at once, of what the server makes of: `by_mean`, the mean of its
+synthetic users, without any client; `by_layer`, the layer, whatever the mask; `by_gram`, the layer
+and the inner products that every orthonormal mask leaves as they were, rotation and haar too;
+`by_signed` and `by_permuted`, the layer and displacements under these masks, whose columns are
+assigned to predicted ones. `placed` and `placed_signed` are the shares of columns assigned right;
+`seeded` is that of all columns by clients' starts alone, where these are their own and drawn from a
+seed that the server knows. In none of this does a client help. Traces are read from
+SECURECLUSTER_DATA.
 """
 
 from __future__ import annotations
@@ -59,7 +64,9 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def regressed(layers: Array, rest: Array, seen: Array) -> Array:
-    """The other coordinates (m, r) of layers `seen` (m, q), by a ridge regression from synthetic users' (u, q) to theirs (u, r)."""
+    """The other coordinates (m, r) of layers `seen` (m, q), by a ridge regression from synthetic
+    users' (u, q) to theirs (u, r).
+    """
     middle, scale, mean = layers.mean(0), layers.std(0) + 1e-9, rest.mean(0)
     x, new = (layers - middle) / scale, (seen - middle) / scale
     return np.asarray(
@@ -68,7 +75,9 @@ def regressed(layers: Array, rest: Array, seen: Array) -> Array:
 
 
 def assigned(columns: Array, guess: Array, signed: bool = False) -> tuple[Array, float]:
-    """Columns (m, r) whose order, and signs, nobody told, put where they fit a guess (m, r) best; and the share that is right."""
+    """Columns (m, r) whose order, and signs, nobody told, put where they fit a guess (m, r) best;
+    and the share that is right.
+    """
     inner = columns.T @ guess
     came, place = linear_sum_assignment(
         -np.abs(inner) if signed else -inner
@@ -80,7 +89,9 @@ def assigned(columns: Array, guess: Array, signed: bool = False) -> tuple[Array,
 
 
 def turned(inner: Array, guess: Array) -> Array:
-    """The rows (m, r) with these inner products (m, m) that lie nearest a guess (m, r): an orthogonal Procrustes problem."""
+    """The rows (m, r) with these inner products (m, m) that lie nearest a guess (m, r): an
+    orthogonal Procrustes problem.
+    """
     values, vectors = np.linalg.eigh(inner)
     root = vectors * np.sqrt(values.clip(0)) @ vectors.T
     left, _, right = np.linalg.svd(root @ guess, full_matrices=False)
@@ -112,7 +123,9 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def seeded(cell: Cell, real: Array, begin: Array) -> float | None:
-    """The share of all coordinates that clients' own starts place, where these are drawn from the run's seed."""
+    """The share of all coordinates that clients' own starts place, where these are drawn from the
+    run's seed.
+    """
     if cell["init"] == "common":
         return None
     cohort = LocalTrainer(

@@ -1,13 +1,17 @@
-"""How well a layer tells the similarity of users' data (Pacheco et al. 2021, Figures 1 to 3): NSIM, CCA and CKA against LCSS.
+"""How well a layer tells the similarity of users' data (Pacheco et al. 2021, Figures 1 to 3): NSIM,
+CCA and CKA against LCSS.
 
 python -m securecluster.benchmarks.papers.nsim_pearson [--seeds 3] [--full] [--minutes 10]
 
-The paper: 100 synthetic users by random walks, an LSTM of four cells and three layers of 20 on Monaco's traces, the weights of the last
-hidden layer; Pearson's correlation with LCSS is 0.96 for NSIM and low for CCA and CKA. It does not say whether its pairs were seen in
-training, prints neither radius nor training, and shows no numbers for CCA and CKA. Ours: `pearson` is over pairs of synthetic users that
-no part of the fit has seen, `pearson_pairs` over pairs left out between users that were seen, `pearson_real` over real users, whose data
-only this script compares. Mean CCA of a square layer is 1 for every pair, so for the hidden layer it has no correlation; SVCCA, which drops
-weak directions, has one. Common and independent initial weights, hidden and last layer. Traces are read from SECURECLUSTER_DATA.
+The paper: 100 synthetic users by random walks, an LSTM of four cells and three layers of 20 on
+    Monaco's traces, the weights of the last
+hidden layer; Pearson's correlation with LCSS is 0.96 for NSIM and low for CCA and CKA. It does not
+say whether its pairs were seen in training, prints neither radius nor training, and shows no
+numbers for CCA and CKA. Ours: `pearson` is over pairs of synthetic users that no part of the fit
+has seen, `pearson_pairs` over pairs left out between users that were seen, `pearson_real` over real
+users, whose data only this script compares. Mean CCA of a square layer is 1 for every pair, so for
+the hidden layer it has no correlation; SVCCA, which drops weak directions, has one. Common and
+independent initial weights, hidden and last layer. Traces are read from SECURECLUSTER_DATA.
 """
 
 from __future__ import annotations
@@ -43,7 +47,9 @@ PAPER = {"hidden": "pearson 0.96 (pairs not said to be unseen); CCA and CKA low"
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Every layer and start, by seed; the hidden layer and one start with twice as many synthetic users, too."""
+    """Every layer and start, by seed; the hidden layer and one start with twice as many synthetic
+    users, too.
+    """
     fixed = {"scale": scale, **SCALES[scale], **TRAINED}
     found = [
         {**fixed, "init": init, "layer": layer, "paper": PAPER[layer], "seed": seed}
@@ -61,7 +67,9 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def pictures(rows: Sequence[Row]) -> Any:
-    """Figures 1 to 3 for unseen synthetic users (above) and real ones (below), of the first seed with the hidden layer and one start."""
+    """Figures 1 to 3 for unseen synthetic users (above) and real ones (below), of the first seed
+    with the hidden layer and one start.
+    """
     row = next(
         (
             row

@@ -1,4 +1,6 @@
-"""What the scripts for Pacheco et al. 2021 share: synthetic and real users' models and true similarity, and what the layers tell of it."""
+"""What the scripts for Pacheco et al. 2021 share: synthetic and real users' models and true
+similarity, and what the layers tell of it.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ _kept: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def both(cell: Cell) -> tuple[torch.Tensor, torch.Tensor]:
-    """Models of synthetic and of real users; the last ones are kept, since several layers are compared."""
+    """Models of synthetic and of real users; the last ones are kept, since several layers are
+    compared.
+    """
     key = tuple(cell[name] for name in (*TRAINED, "synthetic", "clients", "init", "seed"))
     if key not in _kept:
         _kept.clear()
@@ -107,7 +111,9 @@ def both(cell: Cell) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def told(cell: Cell) -> dict[str, Any]:
-    """Pearson's correlations of what NSIM and kernels tell of unseen synthetic and of real users, and some pairs to draw."""
+    """Pearson's correlations of what NSIM and kernels tell of unseen synthetic and of real users,
+    and some pairs to draw.
+    """
     layer = find_layer(network(cell), cell["layer"])
     made, real = (layer.rows(own) for own in both(cell))
     (_, true), (_, true_real) = (
@@ -141,6 +147,8 @@ def some(matrix: Array) -> Array:
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What a piece of work gives, and the processor seconds it takes: on a shared machine wall time would tell of its other users."""
+    """What a piece of work gives, and the processor seconds it takes: on a shared machine wall time
+    would tell of its other users.
+    """
     began = time.process_time()
     return work(), time.process_time() - began

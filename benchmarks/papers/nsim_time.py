@@ -1,12 +1,15 @@
-"""What each step of NSIM costs, and prediction against LCSS on raw data (Pacheco et al. 2021, Section 3.1), in one run.
+"""What each step of NSIM costs, and prediction against LCSS on raw data (Pacheco et al. 2021,
+Section 3.1), in one run.
 
 python -m securecluster.benchmarks.papers.nsim_time [--seeds 1] [--full] [--minutes 10]
 
-The paper: its score "is achieved with significantly less computing cost than directly comparing user datasets with the LCSS algorithm";
-it prints no times. Here all are processor seconds of one process with one thread: `lcss` and `predict` are of all pairs of real users,
-`ratio` is the first by the second. LCSS is ours, by bits (`securecluster.protocols.nsim.lcss`), and no plain dynamic programme, which takes
-much longer. What has to come before a prediction is beside it: synthetic users, their LCSS, their training, the grid search and fit, and
-clients' own training.
+The paper: its score "is achieved with significantly less computing cost than directly comparing
+    user datasets with the LCSS algorithm";
+it prints no times. Here all are processor seconds of one process with one thread: `lcss` and
+`predict` are of all pairs of real users, `ratio` is the first by the second. LCSS is ours, by bits
+(`securecluster.protocols.nsim.lcss`), and no plain dynamic programme, which takes much longer. What
+has to come before a prediction is beside it: synthetic users, their LCSS, their training, the grid
+search and fit, and clients' own training.
 """
 
 from __future__ import annotations

@@ -1,13 +1,17 @@
-"""CIFAR-10 with two tasks (Ali & Arafa 2024, Fig. 2): accuracy per task over rounds, one-shot clusters against random ones.
+"""CIFAR-10 with two tasks (Ali & Arafa 2024, Fig. 2): accuracy per task over rounds, one-shot
+clusters against random ones.
 
 python -m securecluster.benchmarks.papers.oneshot_fig2 [--seeds 6] [--full] [--minutes 10]
 
-The paper: five users with vehicles and five with animals, 10 % of each one's labels from the other task; a network of two 5×5 convolutions,
-two pools and dense layers of 120 and 84, whose convolutions are the common layers; six runs averaged; one-shot clusters reach a higher
-accuracy with less variance than random ones. It prints no numbers, nor samples, rounds, learning rate and batch size: these are ours, and
-Φ is the untrained network "conv", since ImageNet weights are not at hand. Random clusters are as large as the tasks and train in the same
-way. Accuracy is the mean over a task's users, each on test samples dealt as its training ones. `--full` deals all of CIFAR-10 and needs a
-GPU. Images are read from SECURECLUSTER_DATA or the hub.
+The paper: five users with vehicles and five with animals, 10 % of each one's labels from the other
+    task; a network of two 5×5 convolutions,
+two pools and dense layers of 120 and 84, whose convolutions are the common layers; six runs
+averaged; one-shot clusters reach a higher accuracy with less variance than random ones. It prints
+no numbers, nor samples, rounds, learning rate and batch size: these are ours, and Φ is the
+untrained network "conv", since ImageNet weights are not at hand. Random clusters are as large as
+the tasks and train in the same way. Accuracy is the mean over a task's users, each on test samples
+dealt as its training ones. `--full` deals all of CIFAR-10 and needs a GPU. Images are read from
+SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""Fashion-MNIST with three tasks of unequal size (Ali & Arafa 2024, Fig. 3): accuracy per task, one-shot against random clusters.
+"""Fashion-MNIST with three tasks of unequal size (Ali & Arafa 2024, Fig. 3): accuracy per task,
+one-shot against random clusters.
 
 python -m securecluster.benchmarks.papers.oneshot_fig3 [--seeds 6] [--full] [--minutes 10]
 
-The paper: five users with clothes, three with shoes, two with bags, and a minority of the others' labels; fewer samples from task to task;
-a 784-32-10 network, pixels as features; six runs averaged; one-shot clusters reach a higher accuracy with less variance than random ones,
-above all for the third task. It prints no numbers, nor samples, rounds, learning rate and batch size: these are ours, and so are the common
-layers, the first one. Random clusters are as large as the tasks and train in the same way. Accuracy is the mean over a task's users, each
-on test samples dealt as its training ones. `--full` deals as many samples as the tasks allow. Images are read from SECURECLUSTER_DATA or
-the hub.
+The paper: five users with clothes, three with shoes, two with bags, and a minority of the others'
+    labels; fewer samples from task to task;
+a 784-32-10 network, pixels as features; six runs averaged; one-shot clusters reach a higher
+accuracy with less variance than random ones, above all for the third task. It prints no numbers,
+nor samples, rounds, learning rate and batch size: these are ours, and so are the common layers, the
+first one. Random clusters are as large as the tasks and train in the same way. Accuracy is the mean
+over a task's users, each on test samples dealt as its training ones. `--full` deals as many samples
+as the tasks allow. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""Relevance over the number of shared eigenvectors (Ali & Arafa 2024, Fig. 4): Fashion-MNIST, three tasks, pixels as features.
+"""Relevance over the number of shared eigenvectors (Ali & Arafa 2024, Fig. 4): Fashion-MNIST, three
+tasks, pixels as features.
 
 python -m securecluster.benchmarks.papers.oneshot_fig4 [--seeds 6] [--full] [--minutes 10]
 
-The paper: ten users, five with clothes, three with shoes, two with bags, and a minority of the other tasks' labels; relevance of users 0
-and 3 (clothes), 6 (shoes) and 9 (bag) to one another for 1 to 50 eigenvectors, where five are enough to tell tasks apart. The picture shows
-user 0 against the others, and on its right R over all pairs within and across tasks. Up to 1200 samples a user (`--full` all that the
-tasks allow), 10 % of them of other tasks: ours. Images are read from SECURECLUSTER_DATA or the hub.
+The paper: ten users, five with clothes, three with shoes, two with bags, and a minority of the
+    other tasks' labels; relevance of users 0
+and 3 (clothes), 6 (shoes) and 9 (bag) to one another for 1 to 50 eigenvectors, where five are
+enough to tell tasks apart. The picture shows user 0 against the others, and on its right R over all
+pairs within and across tasks. Up to 1200 samples a user (`--full` all that the tasks allow), 10 %
+of them of other tasks: ours. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """R of user 0 with users 3, 6 and 9 for each p; over all pairs least within and most across; the first p that tells all apart."""
+    """R of user 0 with users 3, 6 and 9 for each p; over all pairs least within and most across;
+    the first p that tells all apart.
+    """
     scenario = Tasks(minority=cell["minority"])
     federation = Federation.simulate(
         cell["data"],
@@ -84,7 +89,9 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """On the left as in the paper, on the right all pairs; means over seeds, with the least and the most of them."""
+    """On the left as in the paper, on the right all pairs; means over seeds, with the least and the
+    most of them.
+    """
     made, axes = figure(10, 3.8, columns=2)
     left, right = axes.flat
     for n, (j, label) in enumerate(SHOWN.items()):

@@ -1,15 +1,18 @@
-"""One-shot clusters from noisy Gram matrices over ε, which Ali & Arafa 2024 leave open: digits (two tasks) and Fashion-MNIST (three).
+"""One-shot clusters from noisy Gram matrices over ε, which Ali & Arafa 2024 leave open: digits (two
+tasks) and Fashion-MNIST (three).
 
 python -m securecluster.benchmarks.papers.oneshot_noise [--seeds 5] [--full] [--minutes 30]
 
-Ten clients (`--full` 100) of 100, 300 and 1000 samples, 10 % of them of other tasks; of the digits 700, which is about what their tasks
-have, and clients share samples from 300 on. p = 5; the unit of privacy is one sample, added or removed; δ = 1e-5 (at ε = ∞ neither clip
-nor noise); one release of each client's Gram matrix, which is all that it releases before training. Features: pixels; "dct", the 16
-lowest frequencies, which need no data; "pca", 16 components of public MNIST. Mechanisms: "gram"; "all", the same with every eigenvector
-counted, whether or not it stands out of the noise; "naive", noise of std s on the eigenvectors alone, whose ε (`alone`) is by their
-trivial sensitivity 2√p, while a run's is infinite, since relevance stays exact. ARI with T given, and (`found`) without, where clients of
-one distribution (iid) should be one cluster; and with T given where `spectral` clustering or `kmeans` part R. Seeds are from 20 on: no
-constant was chosen on them.
+Ten clients (`--full` 100) of 100, 300 and 1000 samples, 10 % of them of other tasks; of the digits
+700, which is about what their tasks have, and clients share samples from 300 on. p = 5; the unit of
+privacy is one sample, added or removed; δ = 1e-5 (at ε = ∞ neither clip nor noise); one release of
+each client's Gram matrix, which is all that it releases before training. Features: pixels; "dct",
+the 16 lowest frequencies, which need no data; "pca", 16 components of public MNIST. Mechanisms:
+"gram"; "all", the same with every eigenvector counted, whether or not it stands out of the noise;
+"naive", noise of std s on the eigenvectors alone, whose ε (`alone`) is by their trivial sensitivity
+2√p, while a run's is infinite, since relevance stays exact. ARI with T given, and (`found`)
+without, where clients of one distribution (iid) should be one cluster; and with T given where
+`spectral` clustering or `kmeans` part R. Seeds are from 20 on: no constant was chosen on them.
 """
 
 from __future__ import annotations
@@ -87,7 +90,9 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """ARI for each ε, or, of the naive mechanism, for each s, with the ε that its eigenvectors alone would have."""
+    """ARI for each ε, or, of the naive mechanism, for each s, with the ε that its eigenvectors
+    alone would have.
+    """
     shared = cell["data"] == "digits" and cell["samples"] > OVERLAP
     scenario = (
         Tasks(minority=0.1, overlap=shared) if cell["scenario"] == "tasks" else Iid(overlap=shared)
@@ -203,7 +208,9 @@ def scored(
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """A panel for each data set and number of samples: mean ARI over ε, with its range over seeds; dotted where all eigenvectors count."""
+    """A panel for each data set and number of samples: mean ARI over ε, with its range over seeds;
+    dotted where all eigenvectors count.
+    """
     made, axes = figure(11, 6.4, rows=2, columns=3)
     over = [*EPSILONS[:-1], 2 * EPSILONS[-2]]  # ∞ stands one step beyond the largest
     for line, (data, sizes) in zip(axes, SAMPLES.items(), strict=True):

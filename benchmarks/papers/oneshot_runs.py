@@ -1,4 +1,6 @@
-"""What the scripts for Ali & Arafa 2024 share: R from clients' features, and training in one-shot or random clusters."""
+"""What the scripts for Ali & Arafa 2024 share: R from clients' features, and training in one-shot
+or random clusters.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def mapped(
 
 
 def matrices(features: Sequence[torch.Tensor], counts: Sequence[int]) -> Array:
-    """R for each number of shared eigenvectors, (len(counts), m, m), from clients' features (n_i, D)."""
+    """R for each number of shared eigenvectors, (len(counts), m, m), from clients' features (n_i,
+    D).
+    """
     most, m = max(counts), len(features)
     spectra = [top(x, most) for x in features]
     vectors = torch.stack([own for _, own in spectra])
@@ -81,7 +85,9 @@ def parts(r: Array, truth: Sequence[int]) -> tuple[Array, Array]:
 
 
 def judged(r: Array, truth: Sequence[int]) -> dict[str, Any]:
-    """How far R (m, m) tells tasks apart, and whether its clusters are the tasks, with T given and without."""
+    """How far R (m, m) tells tasks apart, and whether its clusters are the tasks, with T given and
+    without.
+    """
     within, across = parts(r, truth)
     labels = {
         name: agglomerate(t, None)(torch.from_numpy(r)).labels
@@ -123,7 +129,9 @@ class Watched(OneShot):
 
 @dataclass
 class RandomTasks(Watched):
-    """The paper's baseline: clusters as large as the tasks that pay no heed to R, and the same hierarchical training."""
+    """The paper's baseline: clusters as large as the tasks that pay no heed to R, and the same
+    hierarchical training.
+    """
 
     sizes = tuple[int, ...]()  # without an annotation, so no hyper-parameter
 
@@ -138,7 +146,9 @@ CLUSTERS: dict[str, type[Watched]] = {"one-shot": Watched, "random": RandomTasks
 
 
 def trained(cell: Cell) -> dict[str, Any]:
-    """Accuracy by task over rounds (`task_0` …), in the last round (`last_0` …), and whether the clusters were the tasks."""
+    """Accuracy by task over rounds (`task_0` …), in the last round (`last_0` …), and whether the
+    clusters were the tasks.
+    """
     scenario = Tasks(minority=cell["minority"])
     federation = Federation.simulate(
         cell["data"],

@@ -2,10 +2,12 @@
 
 python -m securecluster.benchmarks.papers.oneshot_table1 [--seeds 6] [--full] [--minutes 10]
 
-The paper: users 1 and 2 have vehicles, users 3 to 5 animals; Φ is an ImageNet ResNet-18 up to its average pool; R is 0.97–0.98 within a
-task and 0.31–0.32 across. Numbers of samples and of eigenvectors are not printed: ours are 1000 samples (`--full` 5000) and p = 5. Here
-with and without the 10 % minority that the paper's training has. pca takes CIFAR-100 as its public data; resnet18 runs where torchvision
-and its weights are at hand (else its rows say "not run"). Images are read from SECURECLUSTER_DATA or the hub.
+The paper: users 1 and 2 have vehicles, users 3 to 5 animals; Φ is an ImageNet ResNet-18 up to its
+    average pool; R is 0.97–0.98 within a
+task and 0.31–0.32 across. Numbers of samples and of eigenvectors are not printed: ours are 1000
+samples (`--full` 5000) and p = 5. Here with and without the 10 % minority that the paper's training
+has. pca takes CIFAR-100 as its public data; resnet18 runs where torchvision and its weights are at
+hand (else its rows say "not run"). Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations

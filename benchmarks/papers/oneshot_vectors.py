@@ -3,11 +3,11 @@
 python -m securecluster.benchmarks.papers.oneshot_vectors [--seeds 4] [--minutes 30]
 
 Rotations: 21 clients in four clusters of 3, 6, 6 and 6, whose images are turned by 0, 90, 180 and
-270 degrees. Tasks: ten clients in three tasks, 10 % of the samples of other tasks. The unit of privacy
-is one sample, added or removed; δ = 1e-5; each client releases its Gram matrix once. ARI of the same
-noisy matrices: `alone` compares each eigenvector on its own, as eq. 3 and 4 do without noise; `span` is
-what runs with noise do (`spectra.span_relevance`), both with T given; `found` is `span` without T.
-The constants were chosen on seeds 0 to 2, so seeds are from 10 on.
+270 degrees. Tasks: ten clients in three tasks, 10 % of the samples of other tasks. The unit of
+privacy is one sample, added or removed; δ = 1e-5; each client releases its Gram matrix once. ARI of
+the same noisy matrices: `alone` compares each eigenvector on its own, as eq. 3 and 4 do without
+noise; `span` is what runs with noise do (`spectra.span_relevance`), both with T given; `found` is
+`span` without T. The constants were chosen on seeds 0 to 2, so seeds are from 10 on.
 """
 
 from __future__ import annotations

@@ -1,14 +1,18 @@
-"""Shakespeare's roles as clients: perplexity of the next character under CFL, FL+HC and SR-FCA, one shared model, and local ones.
+"""Shakespeare's roles as clients: perplexity of the next character under CFL, FL+HC and SR-FCA, one
+shared model, and local ones.
 
 python -m securecluster.benchmarks.papers.shakespeare [--seeds 3] [--full] [--minutes 25]
 
-Vardhan et al. 2024 train a two-layer LSTM on Shakespeare (Caldas et al. 2018, LEAF) for 2400 iterations with one REFINE step and t = 2; the
-part of the paper that was at hand prints no accuracies, and says that SR-FCA outperforms all its baselines on real data. CFL and FL+HC were
-not tried on it by their authors. `--full` has 100 roles with all their text, 256 cells and 2400 iterations of a role of middle length, and
-needs a GPU; the scale for a CPU has 20 roles with at most 100 windows of 80 characters, 96 cells and 25 rounds of one epoch. Ours: roles,
-batches of 10, learning rates and optimizer, the rounds before FL+HC's clustering (a third), λ by default. Every model a method ends with
-has had as many rounds; SR-FCA trains alone that long, and then as long in its REFINE. True clusters are not known. A client is tested on
-the last part of its role. Text is read from SECURECLUSTER_DATA or the hub.
+Vardhan et al. 2024 train a two-layer LSTM on Shakespeare (Caldas et al. 2018, LEAF) for 2400
+iterations with one REFINE step and t = 2; the part of the paper that was at hand prints no
+accuracies, and says that SR-FCA outperforms all its baselines on real data. CFL and FL+HC were not
+tried on it by their authors. `--full` has 100 roles with all their text, 256 cells and 2400
+iterations of a role of middle length, and needs a GPU; the scale for a CPU has 20 roles with at
+most 100 windows of 80 characters, 96 cells and 25 rounds of one epoch. Ours: roles, batches of 10,
+learning rates and optimizer, the rounds before FL+HC's clustering (a third), λ by default. Every
+model a method ends with has had as many rounds; SR-FCA trains alone that long, and then as long in
+its REFINE. True clusters are not known. A client is tested on the last part of its role. Text is
+read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -76,7 +80,9 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Mean and largest test perplexity over clients, clusters found, bytes, and the mean perplexity after each round."""
+    """Mean and largest test perplexity over clients, clusters found, bytes, and the mean perplexity
+    after each round.
+    """
     federation = Federation.simulate(
         cell["data"],
         scenario=Natural(),
@@ -96,7 +102,9 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """Perplexity by method: a dot a seed and their mean; and after each round, of the first seed that every method has done."""
+    """Perplexity by method: a dot a seed and their mean; and after each round, of the first seed
+    that every method has done.
+    """
     made, ((left, right),) = figure(9.0, 3.8, columns=2)
     methods = list(dict.fromkeys(row["method"] for row in rows))
     for (method,), (middle, _, _, _) in spread(rows, ["method"], "perplexity").items():

@@ -1,8 +1,11 @@
-"""A sheet: the measurements of one figure or table, kept in a CSV file that is whole at every moment.
+"""A sheet: the measurements of one figure or table, kept in a CSV file that is whole at every
+moment.
 
-A cell is one measurement: its parameters by name, which shape it completely (put all of them in, the seed too), so that they identify its
-row. The key `scale` ("cpu" or "full") tells reduced cells from the paper's own; the key `paper`, what the paper says of this cell, is
-written beside ours and identifies nothing. A sheet that is filled again goes on with the cells that are missing. One script at a time.
+A cell is one measurement: its parameters by name, which shape it completely (put all of them in,
+    the seed too), so that they identify its
+row. The key `scale` ("cpu" or "full") tells reduced cells from the paper's own; the key `paper`,
+what the paper says of this cell, is written beside ours and identifies nothing. A sheet that is
+filled again goes on with the cells that are missing. One script at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ _LAST = ("paper", "status", "seconds")
 
 
 class Sheet:
-    """The rows of `benchmarks/results/papers/NAME.csv`; the first line of the file names the machines that measured them."""
+    """The rows of `benchmarks/results/papers/NAME.csv`; the first line of the file names the
+    machines that measured them.
+    """
 
     def __init__(self, name: str, folder: Path = RESULTS / "papers") -> None:
         self.path = folder / f"{name}.csv"
@@ -52,14 +57,17 @@ class Sheet:
         minutes: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> list[Row]:
-        """Measure the cells that are missing; returns the rows of all of them, also of those that were not run.
+        """Measure the cells that are missing; returns the rows of all of them, also of those that
+        were not run.
 
         Args:
-            measure: a cell's results by name: numbers, texts, None, or sequences of numbers (read them again with `numbers`).
+            measure: a cell's results by name: numbers, texts, None, or sequences of numbers (read
+                them again with `numbers`).
             minutes: no cell is started once these are over.
 
         Raises:
-            SystemExit: with one sentence, where a cell cannot be measured (its data are missing, say); what was measured is kept.
+            SystemExit: with one sentence, where a cell cannot be measured (its data are missing,
+                say); what was measured is kept.
         """
         rows, end = self.expect(cells), clock() + 60 * minutes
         for cell, row in zip(cells, rows, strict=True):
@@ -80,7 +88,8 @@ class Sheet:
         for row in rows:
             if row["status"] == NOT_RUN:
                 print(
-                    f"not run: {', '.join(f'{name} {value}' for name, value in row.items() if value and name not in _LAST)}"
+                    "not run: "
+                    f"{', '.join(f'{name} {value}' for name, value in row.items() if value and name not in _LAST)}"
                 )
         return rows
 
@@ -120,14 +129,18 @@ class Sheet:
 
 
 def numbers(text: str) -> list[float]:
-    """The numbers of one value of a row: several where a sequence was measured, 1 and 0 for yes and no, none for an empty value."""
+    """The numbers of one value of a row: several where a sequence was measured, 1 and 0 for yes and
+    no, none for an empty value.
+    """
     return [float({"True": 1, "False": 0}.get(word, word)) for word in text.split()]
 
 
 def spread(
     rows: Sequence[Row], by: Sequence[str], value: str
 ) -> dict[tuple[str, ...], tuple[float, float, float, int]]:
-    """Mean, least, most and count of a measured number over the rows that agree in `by` (so over seeds); not-run rows do not count."""
+    """Mean, least, most and count of a measured number over the rows that agree in `by` (so over
+    seeds); not-run rows do not count.
+    """
     groups: dict[tuple[str, ...], list[float]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in by), []).extend(numbers(row.get(value, "")))

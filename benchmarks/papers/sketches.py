@@ -1,12 +1,15 @@
-"""How much noise clusters bear, from whole updates and from sketches of them, and what compression leaves: CFL and FL+HC on digits.
+"""How much noise clusters bear, from whole updates and from sketches of them, and what compression
+leaves: CFL and FL+HC on digits.
 
 python -m securecluster.benchmarks.papers.sketches [--seeds 3] [--minutes 10]
 
-20 clients in 4 clusters of swapped labels. "updates": those of one plain run (FL+HC: of the clustering round; CFL: of round 20 of one
-that never splits) go through the stages of a run, sketch → clip → noise → quantise, and are clustered again, three times with fresh
-draws; S is their median norm, so that half of the clients are clipped. FL+HC cuts by its own rules (paper: ward and the largest gap;
-other clusterers: the gap of eigenvalues). CFL splits these updates, and the halves again, by its relative split test. "run": whole runs
-of 25 rounds, S = 1, in which averages have the same noise as briefs. Seeds are from 20 on: no constant was chosen on them.
+20 clients in 4 clusters of swapped labels. "updates": those of one plain run (FL+HC: of the
+clustering round; CFL: of round 20 of one that never splits) go through the stages of a run, sketch
+→ clip → noise → quantise, and are clustered again, three times with fresh draws; S is their median
+norm, so that half of the clients are clipped. FL+HC cuts by its own rules (paper: ward and the
+largest gap; other clusterers: the gap of eigenvalues). CFL splits these updates, and the halves
+again, by its relative split test. "run": whole runs of 25 rounds, S = 1, in which averages have the
+same noise as briefs. Seeds are from 20 on: no constant was chosen on them.
 """
 
 from __future__ import annotations
@@ -167,7 +170,9 @@ def _flhc(
 def _cfl(
     rows: torch.Tensor, noise: float, clusterer: str, sketch: int | None, first: float
 ) -> list[int]:
-    """As CFL would split these updates and their halves, by the relative split test; `first` is max ‖Δ‖ of the first round."""
+    """As CFL would split these updates and their halves, by the relative split test; `first` is max
+    ‖Δ‖ of the first round.
+    """
     plan, inner = CFL(), gram(rows, None, noise)
     norms, labels = gram_norms(inner), [0] * len(rows)
     longest = float(norms.square().mean().sqrt() if noise else norms.max())
@@ -195,7 +200,9 @@ def _cfl(
 
 @lru_cache
 def _recorded(method: str, seed: int) -> tuple[torch.Tensor, float]:
-    """The updates (m, d) that clusters are told from, and the largest norm of those of the first round."""
+    """The updates (m, d) that clusters are told from, and the largest norm of those of the first
+    round.
+    """
     params = {**NEVER, "rounds": RECORDED} if method == "cfl" else {"mask": "none"}
     fitted = METHODS[method](**params).fit(_federation(seed), Settings(transcript="full"))
     calls = [k for k, e in enumerate(fitted.transcript_.entries) if e.method == "train"]
@@ -211,7 +218,9 @@ def _federation(seed: int) -> Federation:
 
 
 def borne(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
-    """By method, sketch and clusterer: the largest σ/S up to which the mean ARI over seeds is at least 0.9."""
+    """By method, sketch and clusterer: the largest σ/S up to which the mean ARI over seeds is at
+    least 0.9.
+    """
     found: dict[tuple[str, str, str], float] = {}
     for name in CLUSTERERS:
         means: list[Mapping[tuple[str, ...], tuple[float, float, float, int]]]
@@ -236,7 +245,8 @@ def main(argv: Sequence[str] | None = None) -> Sheet:
     told = [row for row in rows if row["of"] == "updates" and row["compress"] == "none"]
     for (method, sketch, name), sigma in borne(told).items():
         print(
-            f"{method}, {sketch or 'whole updates'}, {name}: ARI at least {LEAST} up to σ/S = {sigma:g}"
+            f"{method}, {sketch or 'whole updates'}, {name}: ARI at least {LEAST} up to σ/S = "
+            f"{sigma:g}"
         )
     for name in CLUSTERERS:
         for key, (mean, *_) in spread(
@@ -256,7 +266,9 @@ def main(argv: Sequence[str] | None = None) -> Sheet:
 
 
 def picture(rows: Sequence[Row]) -> Any:
-    """ARI over σ/S: a panel a method, a colour a sketch, solid lines for the paper's clusterer, broken ones for average linkage."""
+    """ARI over σ/S: a panel a method, a colour a sketch, solid lines for the paper's clusterer,
+    broken ones for average linkage.
+    """
     made, axes = figure(9, 3.6, 1, len(METHODS))
     at = [max(s, SIGMAS[1] / 2) for s in SIGMAS]
     for axis, method in zip(axes[0], METHODS, strict=True):

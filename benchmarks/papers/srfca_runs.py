@@ -1,12 +1,15 @@
-"""What the scripts for SR-FCA's evidence (Vardhan et al. 2024) share: SR-FCA and its baselines on the same clients and seeds.
+"""What the scripts for SR-FCA's evidence (Vardhan et al. 2024) share: SR-FCA and its baselines on
+the same clients and seeds.
 
-Every method trains with the same network and optimizer, and every model it ends with has had T rounds of one local epoch each, as the paper
-gives all methods one number of iterations: global, finetune (of which the last few are local), local, IFCA (its best start) and CFL T in
-all; Local-KMeans T alone, and its models are the means of its clusters; SR-FCA T alone and T in each REFINE, which starts anew, so its runs
-are three times as long (MERGE's averages are not trained further). IFCA and Local-KMeans are told the number of clusters, SR-FCA and CFL
-are not: λ is our default, in the middle of a gap between edges of the spanning tree (`joined` and `apart` are the edges on both sides of
-it). Updates are not masked, which changes no result. The part of the paper that was at hand prints no accuracies, so its column has the
-claims.
+Every method trains with the same network and optimizer, and every model it ends with has had T
+rounds of one local epoch each, as the paper gives all methods one number of iterations: global,
+finetune (of which the last few are local), local, IFCA (its best start) and CFL T in all;
+Local-KMeans T alone, and its models are the means of its clusters; SR-FCA T alone and T in each
+REFINE, which starts anew, so its runs are three times as long (MERGE's averages are not trained
+further). IFCA and Local-KMeans are told the number of clusters, SR-FCA and CFL are not: λ is our
+default, in the middle of a gap between edges of the spanning tree (`joined` and `apart` are the
+edges on both sides of it). Updates are not masked, which changes no result. The part of the paper
+that was at hand prints no accuracies, so its column has the claims.
 """
 
 from __future__ import annotations
@@ -91,7 +94,8 @@ def cells(
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """One run: agreement, clusters found, mean test accuracy over clients, bytes; of SR-FCA those of relayed models, λ and its gap.
+    """One run: agreement, clusters found, mean test accuracy over clients, bytes; of SR-FCA those
+    of relayed models, λ and its gap.
 
     Of clients whose true clusters are not known (scenario natural) there is no agreement, and the
     cell's clusters are only what IFCA and Local-KMeans are told.
@@ -121,7 +125,9 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def graph(fitted: ClusteringProtocol) -> dict[str, Any]:
-    """Bytes of the relayed one-shot models, λ, the longest edge of the spanning tree that it joins and the shortest that it does not."""
+    """Bytes of the relayed one-shot models, λ, the longest edge of the spanning tree that it joins
+    and the shortest that it does not.
+    """
     line = next(line for line in fitted.history_ if "lambda" in line)
     joined, apart = (
         [edge for edge in line["edges"] if (edge <= line["lambda"]) == near]
@@ -136,7 +142,9 @@ def graph(fitted: ClusteringProtocol) -> dict[str, Any]:
 
 
 def table(name: str, of: Callable[[str, int], Sequence[Cell]], options: Any) -> Sheet:
-    """Fill and report a sheet at the scale that was asked for, with its picture; the paper's own scale is listed in it either way."""
+    """Fill and report a sheet at the scale that was asked for, with its picture; the paper's own
+    scale is listed in it either way.
+    """
     sheet = Sheet(name)
     sheet.expect(of("full", options.seeds))
     rows = sheet.fill(of(options.scale, options.seeds), measure, options.minutes)
@@ -146,7 +154,9 @@ def table(name: str, of: Callable[[str, int], Sequence[Cell]], options: Any) -> 
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """Accuracy by method: a bar from the lowest to the highest seed, a dot for each, their mean as a line; a panel a scenario."""
+    """Accuracy by method: a bar from the lowest to the highest seed, a dot for each, their mean as
+    a line; a panel a scenario.
+    """
     names = list(dict.fromkeys(row["scenario"] for row in rows))
     methods_shown = len({row["method"] for row in rows})
     panel = max(4.4, 0.55 * methods_shown)  # inches, so that the names of many methods fit

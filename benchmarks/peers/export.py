@@ -1,4 +1,6 @@
-"""What all workers read: one .npz with clients, test set, initial weights and the order of the mini-batches."""
+"""What all workers read: one .npz with clients, test set, initial weights and the order of the
+mini-batches.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def export(path: Path, model: str, clients: int, rounds: int, samples: int = SAM
 
 
 def dealt(pool: int, clients: int, samples: int, randomness: Randomness) -> NDArray[np.int64]:
-    """Which samples each client holds, (m, n): a shuffled pool dealt out, shuffled anew each time it is used up."""
+    """Which samples each client holds, (m, n): a shuffled pool dealt out, shuffled anew each time
+    it is used up.
+    """
     turns = -(-clients * samples // pool)
     cards = np.concatenate(
         [randomness.generator("peers", "deal", turn).permutation(pool) for turn in range(turns)]

@@ -19,7 +19,8 @@ from securecluster.errors import UsageError, unknown
 
 WHERE = Path.home() / ".cache" / "securecluster" / "peers"
 ROOT = Path(__file__).resolve().parents[2]
-TORCH = "torch>=2.6,<2.14"  # always in the same pip call: an open range may bring another build than this project uses
+# always in the same pip call: an open range may bring another build than this project uses
+TORCH = "torch>=2.6,<2.14"
 NEEDS = {
     "plain": (TORCH, "numpy"),
     "securecluster": (TORCH, "-e", str(ROOT)),
@@ -37,7 +38,8 @@ def python(name: str, where: Path = WHERE) -> Path:
     """
     if not _complete(name, where):
         raise UsageError(
-            f"the environment of {name} is missing in {where}: make it with `python -m securecluster.benchmarks.peers.make`"
+            f"the environment of {name} is missing in {where}: make it with `python -m "
+            "securecluster.benchmarks.peers.make`"
         )
     return where / name / "bin" / "python"
 
@@ -100,7 +102,9 @@ def _complete(name: str, where: Path) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make all environments, or the named ones; one that fails does not keep the others from being made."""
+    """Make all environments, or the named ones; one that fails does not keep the others from being
+    made.
+    """
     parser = argparse.ArgumentParser(
         prog="securecluster.benchmarks.peers.make", description=__doc__
     )

@@ -1,4 +1,6 @@
-"""The two networks, in plain PyTorch, and their weights as one vector in the order of `named_parameters`."""
+"""The two networks, in plain PyTorch, and their weights as one vector in the order of
+`named_parameters`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ from .work import Options, Talk, Weights, Work, scaled
 
 
 def mlp() -> nn.Sequential:
-    """784-200-10 with ReLU, d = 159,010 (McMahan et al. 2017 have two hidden layers; Vardhan et al. 2024 this one)."""
+    """784-200-10 with ReLU, d = 159,010 (McMahan et al. 2017 have two hidden layers; Vardhan et al.
+    2024 this one).
+    """
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
 
 
 def cnn() -> nn.Sequential:
-    """Two 5 × 5 convolutions of 32 and 64 channels, each with ReLU and 2 × 2 pooling, 512 dense, d = 1,663,370 (Briggs et al. 2020)."""
+    """Two 5 × 5 convolutions of 32 and 64 channels, each with ReLU and 2 × 2 pooling, 512 dense, d
+    = 1,663,370 (Briggs et al. 2020).
+    """
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding="same"),
         nn.ReLU(),
@@ -86,7 +92,9 @@ def accuracy(work: Work, weights: Weights) -> float:
 
 
 def settle(device: str) -> Callable[[], int]:
-    """Wait for the device, and tell the most memory this process has held there, in bytes (0 on the CPU)."""
+    """Wait for the device, and tell the most memory this process has held there, in bytes (0 on the
+    CPU).
+    """
 
     def settled() -> int:
         torch.cuda.synchronize()

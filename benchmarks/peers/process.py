@@ -1,4 +1,6 @@
-"""A worker as the driver sees it: one process, one line out, one line back, and nothing left behind."""
+"""A worker as the driver sees it: one process, one line out, one line back, and nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,8 @@ class Worker:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on any system: ray keeps to the loopback address
+            # on any system: ray keeps to the loopback address
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         }
         return {**os.environ, **own}
 
@@ -125,7 +128,9 @@ class Worker:
         return lines[-1][:200] if lines else "it printed nothing"
 
     def close(self, patience: float = 15) -> None:
-        """Ask it to quit; what has not ended after `patience` seconds, or was left behind (ray's daemons), is killed."""
+        """Ask it to quit; what has not ended after `patience` seconds, or was left behind (ray's
+        daemons), is killed.
+        """
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()  # the end of the input means quit
@@ -142,7 +147,9 @@ class Worker:
 
 
 def tagged(tag: str) -> list[int]:
-    """The processes that inherited a worker's mark in their environment, whoever their parent is by now."""
+    """The processes that inherited a worker's mark in their environment, whoever their parent is by
+    now.
+    """
     return [
         int(p.name)
         for p in Path("/proc").iterdir()

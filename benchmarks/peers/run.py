@@ -1,10 +1,13 @@
-"""Seconds per round of this project beside Apple's pfl, Flower's simulation, a plain PyTorch loop and one centralised model.
+"""Seconds per round of this project beside Apple's pfl, Flower's simulation, a plain PyTorch loop
+and one centralised model.
 
-python -m securecluster.benchmarks.peers [--clients 20 100 1000] [--models mlp cnn] [--rounds N] [--peers …] [--device cpu|cuda]
+python -m securecluster.benchmarks.peers [--clients 20 100 1000] [--models mlp cnn] [--rounds N]
+[--peers …] [--device cpu|cuda]
 
-The workers of a configuration all run at once and take turns, one round each, so that whatever else the machine does hits all alike; who
-waits does nothing. Equal work is shown by the accuracy and by the largest difference between a worker's weights and the plain loop's.
-SECURECLUSTER_DATA names the folder that holds `mnist`; without it the clients hold digits scaled up to 28 × 28.
+The workers of a configuration all run at once and take turns, one round each, so that whatever else
+the machine does hits all alike; who waits does nothing. Equal work is shown by the accuracy and by
+the largest difference between a worker's weights and the plain loop's. SECURECLUSTER_DATA names the
+folder that holds `mnist`; without it the clients hold digits scaled up to 28 × 28.
 """
 
 from __future__ import annotations
@@ -107,7 +110,8 @@ def device_name(device: str) -> str:
 def _difference(found: Measured, plain: Measured, when: str) -> str:
     """The largest difference from the plain loop's weights; the centralised model does other work.
 
-    What differs by a last bit after the first round may differ visibly at the end, since training amplifies it (the CNN a thousandfold).
+    What differs by a last bit after the first round may differ visibly at the end, since training
+    amplifies it (the CNN a thousandfold).
     """
     if when not in found.weights or when not in plain.weights or found.peer == "central":
         return ""
@@ -121,7 +125,8 @@ def _text(value: float, digits: int) -> str:
 def show(lines: Sequence[dict[str, Any]]) -> None:
     """One configuration as a table."""
     print(
-        f"{lines[0]['model']}, {lines[0]['clients']} clients, {lines[0]['device']}, {lines[0]['data']}: seconds per round"
+        f"{lines[0]['model']}, {lines[0]['clients']} clients, {lines[0]['device']}, "
+        f"{lines[0]['data']}: seconds per round"
     )
     print("  ".join(f"{name:>{max(8, len(name))}}" for name in COLUMNS))
     for line in lines:
@@ -165,7 +170,8 @@ def chosen(given: argparse.Namespace, scratch: Path) -> Plan:
     """The plan, checked.
 
     Raises:
-        UsageError: an unknown name, an environment that is missing, or numbers that measure nothing.
+        UsageError: an unknown name, an environment that is missing, or numbers that measure
+            nothing.
     """
     for what, names, known in (("model", given.models, NAMES), ("peer", given.peers, ENVIRONMENTS)):
         for name in names:
@@ -191,7 +197,9 @@ def chosen(given: argparse.Namespace, scratch: Path) -> Plan:
 
 
 def run(plan: Plan, name: str) -> Path:
-    """Measure everything asked for; the table is printed and the CSV written anew after each configuration."""
+    """Measure everything asked for; the table is printed and the CSV written anew after each
+    configuration.
+    """
     packages = {
         peer: " ".join(f"{k} {v}" for k, v in versions(p).items())
         for peer, p in plan.pythons.items()

@@ -45,7 +45,9 @@ class Measured:
     )  # after the "first" round and at the "end"
 
     def time(self, of: Callable[[list[float]], Any] = statistics.median) -> float:
-        """The median (or `min`, `max`) of the rounds but the first, in seconds; NaN before there are any."""
+        """The median (or `min`, `max`) of the rounds but the first, in seconds; NaN before there
+        are any.
+        """
         return float(of(self.seconds[1:])) if self.seconds[1:] else float("nan")
 
 

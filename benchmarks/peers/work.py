@@ -1,7 +1,8 @@
 """What every worker is given, and how it talks to the driver: one line in, one line of JSON out.
 
-`round` trains one round of all clients and answers {"seconds", "peak_rss_bytes", "peak_device_bytes"}; `accuracy` answers {"accuracy"};
-`weights PATH` saves the global model there; `quit`, or the end of the input, ends the worker. Standard library and numpy only.
+`round` trains one round of all clients and answers {"seconds", "peak_rss_bytes",
+"peak_device_bytes"}; `accuracy` answers {"accuracy"}; `weights PATH` saves the global model there;
+`quit`, or the end of the input, ends the worker. Standard library and numpy only.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ CORES = len(os.sched_getaffinity(0))
 
 @dataclass(frozen=True)
 class Work:
-    """One federation and what to train on it: plain SGD, one pass a round, mini-batches in the exported order."""
+    """One federation and what to train on it: plain SGD, one pass a round, mini-batches in the
+    exported order.
+    """
 
     x: NDArray[np.uint8]  # (m, n, 1, 28, 28) pixels in 0 … 255
     y: NDArray[np.int64]  # (m, n)
@@ -96,7 +99,9 @@ def options() -> Options:
 
 
 def processes(device: str) -> int:
-    """How many processes a framework of one process per core gets: of those that share a GPU each keeps memory of its own there."""
+    """How many processes a framework of one process per core gets: of those that share a GPU each
+    keeps memory of its own there.
+    """
     return CORES if device == "cpu" else min(CORES, 4)
 
 
@@ -110,7 +115,8 @@ class Talk:
     Args:
         weights: the global model, (d,).
         accuracy: of such a model on the test set.
-        settle: waits until the device is idle, where it works behind our back, and returns the peak of its memory in bytes.
+        settle: waits until the device is idle, where it works behind our back, and returns the peak
+            of its memory in bytes.
     """
 
     def __init__(
@@ -160,7 +166,8 @@ class Talk:
 def peak(root: int) -> int:
     """The peaks of resident memory (VmHWM) of a process and its descendants, added up, in bytes.
 
-    Exact for one process; for several an upper bound, since peaks may fall apart in time and shared pages count in each.
+    Exact for one process; for several an upper bound, since peaks may fall apart in time and shared
+    pages count in each.
     """
     return sum(_high_water(pid) for pid in family(root))
 

@@ -1,7 +1,8 @@
-"""Flower's simulation: its FedAvg strategy, taken round by round as `Strategy.start` does, on ray actors of one core each.
+"""Flower's simulation: its FedAvg strategy, taken round by round as `Strategy.start` does, on ray
+actors of one core each.
 
-`flwr.simulation.run_simulation` is deprecated in favour of `flwr run`, which starts a server of its own and leaves it running; both
-use the same simulation engine, and this one ends with its process.
+`flwr.simulation.run_simulation` is deprecated in favour of `flwr run`, which starts a server of its
+own and leaves it running; both use the same simulation engine, and this one ends with its process.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Server:
         failed = [reply for reply in replies if reply.has_error()]
         if failed or len(replies) != self._work.clients:
             raise RuntimeError(
-                f"{len(failed)} of {len(replies)} clients failed: {failed[0].error if failed else 'no reply'}"
+                f"{len(failed)} of {len(replies)} clients failed: "
+                f"{failed[0].error if failed else 'no reply'}"
             )
         arrays, _ = strategy.aggregate_train(number, replies)
         self._arrays = arrays

@@ -1,4 +1,6 @@
-"""This project: the real `FedAvg.fit`, held before each round until the driver asks for it. Only the observer's evaluation is left out."""
+"""This project: the real `FedAvg.fit`, held before each round until the driver asks for it. Only
+the observer's evaluation is left out.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from .work import NAMES, Options, Quit, Talk, Weights, Work, load, options
 
 
 class Ordered(LocalTrainer):
-    """A cohort that takes its mini-batches in the exported order, so that every worker does the same steps."""
+    """A cohort that takes its mini-batches in the exported order, so that every worker does the
+    same steps.
+    """
 
     work: Work
 

@@ -1,8 +1,10 @@
-"""Apple's pfl 0.6: its FederatedAveraging on its SimulatedBackend, held after each central iteration until the driver goes on.
+"""Apple's pfl 0.6: its FederatedAveraging on its SimulatedBackend, held after each central
+iteration until the driver goes on.
 
-Alone, or as one of the processes that work_pfl_mp starts. Users are weighted equally (a user's statistics have weight 1), as all clients
-hold equally many samples. In iteration 0 pfl evaluates the training users before and after, whatever the evaluation frequency: that is part
-of the first round, which is reported apart.
+Alone, or as one of the processes that work_pfl_mp starts. Users are weighted equally (a user's
+statistics have weight 1), as all clients hold equally many samples. In iteration 0 pfl evaluates
+the training users before and after, whatever the evaluation frequency: that is part of the first
+round, which is reported apart.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Net(torch.nn.Module):
 
 
 class Users:
-    """The clients' samples in this round's order; tensors on the device, as in pfl's own benchmarks of small data sets."""
+    """The clients' samples in this round's order; tensors on the device, as in pfl's own benchmarks
+    of small data sets.
+    """
 
     def __init__(self, work: Work, device: str) -> None:
         self._work = work

@@ -1,7 +1,9 @@
-"""Apple's pfl on as many processes as there are cores, one thread each: the users are shared out and the sums all-reduced.
+"""Apple's pfl on as many processes as there are cores, one thread each: the users are shared out
+and the sums all-reduced.
 
-The process that the driver starts is rank 0 and talks to it; it starts the others, which wait for its word before each round. As torchrun
-would do it, except that the processes meet at a file instead of a port that is open to the network.
+The process that the driver starts is rank 0 and talks to it; it starts the others, which wait for
+its word before each round. As torchrun would do it, except that the processes meet at a file
+instead of a port that is open to the network.
 """
 
 from __future__ import annotations

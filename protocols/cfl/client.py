@@ -1,4 +1,6 @@
-"""CFL's clients: updates, full gradients, models of splits, and the losses that the fallback compares."""
+"""CFL's clients: updates, full gradients, models of splits, and the losses that the fallback
+compares.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class PathModels(AverageDeltas):
 class PathLosses:
     """Client to server: how several models do on samples that it keeps aside."""
 
-    # (b, 1 + depth), summed over those samples: its own model's first, then the path's from the root; 0 after its end
+    # (b, 1 + depth), summed over those samples: its own model's first, then the path's from the
+    # root; 0 after its end
     loss: Annotated[Rows, Real((Upto("depths", "clients", least=1),))]
     size: Annotated[
         Rows | None, Real(low=0, most=MOST_SAMPLES)
@@ -62,15 +65,16 @@ class CFLClient(CompressedUpdateClient):
 
     @answers(SUM, unmasked=("loss", "size"))
     def judge(self, turn: CallContext, query: PathModels) -> PathLosses:
-        """The losses of θ_i and of the models on its path, which the query brings, on the samples kept aside; with noise where the run
-        adds some.
+        """The losses of θ_i and of the models on its path, which the query brings, on the samples
+        kept aside; with noise where the run adds some.
         """
         self.check_not_behind(turn, query)
         widths = [1 + len(p) for p in query.means.picks]
         depth, clip = query.depth, loss_clip(self._pipeline.guard)
         if depth < max(widths) - 1:
             raise FrameError(
-                f"PathModels.depth is {depth}, and a path has {max(widths) - 1} models: the frame is refused"
+                f"PathModels.depth is {depth}, and a path has {max(widths) - 1} models: the frame "
+                "is refused"
             )
         found = np.zeros((len(turn.at), 1 + depth))
         sizes = [self.cohort.aside[k] for k in turn.at]

@@ -1,8 +1,10 @@
-"""The parameter tree of recursive clustering (Sattler et al. 2019, V-C, Algorithm 4), held by a server that cannot read a model.
+"""The parameter tree of recursive clustering (Sattler et al. 2019, V-C, Algorithm 4), held by a
+server that cannot read a model.
 
-A node for every cluster that was or is, with its stationary model θ*_v as a displacement from θ_0, under a mask of its own where updates
-are masked; on the edges below it the updates from θ*_v of each child's clients, under the mask of their round. A newcomer undoes the
-first and replies under the second, so it finds its leaf without showing the server either.
+A node for every cluster that was or is, with its stationary model θ*_v as a displacement from θ_0,
+under a mask of its own where updates are masked; on the edges below it the updates from θ*_v of
+each child's clients, under the mask of their round. A newcomer undoes the first and replies under
+the second, so it finds its leaf without showing the server either.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class TreeNode:
 
 @dataclass
 class LeafModels:
-    """Final models, in the order of their nodes: apart from the tree, so that a checkpoint does not hold that twice."""
+    """Final models, in the order of their nodes: apart from the tree, so that a checkpoint does not
+    hold that twice.
+    """
 
     models: list[ModelDelta]
 
@@ -70,7 +74,9 @@ class ParameterTree:
         return [node] if above is None else [*self.path(above), node]
 
     def branch(self, cluster: int, halves: tuple[list[int], list[int]], new: int) -> TreeNode:
-        """Split a cluster; its second half becomes the cluster `new`. Returns the node that was its leaf."""
+        """Split a cluster; its second half becomes the cluster `new`. Returns the node that was its
+        leaf.
+        """
         v = self.leaf(cluster)
         self.nodes[v].cluster = -1
         self.nodes[v].children = [len(self.nodes), len(self.nodes) + 1]
@@ -102,7 +108,8 @@ class ParameterTree:
         """Frames that bring the models of some nodes each, (len(nodes[k])) of them to recipient k.
 
         Args:
-            count: of averages that recipients have had; who has had fewer takes the model for the last one.
+            count: of averages that recipients have had; who has had fewer takes the model for the
+                last one.
         """
         used = sorted({v for own in nodes for v in own})
         models, place = [self.nodes[v].model for v in used], {v: n for n, v in enumerate(used)}
@@ -118,8 +125,8 @@ class ParameterTree:
 def find_leaves(
     net: ServerChannel, tree: ParameterTree, ask: Callable[..., Any], to: Sequence[int]
 ) -> list[int]:
-    """Each newcomer's leaf: at every node it goes to the child that holds the single most similar update, on a tie to the second
-    (Sattler et al. 2019, Algorithm 4).
+    """Each newcomer's leaf: at every node it goes to the child that holds the single most similar
+    update, on a tie to the second (Sattler et al. 2019, Algorithm 4).
 
     Args:
         ask: the client method whose replies the tree holds.
@@ -166,10 +173,12 @@ class FallbackResult:
 def choose_fallback_models(
     net: ServerChannel, tree: ParameterTree, outbox: PendingUpdates, labels: Sequence[int]
 ) -> FallbackResult:
-    """Where a split made validation worse, the cluster returns to the best model before it (Sattler et al. 2019, end of II-A).
+    """Where a split made validation worse, the cluster returns to the best model before it (Sattler
+    et al. 2019, end of II-A).
 
-    Clusters that were split off are judged, through sums, by their members that have the final model; where these are fewer than two the
-    cluster keeps its model, for a sum over one hides nothing. Labels stay as they are.
+    Clusters that were split off are judged, through sums, by their members that have the final
+    model; where these are fewer than two the cluster keeps its model, for a sum over one hides
+    nothing. Labels stay as they are.
     """
     leaves = [tree.leaf(c) for c in range(1 + max(labels))]
     handed = FallbackResult(list(leaves), [{} for _ in leaves])
@@ -186,7 +195,8 @@ def choose_fallback_models(
     width = total.rows.loss.table.shape[1] if total.ids else 1 + depth
     if width < 1 + depth:
         raise FrameError(
-            f"Losses.loss has {width} numbers where {1 + depth} were expected: the replies are refused"
+            f"Losses.loss has {width} numbers where {1 + depth} were expected: the replies are "
+            "refused"
         )
     sizes = (
         []
@@ -211,7 +221,8 @@ def send_fallback_models(
 ) -> FallbackResult:
     """Send the clusters that return to an earlier model that model.
 
-    It is a phase of its own: clients judge their final model, so a server that asks them again must not have replaced it.
+    It is a phase of its own: clients judge their final model, so a server that asks them again must
+        not have replaced it.
     """
     leaves = [tree.leaf(c) for c in range(1 + max(labels))]
     back = [i for i, c in enumerate(labels) if handed.nodes[c] != leaves[c]]

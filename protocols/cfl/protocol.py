@@ -1,5 +1,6 @@
-"""Clustered Federated Learning: Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task
-Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32(8), 2021. Algorithm 5, with Algorithms 1, 3 and 4.
+"""Clustered Federated Learning: Sattler, Müller, Samek, "Clustered Federated Learning:
+Model-Agnostic Distributed Multi-Task Optimization under Privacy Constraints", arXiv 1910.01991
+(2019) / IEEE TNNLS 32(8), 2021. Algorithm 5, with Algorithms 1, 3 and 4.
 
 θ      a client's model; the server never needs it (it may know θ_0)
 Δ_i    client i's masked update P(SGD_n(θ_i, D_i) − θ_i); Δ_c the mean over cluster c
@@ -85,29 +86,46 @@ class CFL(CompressionOptions):
     """Recursive bipartition of the clients once federated learning has become stationary."""
 
     mask: str = "permutation"
-    """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
+    """map of updates that the server does not know, a fresh one each round: none, permutation,
+    signed-permutation, rotation or haar
+    """
     criterion: str = "relative"
-    """split test: relative (eps1 and eps2 are shares, clusters must be significant) or absolute (norms; the authors' need keep_momentum)"""
+    """split test: relative (eps1 and eps2 are shares, clusters must be significant) or absolute
+    (norms; the authors' need keep_momentum)
+    """
     eps1: float = 0.5
     """a cluster is stationary when ‖mean Δ‖ is below this; relative: below this share of max ‖Δ‖"""
     eps2: float = 0.25
-    """and its clients are not content when max ‖Δ‖ is above this; relative: above this share of the largest max ‖Δ‖ of any round"""
+    """and its clients are not content when max ‖Δ‖ is above this; relative: above this share of the
+    largest max ‖Δ‖ of any round
+    """
     evidence: float = 0.25
-    """relative criterion: and some cluster C has (|C| − 1)·(α_intra^min(C) − α_cross^max(C, rest)) above this"""
+    """relative criterion: and some cluster C has (|C| − 1)·(α_intra^min(C) − α_cross^max(C, rest))
+    above this
+    """
     level: float = 0.001
-    """relative criterion: and clients without clusters would be as separated with at most this probability, in (0, 1)"""
+    """relative criterion: and clients without clusters would be as separated with at most this
+    probability, in (0, 1)
+    """
     gamma_max: float = 0.5
     """accept a split only if γ_max < sqrt((1 − α_cross^max) / 2), in [0, 1)"""
     min_size: int = 3
-    """clusters with fewer members are not split (ours; the paper's examples of two clients need 2)"""
+    """clusters with fewer members are not split (ours; the paper's examples of two clients need 2)
+    """
     similarity: str = "update"
-    """what α compares: update, or gradient (the full one, for which members of a stationary cluster are asked besides)"""
+    """what α compares: update, or gradient (the full one, for which members of a stationary cluster
+    are asked besides)
+    """
     average: str = "uniform"
     """mean over clients: uniform (Algorithm 5) or weighted by |D_i| (Algorithm 2)"""
     tree: bool = True
-    """keep models and updates of splits at the server (at each level as much as a round's updates): newcomers and the fallback need them"""
+    """keep models and updates of splits at the server (at each level as much as a round's updates):
+    newcomers and the fallback need them
+    """
     fallback: float = 0.0
-    """share of each client's training samples kept aside to judge in the end whether splits helped, in [0, 1); 0 trusts them"""
+    """share of each client's training samples kept aside to judge in the end whether splits helped,
+    in [0, 1); 0 trusts them
+    """
 
     name: ClassVar[str] = "cfl"
     client: ClassVar[type[TrainingClient]] = CFLClient
@@ -165,7 +183,8 @@ class CFL(CompressionOptions):
         """Algorithm 4, down the parameter tree."""
         if not self.tree:
             raise UsageError(
-                "newcomers find their cluster down the parameter tree, and this run kept none: run it with tree=True"
+                "newcomers find their cluster down the parameter tree, and this run kept none: run "
+                "it with tree=True"
             )
         usual = CFLClient.send_compressed_update if self.briefs else CFLClient.train
         return find_leaves(
@@ -210,11 +229,15 @@ class CFL(CompressionOptions):
             )
 
     def _incongruent(self, state: CFLState, look: SplitStatistics) -> bool:
-        """Return whether clients of a stationary cluster still pull: max ‖Δ_i‖ > ε2 (eq. 33), or that as a share (ours)."""
+        """Return whether clients of a stationary cluster still pull: max ‖Δ_i‖ > ε2 (eq. 33), or
+        that as a share (ours).
+        """
         return look.max_norm > self.eps2 * (state.longest if self.criterion == "relative" else 1)
 
     def _significant(self, look: SplitStatistics, alpha: NDArray[np.float64], seed: int) -> bool:
-        """Return whether clients are separated, and would rarely be so without clusters (ours); the absolute criterion does not ask."""
+        """Return whether clients are separated, and would rarely be so without clusters (ours); the
+        absolute criterion does not ask.
+        """
         if self.criterion == "absolute":
             return True
         found = evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed)
@@ -222,12 +245,15 @@ class CFL(CompressionOptions):
             found.separation if math.isfinite(found.separation) else None
         )  # two clients have no cluster among them
         look.p_value = found.p_value
-        if not look.complete:  # a few of a cluster's clients seldom reach the level, so a hint is enough to ask them all
+        # a few of a cluster's clients seldom reach the level, so a hint is enough to ask them all
+        if not look.complete:
             return look.p_value <= max(self.level, HINT)
         return look.p_value <= self.level
 
     def _invited(self, net: ServerChannel, state: CFLState, t: int) -> list[int]:
-        """A share of each cluster; all of a cluster that only waits for complete replies to be split."""
+        """A share of each cluster; all of a cluster that only waits for complete replies to be
+        split.
+        """
         clusters, share = enumerate(clusters_of(state.labels)), self.participation
         return sorted(
             i
@@ -238,7 +264,9 @@ class CFL(CompressionOptions):
         )
 
     def releases(self) -> ReleaseCounts:
-        """An update a round, or a brief and the update; full gradients; the losses that the fallback goes by."""
+        """An update a round, or a brief and the update; full gradients; the losses that the
+        fallback goes by.
+        """
         full = self.rounds * (self.similarity == "gradient")
         return ReleaseCounts(
             self.rounds * (1 + self.briefs) + full,
@@ -298,11 +326,15 @@ class CFL(CompressionOptions):
         return self
 
     def node_model(self, node: int) -> dict[str, Any]:
-        """The `state_dict` of a node's model (V-C); `tree_.path(tree_.leaf(c))` are the nodes of cluster c, the most general first."""
+        """The `state_dict` of a node's model (V-C); `tree_.path(tree_.leaf(c))` are the nodes of
+        cluster c, the most general first.
+        """
         return self._flat.state_dict(opened(self, self.tree_.nodes[node].model))
 
     def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
-        """What samples x (n, …) are, as probabilities (n, classes): the mean over the models on the cluster's path, root to leaf (V-C)."""
+        """What samples x (n, …) are, as probabilities (n, classes): the mean over the models on the
+        cluster's path, root to leaf (V-C).
+        """
         path = [
             opened(self, self.tree_.nodes[v].model)
             for v in self.tree_.path(self.tree_.leaf(cluster))

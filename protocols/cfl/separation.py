@@ -1,16 +1,19 @@
-"""When the bipartition of clients is correct: the Separation Theorem of Sattler, Müller, Samek 2019 (Theorem 1, II and VIII-A).
+"""When the bipartition of clients is correct: the Separation Theorem of Sattler, Müller, Samek 2019
+(Theorem 1, II and VIII-A).
 
 v_l, l = 1 … k   the gradients of the true risks, with Σ a_l·v_l = 0 for positive a_l: a stationary point (eq. 104)
 X_i, i = 1 … m   by how much client i's gradient differs from that of its distribution I(i): r_i = v_I(i) + X_i
 γ_i              ‖X_i‖ / ‖v_I(i)‖, the relative approximation noise, which the theorem needs in [0, 1)
 
-In angles the theorem is short. Noise γ turns a gradient by at most arcsin γ, so two clients of one distribution are at most
-φ_ij = arcsin γ_i + arcsin γ_j apart, and H_ij = cos φ_ij. Vectors with a positive sum of zero can be halved with all cross angles at least
-π/(k−1) (Lemma 4), so the clients' can with at least π/(k−1) − φ_ij.
+In angles the theorem is short. Noise γ turns a gradient by at most arcsin γ, so two clients of one
+distribution are at most φ_ij = arcsin γ_i + arcsin γ_j apart, and H_ij = cos φ_ij. Vectors with a
+positive sum of zero can be halved with all cross angles at least π/(k−1) (Lemma 4), so the clients'
+can with at least π/(k−1) − φ_ij.
 
-Lemma 4 in more than two dimensions, another way than the paper's projection (ours): were the optimal cross angle below π/(k−1), the
-minimum spanning tree of the k directions would be shorter than π on the sphere; walked there and back it is a closed curve shorter than
-2π, which lies in an open hemisphere, where no positive sum is zero.
+Lemma 4 in more than two dimensions, another way than the paper's projection (ours): were the
+optimal cross angle below π/(k−1), the minimum spanning tree of the k directions would be shorter
+than π on the sphere; walked there and back it is a closed curve shorter than 2π, which lies in an
+open hemisphere, where no positive sum is zero.
 """
 
 from __future__ import annotations
@@ -27,11 +30,14 @@ from securecluster.errors import UsageError
 
 
 def separation_gap(alpha: Array, truth: Sequence[int]) -> float | None:
-    """g = α_intra^min − α_cross^max (Sattler et al. 2019, eq. 28, 29); None for fewer than two clients.
+    """g = α_intra^min − α_cross^max (Sattler et al. 2019, eq. 28, 29); None for fewer than two
+    clients.
 
-    α_intra^min is over all i, j of one distribution; a client alone in its own has α_ii = 1. α_cross^max is that of the optimal
-    bipartition, whatever the true clusters are. So clients of a single distribution have g <= 0, and g > 0 implies a correct bipartition.
-    The paper's "if and only if" (Remark 2) is too much: chained clusters, with α_intra^min <= α_cross^max, may be split correctly.
+    α_intra^min is over all i, j of one distribution; a client alone in its own has α_ii = 1.
+    α_cross^max is that of the optimal bipartition, whatever the true clusters are. So clients of a
+    single distribution have g <= 0, and g > 0 implies a correct bipartition. The paper's "if and
+    only if" (Remark 2) is too much: chained clusters, with α_intra^min <= α_cross^max, may be split
+    correctly.
 
     Args:
         alpha: similarities, (m, m), symmetric.
@@ -43,7 +49,9 @@ def separation_gap(alpha: Array, truth: Sequence[int]) -> float | None:
 
 
 def is_correct(first: Sequence[int], second: Sequence[int], truth: Sequence[int]) -> bool:
-    """Whether a bipartition leaves clients of one distribution together (Sattler et al. 2019, Definition 1)."""
+    """Whether a bipartition leaves clients of one distribution together (Sattler et al. 2019,
+    Definition 1).
+    """
     return not {truth[i] for i in first} & {truth[j] for j in second}
 
 
@@ -58,19 +66,22 @@ def approximation_noise(
         truth: I, (m,) ints in 0 … k − 1.
 
     Raises:
-        UsageError: a true gradient is zero, where γ is undefined and the clients' distributions are congruent.
+        UsageError: a true gradient is zero, where γ is undefined and the clients' distributions are
+            congruent.
     """
     own = np.asarray(true, np.float64)[list(truth)]
     size = np.linalg.norm(own, axis=1)
     if not (size > 0).all():
         raise UsageError(
-            "a distribution's gradient is zero, so γ is undefined: there is nothing to separate it by"
+            "a distribution's gradient is zero, so γ is undefined: there is nothing to separate it "
+            "by"
         )
     return np.linalg.norm(np.asarray(empirical, np.float64) - own, axis=1) / size  # type: ignore[no-any-return]
 
 
 def noise_cosines(gamma: ArrayLike) -> NDArray[np.float64]:
-    """H_ij = −γ_i·γ_j + sqrt(1 − γ_i²)·sqrt(1 − γ_j²), (m, m) in (−1, 1] (Sattler et al. 2019, eq. 20).
+    """H_ij = −γ_i·γ_j + sqrt(1 − γ_i²)·sqrt(1 − γ_j²), (m, m) in (−1, 1] (Sattler et al. 2019, eq.
+    20).
 
     Args:
         gamma: (m,) in [0, 1).
@@ -89,9 +100,11 @@ def noise_cosines(gamma: ArrayLike) -> NDArray[np.float64]:
 
 
 def cross_bound(gamma: ArrayLike, k: int, truth: Sequence[int] | None = None) -> float:
-    """The most that α_cross^max can be (Sattler et al. 2019, eq. 19 and 101): the largest bound of two clients of different distributions.
+    """The most that α_cross^max can be (Sattler et al. 2019, eq. 19 and 101): the largest bound of
+    two clients of different distributions.
 
-    For each pair cos(π/(k−1))·H_ij + sin(π/(k−1))·sqrt(1 − H_ij²) where H_ij >= cos(π/(k−1)), else 1; −H_ij for k = 2.
+    For each pair cos(π/(k−1))·H_ij + sin(π/(k−1))·sqrt(1 − H_ij²) where H_ij >= cos(π/(k−1)), else
+    1; −H_ij for k = 2.
 
     Args:
         gamma: (m,) in [0, 1).
@@ -113,7 +126,8 @@ def cross_bound(gamma: ArrayLike, k: int, truth: Sequence[int] | None = None) ->
 
 
 def intra_bound(gamma: ArrayLike, truth: Sequence[int] | None = None) -> float:
-    """The least that α_intra^min can be: min H_ij over pairs of one distribution (eq. 37), without `truth` 1 − 2·γ_max² (eq. 38).
+    """The least that α_intra^min can be: min H_ij over pairs of one distribution (eq. 37), without
+    `truth` 1 − 2·γ_max² (eq. 38).
 
     A client alone in its distribution bounds nothing: 1.
 
@@ -129,14 +143,18 @@ def intra_bound(gamma: ArrayLike, truth: Sequence[int] | None = None) -> float:
 
 
 def largest_noise(cross_max: float) -> float:
-    """sqrt((1 − α_cross^max) / 2): with γ_max below it the bipartition found is correct, for any k (Sattler et al. 2019, eq. 39)."""
+    """sqrt((1 − α_cross^max) / 2): with γ_max below it the bipartition found is correct, for any k
+    (Sattler et al. 2019, eq. 39).
+    """
     return math.sqrt(max(0.0, (1 - cross_max) / 2))
 
 
 def guaranteed_noise(k: int) -> float:
-    """The γ_max below which Theorem 1 guarantees g > 0 for k distributions, whatever the vectors: sin(π / (4·(k−1))) (ours).
+    """The γ_max below which Theorem 1 guarantees g > 0 for k distributions, whatever the vectors:
+    sin(π / (4·(k−1))) (ours).
 
-    In angles, where eq. 38 stays above eq. 19: 2·arcsin γ < π/(k−1) − 2·arcsin γ. It bounds the green region of Fig. 3.
+    In angles, where eq. 38 stays above eq. 19: 2·arcsin γ < π/(k−1) − 2·arcsin γ. It bounds the
+    green region of Fig. 3.
     """
     if k < 2:
         raise UsageError(f"{k} distributions cannot be separated: k is at least 2")

@@ -1,4 +1,6 @@
-"""What a server that splits clusters sees of one cluster in one round (Sattler et al. 2019, Algorithm 5, lines 15–21)."""
+"""What a server that splits clusters sees of one cluster in one round (Sattler et al. 2019,
+Algorithm 5, lines 15–21).
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ def collect_updates(
     labels: Sequence[int],
     briefs: bool,
 ) -> tuple[Replies[Any], Sums[Any] | None]:
-    """The clients' updates, which α compares; or what they tell of them in brief, and the sums over two members or more of each cluster."""
+    """The clients' updates, which α compares; or what they tell of them in brief, and the sums over
+    two members or more of each cluster.
+    """
     got: Replies[Any] = net.gather(
         CFLClient.send_compressed_update if briefs else CFLClient.train,
         outbox.message_for(asked),
@@ -111,10 +115,12 @@ def split_statistics(
     labels: Sequence[int],
     total: Sums[Any] | None = None,
 ) -> SplitStatistics:
-    """Norms of a cluster's updates, free of the noise that clients add; α compares the updates (eq. 51).
+    """Norms of a cluster's updates, free of the noise that clients add; α compares the updates (eq.
+    51).
 
     Args:
-        total: the sums of the updates that were told in brief: the norm of the mean comes from these.
+        total: the sums of the updates that were told in brief: the norm of the mean comes from
+            these.
     """
     if got.ids and isinstance(got.rows, CompressedUpdate):
         return _in_brief(net, got, cluster, members, labels, total)
@@ -168,19 +174,24 @@ def _in_brief(
 
 
 def _noise_of_mean(net: ServerChannel, total: Sums[Any], cluster: int) -> float:
-    """The expected squared norm of the noise in a cluster's mean: every client's, or a trusted server's in the sum."""
+    """The expected squared norm of the noise in a cluster's mean: every client's, or a trusted
+    server's in the sum.
+    """
     return net.noise("delta") / float(total.counts[cluster]) ** (
         2 if net.agreed["placement"] == "central" else 1
     )
 
 
 def _longest(norms: torch.Tensor, noise: float) -> float:
-    """max ‖Δ_i‖; under noise √(mean ‖Δ_i‖²), since the largest of several noisy norms is the noisiest (ours)."""
+    """max ‖Δ_i‖; under noise √(mean ‖Δ_i‖²), since the largest of several noisy norms is the
+    noisiest (ours).
+    """
     return float(norms.square().mean().sqrt() if noise else norms.max())
 
 
 def _scatter(norms: torch.Tensor, noise: float, width: int, sketched: bool = False) -> float:
-    """The standard deviation of a cosine of two rows of the median norm r, each with noise of squared norm N in q numbers (ours).
+    """The standard deviation of a cosine of two rows of the median norm r, each with noise of
+    squared norm N in q numbers (ours).
 
     ⟨x + n, y + n'⟩ scatters by √(N²/q + 2·N·r²/q) around ⟨x, y⟩, and a sketch by about r²/√q.
     """
@@ -197,7 +208,9 @@ def _scatter(norms: torch.Tensor, noise: float, width: int, sketched: bool = Fal
 def queue_averages(
     outbox: PendingUpdates, looks: Sequence[SplitStatistics], step: int, labels: Sequence[int]
 ) -> None:
-    """The clusters' means, under the mask of call `step`, are for their members; zero for a cluster nobody replied from."""
+    """The clusters' means, under the mask of call `step`, are for their members; zero for a cluster
+    nobody replied from.
+    """
     means = [look.mean for look in looks if look.mean is not None]
     if means:
         outbox.post(
@@ -230,7 +243,9 @@ def fetch_split_model(net: ServerChannel, outbox: PendingUpdates, look: SplitSta
 def split_cluster(
     tree: ParameterTree, labels: list[int], look: SplitStatistics, number: int
 ) -> None:
-    """Split a cluster in round `number`: the second half becomes a new cluster; the node keeps what newcomers will be compared with."""
+    """Split a cluster in round `number`: the second half becomes a new cluster; the node keeps what
+    newcomers will be compared with.
+    """
     assert look.halves is not None
     new = 1 + max(labels)
     node = tree.branch(look.cluster, look.halves, new)

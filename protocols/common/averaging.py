@@ -1,7 +1,8 @@
-"""Federated averaging within clusters, by sums: what FedAvg does with one cluster and every method does once it knows its clusters.
+"""Federated averaging within clusters, by sums: what FedAvg does with one cluster and every method
+does once it knows its clusters.
 
-The client weighs what it sends, so that the server needs sums only. A cluster of one has nobody to average with: its client trains
-alone, and nothing leaves it.
+The client weighs what it sends, so that the server needs sums only. A cluster of one has nobody to
+average with: its client trains alone, and nothing leaves it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class SumClient(TrainingClient):
 
     @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, turn: CallContext, query: AverageDeltas) -> Update:
-        """θ_i ← θ_i + P⁻¹Δ_c(i); reply n_i·P(SGD_n(θ_i, D_i) − θ_i) and n_i (McMahan et al. 2017, Algorithm 1).
+        """θ_i ← θ_i + P⁻¹Δ_c(i); reply n_i·P(SGD_n(θ_i, D_i) − θ_i) and n_i (McMahan et al. 2017,
+        Algorithm 1).
 
         Where updates are clipped they count the same, and n_i stays here.
         """
@@ -56,7 +58,9 @@ class SumClient(TrainingClient):
 
     @answers(GATHER, private=False, trains="usual")
     def alone(self, turn: CallContext, query: AverageDeltas) -> Ack:
-        """θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i), which stays here. Asked again, or for an earlier call, a client does not train again."""
+        """θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i), which stays here. Asked again, or for an earlier call,
+        a client does not train again.
+        """
         new = [n for n, k in enumerate(turn.at) if self._trained[k] < turn.step]
         if new:
             ids, at = tuple(turn.ids[n] for n in new), tuple(turn.at[n] for n in new)
@@ -76,19 +80,24 @@ class SumClient(TrainingClient):
         if bad and not self._pipeline.private:  # no update is sent, so no server can tell
             few = ", ".join(map(str, bad[:5]))
             raise UpdateError(
-                f"round {turn.round}: the model of client(s) {few} is not finite: lower the learning rate (--lr)"
+                f"round {turn.round}: the model of client(s) {few} is not finite: lower the "
+                "learning rate (--lr)"
             )
         for i, k, update in zip(turn.ids, turn.at, updates, strict=True):
             if (
                 i not in bad
-            ):  # under noise such an update counts as zeros, since an error would be a release without noise
+                # under noise such an update counts as zeros, since an error would be a release without
+                # noise
+            ):
                 self.models.row(k).add_(update)
             self._trained[k] = turn.step
         self._printed = (None, [])  # of rows that have changed in place
 
     @property
     def unshared(self) -> frozenset[int]:
-        """Return the positions of clients whose model was trained alone, and not since replaced by averages."""
+        """Return the positions of clients whose model was trained alone, and not since replaced by
+        averages.
+        """
         return frozenset(self._unshared)
 
     def origin(self, at: Sequence[int], query: AverageDeltas) -> Rows:
@@ -96,7 +105,9 @@ class SumClient(TrainingClient):
         return self._anew(self.starting_over(at, query))
 
     def starting_over(self, at: Sequence[int], query: AverageDeltas) -> set[int]:
-        """Return the positions of the clients whose averages count from θ_0, whatever they hold; here none."""
+        """Return the positions of the clients whose averages count from θ_0, whatever they hold;
+        here none.
+        """
         return set()
 
     def take(self, at: Sequence[int], query: AverageDeltas) -> None:
@@ -157,7 +168,9 @@ class SumClient(TrainingClient):
 
 
 class LocalFirstClient(SumClient):
-    """Clients that train alone first, tell something of what they learned, and then contribute to means that count from θ_0."""
+    """Clients that train alone first, tell something of what they learned, and then contribute to
+    means that count from θ_0.
+    """
 
     def starting_over(self, at: Sequence[int], query: AverageDeltas) -> set[int]:
         """Return the positions of the clients whose first average this is."""
@@ -181,7 +194,9 @@ class AveragingState:
 
 
 def average_clusters(net: ServerChannel, state: AveragingState, share: float, t: int) -> None:
-    """Round t of FedAvg in each cluster: a share of its members, two or more (ours: a sum over one hides nothing), averaged by n_i."""
+    """Round t of FedAvg in each cluster: a share of its members, two or more (ours: a sum over one
+    hides nothing), averaged by n_i.
+    """
     total = cluster_sums(net, state, share, t)
     if total is not None:
         state.outbox.post(total.step, weighted_means(total), state.labels)
@@ -190,13 +205,16 @@ def average_clusters(net: ServerChannel, state: AveragingState, share: float, t:
 def cluster_sums(
     net: ServerChannel, state: AveragingState, share: float, t: int
 ) -> Sums[Update] | None:
-    """What the clusters' members contribute in round t, by cluster; None where nobody does. Lone clients train alone."""
+    """What the clusters' members contribute in round t, by cluster; None where nobody does. Lone
+    clients train alone.
+    """
     clusters = clusters_of(state.labels)
     lone = sorted(own[0] for own in clusters if len(own) == 1)
     if lone:
         state.outbox.unsubscribe(
             lone
-        )  # whether they reply or not: what is averaged from now on would undo what they learn alone
+            # whether they reply or not: what is averaged from now on would undo what they learn alone
+        )
         state.outbox.acknowledge(
             net.gather(SumClient.alone, state.outbox.message_for(lone), to=lone).ids
         )
@@ -228,7 +246,9 @@ def weighted_means(total: Sums[Update]) -> torch.Tensor:
 
 
 def total_weights(total: Sums[Update]) -> torch.Tensor:
-    """What each group's sum is to be divided by, (K,): its clients' samples; where these are not told, its clients."""
+    """What each group's sum is to be divided by, (K,): its clients' samples; where these are not
+    told, its clients.
+    """
     if total.rows.size is None:
         return torch.as_tensor(total.counts, dtype=total.rows.delta.table.dtype)
     return total.rows.size.table

@@ -57,32 +57,43 @@ FEW_ROUNDS = 30  # more of them may help
 
 @dataclass
 class ClusteringProtocol(DPOptions, ProtocolHooks):
-    """Base of the methods: the constructor only stores, `fit` returns self, and what was learned ends in an underscore.
+    """Base of the methods: the constructor only stores, `fit` returns self, and what was learned
+    ends in an underscore.
 
     Attributes after `fit`:
         labels_: each client's cluster, (m,) ints from 0.
-        models_: a `state_dict` per cluster, for `load_state_dict` of the module; `model_of` gives a client's own. Under noise it is
-            None for a cluster all of whose clients trained alone: their models have no noise and stay with the clients.
+        models_: a `state_dict` per cluster, for `load_state_dict` of the module; `model_of` gives a
+            client's own. Under noise it is None for a cluster all of whose clients trained alone:
+            their models have no noise and stay with the clients.
         unshared_labels_: the clusters whose entry in `models_` is None.
-        history_: a dict per round. ledger_: the releases of the run and its newcomers. transcript_: the frames.
+        history_: a dict per round. ledger_: the releases of the run and its newcomers. transcript_:
+            the frames.
         bytes_: totals by direction and message.
-        accuracy_ (of text perplexity_, of trajectories position_error_ in metres): each client's on its test data, (m,); scores_ is
-            whichever it is, and metric_ its name. agreement_: scores against the true clusters, where they are known.
-        warning_: a sentence where a run of ten rounds or more has taught many clients' models nothing, else None; it compares their
-            training loss and accuracy with those of an answer that ignores its input, as the observer, outside the protocol and outside ε.
-        start_: the weights that a module of your own began with; what you load into it later changes nothing here.
+        accuracy_ (of text perplexity_, of trajectories position_error_ in metres): each client's on
+        its test data, (m,); scores_ is
+            whichever it is, and metric_ its name. agreement_: scores against the true clusters,
+            where they are known.
+        warning_: a sentence where a run of ten rounds or more has taught many clients' models
+            nothing, else None; it compares their training loss and accuracy with those of an answer
+            that ignores its input, as the observer, outside the protocol and outside ε.
+        start_: the weights that a module of your own began with; what you load into it later
+            changes nothing here.
         joined_: after `predict`, what placing the newcomers released and cost in that call.
     """
 
     rounds: int = 40
     """communication rounds in all"""
     model: Any = "auto"
-    """network that clients train: mlp, mlp-32, mlp-200, linear, cnn-briggs, cnn-ali, cnn-cifar, resnet9, lstm-words, lstm-chars,
-    lstm-chars-256, lstm-trajectory; auto is what suits the data, mlp for images and tables; in Python also any nn.Module"""
+    """network that clients train: mlp, mlp-32, mlp-200, linear, cnn-briggs, cnn-ali, cnn-cifar,
+    resnet9, lstm-words, lstm-chars, lstm-chars-256, lstm-trajectory; auto is what suits the data,
+    mlp for images and tables; in Python also any nn.Module
+    """
     lr: float | None = None
-    """learning rate of the clients' optimizer; None is the network's own: with sgd 0.2 for images and tables, and 0.03 for networks
-    without convolutions on known sets of bright images (femnist, cifar10, cifar100, negatives of mnist and fashion_mnist); with adam
-    0.001; others for text and trajectories"""
+    """learning rate of the clients' optimizer; None is the network's own: with sgd 0.2 for images
+    and tables, and 0.03 for networks without convolutions on known sets of bright images (femnist,
+    cifar10, cifar100, negatives of mnist and fashion_mnist); with adam 0.001; others for text and
+    trajectories
+    """
     epochs: int = 3
     """passes over its own data a client makes in a round"""
     batch_size: int = 20
@@ -92,11 +103,15 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
     momentum: float = 0.0
     """of sgd, in [0, 1); starts anew each round unless keep_momentum says otherwise"""
     keep_momentum: bool = dataclasses.field(default=False, kw_only=True)
-    """momentum buffers live on between rounds, one a client; takes memory for two more models a client"""
+    """momentum buffers live on between rounds, one a client; takes memory for two more models a
+    client
+    """
     participation: float = 1.0
     """share of clients asked in a round, in (0, 1]"""
     mask: str = "none"
-    """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
+    """map of updates that the server does not know, a fresh one each round: none, permutation,
+    signed-permutation, rotation or haar
+    """
 
     def check(self, clients: int) -> None:
         """Raise UsageError for hyper-parameters or a federation this method cannot work with."""
@@ -139,7 +154,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         for name, value in params.items():
             if name not in self.get_params():
                 raise UsageError(
-                    f"{type(self).__name__} has no hyper-parameter {name!r}: it has {', '.join(self.get_params())}"
+                    f"{type(self).__name__} has no hyper-parameter {name!r}: it has "
+                    f"{', '.join(self.get_params())}"
                 )
             setattr(self, name, value)
         return self
@@ -157,13 +173,15 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         Args:
             federation: the clients and their data.
             settings: where and how the run is carried out.
-            folder: a run folder to write to; None keeps everything in memory. A new or empty folder is taken. A run
-                of the same configuration, settings and data that was stopped there goes on, and one that has ended
-                is loaded. It is a run folder like those of the command line, with configuration, result and pictures.
+            folder: a run folder to write to; None keeps everything in memory. A new or empty folder
+                is taken. A run of the same configuration, settings and data that was stopped there
+                goes on, and one that has ended is loaded. It is a run folder like those of the
+                command line, with configuration, result and pictures.
             report: called with the history line of each round.
 
         Raises:
-            SecureClusterError: one sentence on what is wrong and what to do; a folder stays resumable.
+            SecureClusterError: one sentence on what is wrong and what to do; a folder stays
+                resumable.
         """
         settings = settings or Settings()
         check_kind(federation)
@@ -172,7 +190,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         if folder is None:
             self._run(federation, settings, None, report)
         else:
-            # The one call upwards, hence by name: what a run folder holds (results, pictures) is the app's to write.
+            # The one call upwards, hence by name: what a run folder holds (results, pictures) is
+            # the app's to write.
             recorder = importlib.import_module("securecluster.app.execution")
             recorder.fit(self, federation, settings, Path(folder), report)
         if self.warning_ is not None:
@@ -186,7 +205,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         settings: Settings,
         report: Callable[[Line], None],
     ) -> Self:
-        """Run, or go on from the last checkpoint, in a folder that the caller has locked and checked."""
+        """Run, or go on from the last checkpoint, in a folder that the caller has locked and
+        checked.
+        """
         return self._run(federation, settings, folder, report)
 
     def _run(
@@ -205,7 +226,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return self._belongs_to(folder)
 
     def _doubt(self, found: Chance, federation: Federation) -> str | None:
-        """Return a sentence on models that have learned nothing, and on what to try; None where there is no need for one."""
+        """Return a sentence on models that have learned nothing, and on what to try; None where
+        there is no need for one.
+        """
         from securecluster.models.architectures import rate
 
         if not found.notable:
@@ -218,17 +241,22 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         is_usual = usual / 2 <= lr <= 1.5 * usual
         other = float(f"{lr / 3:.1g}") if is_usual else usual
         advice = [
-            f"{'a higher' if other > lr else 'a lower'} learning rate (--lr {other:g} in place of {lr:g})"
+            f"{'a higher' if other > lr else 'a lower'} learning rate (--lr {other:g} in place of "
+            f"{lr:g})"
         ]
         advice += ["less noise"] * self.noisy + ["more rounds"] * (rounds < FEW_ROUNDS)
         advice += ["fewer epochs"] * (self.epochs > 1 and other < lr)
         return (
-            f"after {rounds} rounds the models of {len(found.clients)} of {found.judged} clients do no better than chance"
-            f" (training loss {found.loss:.3g}, chance {found.chance:.3g}): try {', or '.join(advice)}"
+            f"after {rounds} rounds the models of {len(found.clients)} of {found.judged} clients "
+            "do no better than chance"
+            f" (training loss {found.loss:.3g}, chance {found.chance:.3g}): try "
+            f"{', or '.join(advice)}"
         )
 
     def restore_from(self, folder: Path) -> Self:
-        """Take over what a finished run in a folder learned; its hyper-parameters are this protocol's."""
+        """Take over what a finished run in a folder learned; its hyper-parameters are this
+        protocol's.
+        """
         self.adopt(read_kept(folder))
         self._open_transcript(folder)
         return self._belongs_to(folder)
@@ -242,7 +270,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return self
 
     def _open_transcript(self, folder: Path) -> None:
-        """Open the transcript of a run folder, after a check of its index; what `save` wrote has none."""
+        """Open the transcript of a run folder, after a check of its index; what `save` wrote has
+        none.
+        """
         marks = manifest.read(folder)
         if "config.json" not in marks:
             return
@@ -291,7 +321,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return self
 
     def _cluster_model(self, label: int) -> dict[str, Any] | None:
-        """Return the model that a cluster's members share; None where noise is asked for and all they have was trained alone."""
+        """Return the model that a cluster's members share; None where noise is asked for and all
+        they have was trained alone.
+        """
         learned, shared = self._fitted().learned, self.kept_.clients.extra.get(SHARED)
         if shared is not None:
             state: dict[str, Any] = self._flat.state_dict(shared[label])
@@ -309,7 +341,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         names = self._fitted().learned.names
         if client not in names and not (isinstance(client, Integral) and 0 <= client < len(names)):
             raise UsageError(
-                f"no client {client!r}: clients are {', '.join(names[:3])} …, or numbers from 0 to {len(names) - 1}"
+                f"no client {client!r}: clients are {', '.join(names[:3])} …, or numbers from 0 to "
+                f"{len(names) - 1}"
             )
         state: dict[str, Any] = self._flat.state_dict(
             self.client_models_.row(names.index(client) if isinstance(client, str) else client)
@@ -317,16 +350,19 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return state
 
     def predict(self, newcomers: Federation) -> NDArray[np.int64]:
-        """The clusters of clients that were not there, (n,): they join the finished run over its own network, masked where it was.
+        """The clusters of clients that were not there, (n,): they join the finished run over its
+        own network, masked where it was.
 
-        Every call starts from the end of the run. What newcomers release is added to `ledger_`, and to the folder of the
-        run, where it has one; `joined_` holds the frames, bytes and releases of this call. Clients of one name are one
-        person: asked again, a newcomer of the same data sends the same bits, which cost nothing more, and with other
-        data it releases more. So does one that is called like a client of the run.
+        Every call starts from the end of the run. What newcomers release is added to `ledger_`, and
+        to the folder of the run, where it has one; `joined_` holds the frames, bytes and releases
+        of this call. Clients of one name are one person: asked again, a newcomer of the same data
+        sends the same bits, which cost nothing more, and with other data it releases more. So does
+        one that is called like a client of the run.
 
         Raises:
-            UsageError: not fitted, or no client, or samples of another shape, or classes that the run did not know, or,
-                with dp_unit example, fewer training samples than the clients of the run where newcomers train.
+            UsageError: not fitted, or no client, or samples of another shape, or classes that the
+                run did not know, or, with dp_unit example, fewer training samples than the clients
+                of the run where newcomers train.
             RunFolderError: the folder of a run with a finite ε cannot be written to.
         """
         check_kind(newcomers)
@@ -338,9 +374,11 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return np.asarray(self.joined_.labels, dtype=np.int64)
 
     def save(self, folder: Path | str) -> None:
-        """Write what was learned as safetensors; `clients.safetensors` holds models and keys and is for the owner's eyes only.
+        """Write what was learned as safetensors; `clients.safetensors` holds models and keys and is
+        for the owner's eyes only.
 
-        A module of your own is saved by its weights, not its code. The transcript is not saved: give `fit` a folder for that.
+        A module of your own is saved by its weights, not its code. The transcript is not saved:
+        give `fit` a folder for that.
 
         Raises:
             UsageError: a run folder, or one with releases of newcomers that `ledger_` lacks.
@@ -361,14 +399,16 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
 
     @classmethod
     def load(cls, folder: Path | str, model: Any = None, **own: Any) -> Self:
-        """A fitted protocol from the folder that `save` wrote, or from a finished run's, which has its `transcript_`, too.
+        """A fitted protocol from the folder that `save` wrote, or from a finished run's, which has
+        its `transcript_`, too.
 
         Args:
             model: the module, where the run trained one of your own.
             own: other hyper-parameters that were objects of your own (OneShot's features), by name.
 
         Raises:
-            RunFolderError: nothing to load there, or it does not parse. UsageError: another protocol's folder, or another module.
+            RunFolderError: nothing to load there, or it does not parse. UsageError: another
+                protocol's folder, or another module.
         """
         found = load(cls, Path(folder), model, own)
         found._open_transcript(Path(folder))
@@ -380,7 +420,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return self.kept_
 
     def with_fitted_params(self) -> Self:
-        """The same with the hyper-parameters it was fitted with, whatever `set_params`, or training its module, has changed since."""
+        """The same with the hyper-parameters it was fitted with, whatever `set_params`, or training
+        its module, has changed since.
+        """
         self._fitted()
         found = copy.copy(self)
         vars(found).update(self._made)
@@ -410,13 +452,17 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return found
 
     def shown_params(self) -> dict[str, Any]:
-        """The hyper-parameters as JSON has them: of a module of your own, its text and the hash of its weights."""
+        """The hyper-parameters as JSON has them: of a module of your own, its text and the hash of
+        its weights.
+        """
         from securecluster.models.validation import describe as describe_model
 
         return numbers({**self.get_params(), "model": describe_model(self.model)})
 
     def resolved(self, federation: Federation) -> dict[str, Any]:
-        """What stands for the defaults that depend on the data: the network's name, and its learning rate."""
+        """What stands for the defaults that depend on the data: the network's name, and its
+        learning rate.
+        """
         from securecluster.models.architectures import chosen, rate
 
         given, kind, classes = self.model, federation.objective, federation.classes
@@ -429,16 +475,22 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return {**name, "lr": lr, **self.resolved_noise(federation, lr, self.aside)}
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
-        """The stages between a client's update and the wire, as the configuration that both sides share has them."""
+        """The stages between a client's update and the wire, as the configuration that both sides
+        share has them.
+        """
         return Pipeline([*self.stages(config), *build(self.mask, config["dimension"])])
 
     def limits(self, config: Mapping[str, Any], pipeline: Pipeline) -> Limits:
-        """Return the limits that the configuration sets to frames, as both sides hold each other to them."""
+        """Return the limits that the configuration sets to frames, as both sides hold each other to
+        them.
+        """
         itemsize = 8 if config["dtype"] == "float64" else 4
         return Limits(self.frame_sizes(config), layout(pipeline, itemsize))
 
     def message_types(self, method: str) -> tuple[type, type]:
-        """(query class, reply class) of a call, or of what a local parameter server sends and is answered."""
+        """(query class, reply class) of a call, or of what a local parameter server sends and is
+        answered.
+        """
         return message_types(self.gps if hasattr(self.gps, method) else self.client, method)
 
     def flat_model(self, federation: Federation) -> FlatModel:
@@ -461,17 +513,20 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         identity: Identity | None = None,
         roster: Roster | None = None,
     ) -> Endpoint[TrainingClient]:
-        """The endpoint of some clients (all by default): their data, models, keys and release policy.
+        """The endpoint of some clients (all by default): their data, models, keys and release
+        policy.
 
         Args:
-            simulated: derive keys from the federation's seed; a deployed node says False and takes them from the operating system.
+            simulated: derive keys from the federation's seed; a deployed node says False and takes
+                them from the operating system.
             identity: what a deployed node signs its part of the key agreement with.
-            roster: the identities that a deployed node accepts signatures of, its own among them; it comes from whoever enrols
-                clients, and not from the server. Without one it verifies nothing, and a server that names itself a peer reads
-                the mask seed.
+            roster: the identities that a deployed node accepts signatures of, its own among them;
+                it comes from whoever enrols clients, and not from the server. Without one it
+                verifies nothing, and a server that names itself a peer reads the mask seed.
 
         Raises:
-            UsageError: a roster without an identity, or one that lacks clients of the run or has another key for these.
+            UsageError: a roster without an identity, or one that lacks clients of the run or has
+                another key for these.
         """
         return build_client(
             self, federation, settings, clients, simulated, identity=identity, roster=roster
@@ -493,7 +548,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         """The server's side: ids and verbs, from the configuration alone.
 
         Args:
-            key: what a trusted server draws its noise by, 32 secret bytes; None, for simulations: from the seed, which clients know.
+            key: what a trusted server draws its noise by, 32 secret bytes; None, for simulations:
+                from the seed, which clients know.
             device: where the server computes with rows of models; None is main memory.
         """
         pipeline, draws = self.pipeline(config), Randomness(config["seed"])
@@ -516,14 +572,16 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
     def replay(
         self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto"
     ) -> bytes:
-        """Run the server alone against a recorded transcript; its final state, packed, must equal the recorded one.
+        """Run the server alone against a recorded transcript; its final state, packed, must equal
+        the recorded one.
 
         Args:
             threads: those of the run's settings, since sums round differently with another number.
             device: that of the run's settings, since sums round differently on another device.
 
         Raises:
-            ReplayError: a request differs from the recorded one by a bit, so the server used something no verb gave it.
+            ReplayError: a request differs from the recorded one by a bit, so the server used
+                something no verb gave it.
         """
         return pack(self.replayed(transcript, config, threads, device)[0])
 
@@ -534,7 +592,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         threads: int = 0,
         device: str = "auto",
     ) -> tuple[Any, ChannelState]:
-        """As `replay`, but return the server's final state, and that of its network with the ledger."""
+        """As `replay`, but return the server's final state, and that of its network with the
+        ledger.
+        """
         transport, place = Replay(transcript), choose_device(device)
         net = self.build_network(transport, config, device=place)
         with (

@@ -31,7 +31,9 @@ class ClientState:
 
 
 class TrainingClient:
-    """Clients that train from their cluster's model; how an update may leave is for those that inherit from it to say."""
+    """Clients that train from their cluster's model; how an update may leave is for those that
+    inherit from it to say.
+    """
 
     clear: ClassVar[bool] = False  # whether a part of a model leaves without a mask
 
@@ -70,7 +72,9 @@ class TrainingClient:
         scale: Sequence[float] | None = None,
         plan: LocalTraining | None = None,
     ) -> Update:
-        """The reply before any mask, each client's update times its `scale`; of a `plan` other than its usual training."""
+        """The reply before any mask, each client's update times its `scale`; of a `plan` other than
+        its usual training.
+        """
         self.catch_up(turn, query)
         room = self._pipeline.room(self.cohort.model.dimension)
         delta = self.cohort.train(
@@ -88,7 +92,8 @@ class TrainingClient:
         """Take what the query brings, for a reply that is made of the model after it.
 
         Raises:
-            PolicyError: a client has later averages, so that its reply would be of another model: the request comes too late.
+            PolicyError: a client has later averages, so that its reply would be of another model:
+                the request comes too late.
         """
         self.check_not_behind(turn, query)
         self.take(turn.at, query)
@@ -105,14 +110,18 @@ class TrainingClient:
             raise late_request_error(ahead)
 
     def take(self, at: Sequence[int], query: AverageDeltas) -> None:
-        """θ_i ← θ_i + P⁻¹Δ_c(i) for the clients at positions `at`, as far as they have not applied it yet."""
+        """θ_i ← θ_i + P⁻¹Δ_c(i) for the clients at positions `at`, as far as they have not applied
+        it yet.
+        """
         self.models = self.advanced(at, query)
         for k, count in zip(at, query.count.values.tolist(), strict=True):
             if self.had(k, query) <= count:
                 self._had[k] = count
 
     def had(self, k: int, query: AverageDeltas) -> int:
-        """Return how many of the averages that the query counts the client at position k has applied."""
+        """Return how many of the averages that the query counts the client at position k has
+        applied.
+        """
         return self._had[k]
 
     def origin(self, at: Sequence[int], query: AverageDeltas) -> Rows:
@@ -120,7 +129,8 @@ class TrainingClient:
         return self.models
 
     def advanced(self, at: Sequence[int], query: AverageDeltas) -> Rows:
-        """All clients' models, with those at positions `at` moved by what the query brings them; changes nothing here.
+        """All clients' models, with those at positions `at` moved by what the query brings them;
+        changes nothing here.
 
         Raises:
             UpdateError: the server takes a client to have averages that it has not.
@@ -157,7 +167,8 @@ class TrainingClient:
             return ()
         if len(picks) < (1 if query.absolute else missing):
             raise UpdateError(
-                f"client {self.cohort.ids[k]} lacks averages that the server takes it to have: give it the last state that it had,"
+                f"client {self.cohort.ids[k]} lacks averages that the server takes it to have: "
+                "give it the last state that it had,"
                 " or start a new run"
             )
         return picks[-1:] if query.absolute else picks[-missing:]
@@ -165,7 +176,9 @@ class TrainingClient:
     def _moved(
         self, theta: torch.Tensor, digest: bytes, picks: tuple[int, ...], query: AverageDeltas
     ) -> tuple[torch.Tensor, bytes]:
-        """A model moved by some averages, and its digest; what a letter has already moved is not moved again."""
+        """A model moved by some averages, and its digest; what a letter has already moved is not
+        moved again.
+        """
         if not picks:
             return theta, digest
         key = (digest, picks)
@@ -182,7 +195,9 @@ class TrainingClient:
         return self._memo.moved[key]
 
     def bounded(self, theta: torch.Tensor) -> torch.Tensor:
-        """The model (d,) after an average, where it must lie; everywhere, if a method does not say otherwise."""
+        """The model (d,) after an average, where it must lie; everywhere, if a method does not say
+        otherwise.
+        """
         return theta
 
     def _undone(self, row: torch.Tensor, step: int) -> torch.Tensor:
@@ -220,7 +235,9 @@ class TrainingClient:
         self.recall(state.extra)
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return what clients remember beside their models, by name: all that a later call depends on."""
+        """Return what clients remember beside their models, by name: all that a later call depends
+        on.
+        """
         return {"had": torch.as_tensor(self._had), **self.cohort.memory()}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
@@ -230,16 +247,22 @@ class TrainingClient:
 
 
 class UpdateClient(TrainingClient):
-    """Clients whose updates may be read one by one (Sattler et al. 2019, Algorithm 5, "Client i does"), and that post their model."""
+    """Clients whose updates may be read one by one (Sattler et al. 2019, Algorithm 5, "Client i
+    does"), and that post their model.
+    """
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def train(self, turn: CallContext, query: AverageDeltas) -> Update:
-        """θ_i ← θ_i + P⁻¹Δ_c(i); reply P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the way out."""
+        """θ_i ← θ_i + P⁻¹Δ_c(i); reply P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the way
+        out.
+        """
         return self.trained(turn, query)
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def post(self, turn: CallContext, query: Empty) -> Update:
-        """θ_i − θ_0, masked on the way out: how a model reaches those who were not there (Sattler et al. 2019, V-C; ours)."""
+        """θ_i − θ_0, masked on the way out: how a model reaches those who were not there (Sattler
+        et al. 2019, V-C; ours).
+        """
         return self.displaced(turn.at)
 
 
@@ -247,14 +270,17 @@ def late_request_error(clients: Sequence[int]) -> PolicyError:
     """Return the refusal of a request that these clients have moved on from."""
     few = ", ".join(map(str, clients[:5]))
     return PolicyError(
-        f"client(s) {few} have moved on from what this request is about: it comes too late, or from a server that started over"
+        f"client(s) {few} have moved on from what this request is about: it comes too late, or "
+        "from a server that started over"
         " without its checkpoint"
     )
 
 
 @dataclass
 class _MovedModels:
-    """What clients made of one letter's averages: its frames reach them in several calls, as a sum streams over clients."""
+    """What clients made of one letter's averages: its frames reach them in several calls, as a sum
+    streams over clients.
+    """
 
     averages: torch.Tensor | None = None  # the table of averages itself
     undone: dict[int, torch.Tensor] = field(default_factory=dict)

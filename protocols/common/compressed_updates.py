@@ -1,7 +1,9 @@
-"""Updates told in brief: a short reply that clusters are told from, and the update itself in a sum only (ours).
+"""Updates told in brief: a short reply that clusters are told from, and the update itself in a sum
+only (ours).
 
-A brief is the update behind a sketch, or compressed, or both: (sketch) → clip → noise → (mask) → quantise. What a client told in brief it
-hands over next, so that the server needs the sum of a cluster's updates and never one of them.
+A brief is the update behind a sketch, or compressed, or both: (sketch) → clip → noise → (mask) →
+quantise. What a client told in brief it hands over next, so that the server needs the sum of a
+cluster's updates and never one of them.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class CompressedUpdateClient(UpdateClient):
 
     @answers(GATHER, through=("brief",), trains="usual")
     def send_compressed_update(self, turn: CallContext, query: AverageDeltas) -> CompressedUpdate:
-        """θ_i ← θ_i + P⁻¹Δ_c(i); train, keep the update, and reply its brief. Sketch, clip, noise and mask are applied on the way out."""
+        """θ_i ← θ_i + P⁻¹Δ_c(i); train, keep the update, and reply its brief. Sketch, clip, noise
+        and mask are applied on the way out.
+        """
         self._kept = None  # before there is another (m, d)
         self.catch_up(turn, query)
         delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step)
@@ -77,15 +81,18 @@ class CompressedUpdateClient(UpdateClient):
 
     @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
     def contribute_kept_update(self, turn: CallContext, query: Empty) -> Update:
-        """The update that was last told in brief; in sums only, times |D_i| where the average is weighted.
+        """The update that was last told in brief; in sums only, times |D_i| where the average is
+        weighted.
 
-        A process that was restarted since has forgotten the update, and trains again: every draw follows from the call that told it.
+        A process that was restarted since has forgotten the update, and trains again: every draw
+        follows from the call that told it.
         """
         untold = [i for i, k in zip(turn.ids, turn.at, strict=True) if not self._tells(k)]
         if untold:
             few = ", ".join(map(str, untold[:5]))
             raise UpdateError(
-                f"round {turn.round}: client(s) {few} have no update to hand over: ask for a brief first"
+                f"round {turn.round}: client(s) {few} have no update to hand over: ask for a brief "
+                "first"
             )
         delta = self._updates(turn.at)
         if not self._weighted:
@@ -100,7 +107,9 @@ class CompressedUpdateClient(UpdateClient):
         return self.keeps and step > 0 and had == self._had[k]
 
     def _updates(self, at: Sequence[int]) -> torch.Tensor:
-        """Return the updates that clients told in brief, (len(at), room), from memory or by the same training again."""
+        """Return the updates that clients told in brief, (len(at), room), from memory or by the
+        same training again.
+        """
         d = self.cohort.model.dimension
         place, kept = self._kept or ({}, None)
         delta = self._start.new_zeros(len(at), self._pipeline.room(d))
@@ -114,7 +123,9 @@ class CompressedUpdateClient(UpdateClient):
         return delta
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add which updates were told in brief: the updates themselves would be as large as the models."""
+        """Add which updates were told in brief: the updates themselves would be as large as the
+        models.
+        """
         return {**super().memory(), "told": torch.tensor(self._told, dtype=torch.int64)}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
@@ -134,9 +145,11 @@ def updates_of(got: Replies[Any]) -> torch.Tensor:
 def everyones(
     net: ServerChannel, outbox: PendingUpdates, ask: Callable[..., Any]
 ) -> tuple[list[int], torch.Tensor, int]:
-    """The clients that replied, in order, their updates or briefs (r, n), and the number of the call.
+    """The clients that replied, in order, their updates or briefs (r, n), and the number of the
+    call.
 
-    Whoever does not reply is asked again, with the same call number, so that all replies carry one mask (ours).
+    Whoever does not reply is asked again, with the same call number, so that all replies carry one
+    mask (ours).
     """
     ids: list[int] = []
     parts: list[torch.Tensor] = []
@@ -190,7 +203,9 @@ def with_briefs(
 
 
 def check_briefs(given: Any) -> None:
-    """Raise UsageError for a sketch, compression or clusterer that cannot work with a method's other options."""
+    """Raise UsageError for a sketch, compression or clusterer that cannot work with a method's
+    other options.
+    """
     if given.sketch is not None:
         check_size(given.sketch)
     codecs.check(given.compress, given.mask, given.sketch)
@@ -198,9 +213,11 @@ def check_briefs(given: Any) -> None:
         raise unknown("clusterer", given.clusterer, CLUSTERERS)
     if getattr(given, "similarity", "update") == "gradient" and briefed(vars(given)):
         raise UsageError(
-            "sketches and compression are of updates, and similarity='gradient' compares full gradients: choose one of them"
+            "sketches and compression are of updates, and similarity='gradient' compares full "
+            "gradients: choose one of them"
         )
     if getattr(given, "metric", "l2") == "l1" and given.sketch is not None:
         raise UsageError(
-            "a sketch keeps inner products, hence l2 and cosine, and not l1: use one of these metrics, or no sketch"
+            "a sketch keeps inner products, hence l2 and cosine, and not l1: use one of these "
+            "metrics, or no sketch"
         )

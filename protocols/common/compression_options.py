@@ -17,9 +17,13 @@ class CompressionOptions(ClusteringProtocol):
     """The options of sketches, compression and clusterers."""
 
     sketch: int | None = None
-    """tell clusters from sketches of so many numbers (64 to 256, say), updates leaving in sums alone; under noise they bear more of it"""
+    """tell clusters from sketches of so many numbers (64 to 256, say), updates leaving in sums
+    alone; under noise they bear more of it
+    """
     compress: str = "none"
-    """tell clusters from compressed updates, these leaving in sums alone: none, 8bit, 4bit, 1bit or topk:SHARE, the largest numbers"""
+    """tell clusters from compressed updates, these leaving in sums alone: none, 8bit, 4bit, 1bit or
+    topk:SHARE, the largest numbers
+    """
     clusterer: str = "paper"
     """what tells clusters: paper, or average, spectral or kmeans, which bear more noise"""
 

@@ -38,5 +38,6 @@ def check_kind(given: Any) -> None:
     """Raise UsageError for what is no federation."""
     if not isinstance(given, Federation):
         raise UsageError(
-            f"clients and their data are a Federation, not {type(given).__name__}: make one with Federation.from_arrays"
+            f"clients and their data are a Federation, not {type(given).__name__}: make one with "
+            "Federation.from_arrays"
         )

@@ -1,7 +1,9 @@
-"""Differential privacy as every method has it: the options, what they do to replies, and what releases cost.
+"""Differential privacy as every method has it: the options, what they do to replies, and what
+releases cost.
 
-Unit "client": what leaves is clipped and noised on its way, and updates count the same. Unit "example": training itself is DP-SGD, and what
-leaves is made of its results. The noise of losses, Gram matrices and single layers is the methods' own (`multipliers`).
+Unit "client": what leaves is clipped and noised on its way, and updates count the same. Unit
+"example": training itself is DP-SGD, and what leaves is made of its results. The noise of losses,
+Gram matrices and single layers is the methods' own (`multipliers`).
 """
 
 from __future__ import annotations
@@ -62,17 +64,27 @@ class DPOptions(ABC):
     participation: float
     mask: str
     clip: float | None = None
-    """clip norm S: of each update that leaves its client, or, with dp_unit example, of each example's gradient"""
+    """clip norm S: of each update that leaves its client, or, with dp_unit example, of each
+    example's gradient
+    """
     noise: float = 0.0
     """noise multiplier Z = σ/S of the Gaussian noise on whatever is released; needs a clip"""
     placement: str = "local"
-    """who adds the noise of updates: local (each client) or central (a trusted server, before its protocol sees anything)"""
+    """who adds the noise of updates: local (each client) or central (a trusted server, before its
+    protocol sees anything)
+    """
     dp_unit: str = "client"
-    """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in local training)"""
+    """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in
+    local training)
+    """
     loss_clip: float | None = None
-    """bound B of a sample's loss where losses are released with noise; None is 1.5·ln(classes) nats, of positions 0.25"""
+    """bound B of a sample's loss where losses are released with noise; None is 1.5·ln(classes)
+    nats, of positions 0.25
+    """
     target_epsilon: float | None = None
-    """find the least noise with which the whole run costs at most this ε, for its dp_unit, before it starts"""
+    """find the least noise with which the whole run costs at most this ε, for its dp_unit, before
+    it starts
+    """
     delta: float = 1e-5
     """δ of (ε, δ)"""
 
@@ -94,11 +106,13 @@ class DPOptions(ABC):
             raise UsageError("noise without a clip bounds nothing: give the clip norm too (--clip)")
         if self.per_client and getattr(self, "average", "uniform") == "weighted":
             raise UsageError(
-                "a clipped update counts as much as any other, since its weight would tell |D_i|: take average uniform"
+                "a clipped update counts as much as any other, since its weight would tell |D_i|: "
+                "take average uniform"
             )
         if self.placement == "central" and self.dp_unit == "example":
             raise UsageError(
-                "with dp_unit example clients train with noise, so it is theirs: leave the placement local, or take dp_unit client"
+                "with dp_unit example clients train with noise, so it is theirs: leave the "
+                "placement local, or take dp_unit client"
             )
 
     @property
@@ -121,12 +135,16 @@ class DPOptions(ABC):
         return ReleaseCounts(updates=self.rounds, trainings=self.rounds)
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Noise multipliers of reply fields that do not go through the pipeline's noise; infinite: nothing new, or public."""
+        """Noise multipliers of reply fields that do not go through the pipeline's noise; infinite:
+        nothing new, or public.
+        """
         trained = self.per_example and config["noise"] > 0
         return {"delta": math.inf, "size": math.inf} if trained else {}
 
     def replacements(self) -> dict[str, float]:
-        """By reply field: the sensitivity to replacing the unit of privacy over that to adding or removing it, where it is not 2."""
+        """By reply field: the sensitivity to replacing the unit of privacy over that to adding or
+        removing it, where it is not 2.
+        """
         return {}
 
     def stages(self, config: Mapping[str, Any]) -> tuple[Stage, ...]:
@@ -141,7 +159,9 @@ class DPOptions(ABC):
         return (Clip(config["clip"], total=bool(config["noise"])), *own)
 
     def keeps_local_models(self, config: Mapping[str, Any]) -> bool:
-        """Return whether models that clients trained alone stay out of the results: where noise is to cover these."""
+        """Return whether models that clients trained alone stay out of the results: where noise is
+        to cover these.
+        """
         return float(config["noise"]) > 0
 
     def guard(self, config: Mapping[str, Any], draws: NoiseStreams) -> ClientNoise | None:
@@ -165,7 +185,9 @@ class DPOptions(ABC):
         )
 
     def training(self, config: Mapping[str, Any]) -> LocalTraining:
-        """What a client does in a round, at the learning rate, and with the noise, that the run goes by."""
+        """What a client does in a round, at the learning rate, and with the noise, that the run
+        goes by.
+        """
         plan = LocalTraining(
             config["lr"],
             self.epochs,
@@ -205,7 +227,9 @@ class DPOptions(ABC):
         )
 
     def history(self, z: float, samples: int, usual: LocalTraining) -> History:
-        """What a client with so many samples would release at noise multiplier z, as (multiplier, sampling rate, steps)."""
+        """What a client with so many samples would release at noise multiplier z, as (multiplier,
+        sampling rate, steps).
+        """
         n = self.releases()
         if self.dp_unit == "client":
             return [(z, 1.0, k) for k in (n.updates, n.losses, n.gram) if k]
@@ -218,7 +242,9 @@ class DPOptions(ABC):
         return [entry for entry in own if entry[2]]
 
     def resolved_noise(self, federation: Federation, lr: float, aside: float) -> dict[str, Any]:
-        """The bound of a loss, and the noise multiplier as given, or as `target_epsilon` needs it for the client that releases most."""
+        """The bound of a loss, and the noise multiplier as given, or as `target_epsilon` needs it
+        for the client that releases most.
+        """
         kind, found = federation.objective, dict[str, Any](noise=float(self.noise))
         sizes = [len(shard.y) - math.floor(aside * len(shard.y)) for shard in federation.shards]
         if self.target_epsilon is not None:
@@ -241,7 +267,9 @@ class DPOptions(ABC):
 def _least(
     units: tuple[tuple[tuple[float, float, int], ...], ...], target: float, delta: float
 ) -> float:
-    """The least z with which releases of multiplier z times those of any of `units` cost at most the target."""
+    """The least z with which releases of multiplier z times those of any of `units` cost at most
+    the target.
+    """
     from securecluster.privacy.dp.accounting import find_noise_for_all
 
     return float(find_noise_for_all([partial(_scaled, unit) for unit in units], target, delta))

@@ -79,7 +79,8 @@ def build_client(
 
     Args:
         joins: the configuration of a run that these clients join as newcomers.
-        numbers: of the federation's clients; None counts from 0, and of newcomers after the run's clients.
+        numbers: of the federation's clients; None counts from 0, and of newcomers after the run's
+            clients.
         identity: what these clients sign with, where they are not simulated.
         roster: whose signatures they accept, where they are not simulated.
     """
@@ -135,12 +136,14 @@ def _keys(
     if not simulated:
         if roster is not None and identity is None:
             raise UsageError(
-                "a roster needs an identity: give the one whose public key is on the other clients' rosters"
+                "a roster needs an identity: give the one whose public key is on the other "
+                "clients' rosters"
             )
         return KeyRing(run, None, pipeline.unlock, lambda client: identity, roster)
     if identity is not None or roster is not None:
         raise UsageError(
-            "simulated clients derive identities and roster from the seed: give your own with simulated=False"
+            "simulated clients derive identities and roster from the seed: give your own with "
+            "simulated=False"
         )
     randomness = Randomness(config["seed"])
     return KeyRing(
@@ -162,7 +165,8 @@ def carry_out(
     """Run a protocol on a federation in this process, or go on with the run in the folder.
 
     Returns:
-        What was learned, the transcript, and the clients whose models have learned nothing, where there were rounds enough.
+        What was learned, the transcript, and the clients whose models have learned nothing, where
+        there were rounds enough.
     """
     endpoint = protocol.build_client(federation, settings)
     client, keys = endpoint.client, endpoint.keys
@@ -190,7 +194,8 @@ def carry_out(
     def check_origin(origin: Origin) -> None:
         if origin.config != config_hash(config):
             raise RunFolderError(
-                f"{folder} holds a run of another configuration: resume with the same one, or give another folder"
+                f"{folder} holds a run of another configuration: resume with the same one, or give "
+                "another folder"
             )
 
     def observe(state: Any) -> Line:
@@ -273,7 +278,8 @@ def carry_out(
 
 
 def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
-    """Place clients that a finished run never saw. Every call starts from the end of the run, and adds to its ledger.
+    """Place clients that a finished run never saw. Every call starts from the end of the run, and
+    adds to its ledger.
 
     Raises:
         UsageError: data of another kind, or too few samples for the run's noise.
@@ -283,17 +289,20 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     kind = objective(config["objective"])
     if newcomers.objective != kind:
         raise UsageError(
-            f"newcomers' data are for {newcomers.objective.as_json()}, the run's for {kind.as_json()}: give the same kind of data"
+            f"newcomers' data are for {newcomers.objective.as_json()}, the run's for "
+            f"{kind.as_json()}: give the same kind of data"
         )
     if newcomers.feature_names is None and "feature_names" in config:
         raise UsageError(
-            "the run's features have names and the newcomers' have none: give them as tables with these columns"
+            "the run's features have names and the newcomers' have none: give them as tables with "
+            "these columns"
         )
     if newcomers.feature_names is not None and "feature_names" in config:
         newcomers = newcomers.with_features(config["feature_names"])
     if list(newcomers.shape) != config["shape"] or newcomers.classes > config["classes"]:
         raise UsageError(
-            f"newcomers hold samples of shape {newcomers.shape} in {newcomers.classes} classes, the run's {tuple(config['shape'])} in"
+            f"newcomers hold samples of shape {newcomers.shape} in {newcomers.classes} classes, "
+            f"the run's {tuple(config['shape'])} in"
             f" {config['classes']}: give them the same kind of data"
         )
     sizes = training_sizes(protocol, newcomers)
@@ -346,7 +355,8 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
 
 
 def _opened_record(protocol: ClusteringProtocol) -> NewcomerRecord | None:
-    """Return the file for what newcomers release, where the protocol has a folder, after a check that it can be written.
+    """Return the file for what newcomers release, where the protocol has a folder, after a check
+    that it can be written.
 
     A run without noise goes on without the file: whatever its newcomers release has an infinite ε.
     """
@@ -366,12 +376,16 @@ def _opened_record(protocol: ClusteringProtocol) -> NewcomerRecord | None:
 
 
 def _without_events(state: ChannelState) -> ChannelState:
-    """Return the network's state without the ledger's events, which are appended to a file of their own."""
+    """Return the network's state without the ledger's events, which are appended to a file of their
+    own.
+    """
     return replace(state, ledger=replace(state.ledger, events=[]))
 
 
 def _samples(client: TrainingClient) -> dict[int, int]:
-    """How many samples each client trains on: what DP-SGD costs depends on it, and it is taken as public there."""
+    """How many samples each client trains on: what DP-SGD costs depends on it, and it is taken as
+    public there.
+    """
     return dict(zip(client.cohort.ids, client.cohort.sizes, strict=True))
 
 
@@ -392,7 +406,8 @@ def _hosts(config: Mapping[str, Any], secrets: Secrets, limits: Limits) -> Endpo
 
 
 def opened(protocol: ClusteringProtocol, posted: ModelDelta) -> torch.Tensor:
-    """The model (d,) behind a displacement that the server holds, as the owner of a fitted protocol reads it.
+    """The model (d,) behind a displacement that the server holds, as the owner of a fitted protocol
+    reads it.
 
     Raises:
         UsageError: the server holds none.

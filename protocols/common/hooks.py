@@ -28,7 +28,9 @@ class ProtocolHooks(ABC):
     one_model: ClassVar[bool] = True
     """Whether a client trains one model all the run, so that its momentum can live on."""
     gps: ClassVar[type] = object
-    """The global parameter server: what it answers local parameter servers with, where the method has some."""
+    """The global parameter server: what it answers local parameter servers with, where the method
+    has some.
+    """
     rounds: int
 
     def __init_subclass__(cls, **rest: Any) -> None:
@@ -44,7 +46,8 @@ class ProtocolHooks(ABC):
             "None",
         ):
             raise UsageError(
-                f"{cls.__name__}.run_server does not say what it returns: annotate it with its state's class, -> State"
+                f"{cls.__name__}.run_server does not say what it returns: annotate it with its "
+                "state's class, -> State"
             )
 
     @abstractmethod
@@ -53,7 +56,8 @@ class ProtocolHooks(ABC):
 
     @abstractmethod
     def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
-        """The clusters of newcomers: clients with numbers `to` that the run never saw, asked through verbs.
+        """The clusters of newcomers: clients with numbers `to` that the run never saw, asked
+        through verbs.
 
         Args:
             state: what `run_server` returned.
@@ -64,7 +68,9 @@ class ProtocolHooks(ABC):
         return []
 
     def lps_view(self) -> list[str]:
-        """What a local parameter server sees beyond the values of single replies, where the method has some."""
+        """What a local parameter server sees beyond the values of single replies, where the method
+        has some.
+        """
         return []
 
     def client_view(self) -> list[str]:
@@ -92,7 +98,8 @@ class ProtocolHooks(ABC):
         if fields is None or not ("labels" in fields or hasattr(kind, "labels")):
             told = getattr(kind, "__name__", kind)
             raise UsageError(
-                f"{name} returns {told}: it must be a dataclass with labels, each client's cluster, and an outbox"
+                f"{name} returns {told}: it must be a dataclass with labels, each client's "
+                "cluster, and an outbox"
             )
         return kind  # type: ignore[no-any-return]
 
@@ -108,7 +115,8 @@ class ProtocolHooks(ABC):
         told = "nothing" if state is None else f"a {type(state).__name__}"
         name = type(self).__name__
         raise UsageError(
-            f"{name}.run_server returned {told}, and declares a {kind.__name__}: end it with `return state`"
+            f"{name}.run_server returned {told}, and declares a {kind.__name__}: end it with "
+            "`return state`"
         )
 
     def shared_facts(self, federation: Federation) -> dict[str, Any]:
@@ -116,10 +124,11 @@ class ProtocolHooks(ABC):
         return {}
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
-        """Return the sizes that bound what frames of a run may hold, by the names that messages declare.
+        """Return the sizes that bound what frames of a run may hold, by the names that messages
+        declare.
 
-        Every client and the server derive them from the configuration. A method whose messages name further
-        sizes adds them.
+        Every client and the server derive them from the configuration. A method whose messages name
+        further sizes adds them.
 
         Args:
             config: what clients and server agreed on.
@@ -153,16 +162,22 @@ class ProtocolHooks(ABC):
 
     @property
     def vectors_per_round(self) -> int:
-        """Rows of d numbers between a client and the server in a round, about: an update up and an average down."""
+        """Rows of d numbers between a client and the server in a round, about: an update up and an
+        average down.
+        """
         return 2
 
     def served(self, client: Any, state: Any) -> Rows:
-        """The model each client would use after this round (for the observer: it looks outside the network)."""
+        """The model each client would use after this round (for the observer: it looks outside the
+        network).
+        """
         everyone = range(len(client.cohort.ids))
         return client.advanced(everyone, state.outbox.message_for(everyone))  # type: ignore[no-any-return]
 
     def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
-        """Each client's accuracy, or the metric of another objective, after this round, (m,); NaN without test data."""
+        """Each client's accuracy, or the metric of another objective, after this round, (m,); NaN
+        without test data.
+        """
         found: NDArray[np.float64] = client.cohort.scores(self.served(client, state))
         return found
 
@@ -172,7 +187,9 @@ class ProtocolHooks(ABC):
         return models
 
     def shared_models(self, client: Any) -> Any:
-        """Return the clusters' models (k, d) where clients go on from these alone; None where clients' own tell them."""
+        """Return the clusters' models (k, d) where clients go on from these alone; None where
+        clients' own tell them.
+        """
         return None
 
     def observe(

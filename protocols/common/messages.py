@@ -25,7 +25,8 @@ class AverageDeltas:
         Picks, Whole((AVERAGES,), most="steps")
     ]  # (r,) int64, the call whose updates each one averages: it names the mask
     absolute: bool  # one row, the whole displacement since θ_0, instead of one per missed round
-    # (b,) int64, the averages that a client has had in all, once it has these; the last row is number count - 1
+    # (b,) int64, the averages that a client has had in all, once it has these; the last row is
+    # number count - 1
     count: Annotated[Rows, Whole(most="averages")]
     # the rows count from θ_0 for who has not heard of this restart; None where nobody ever restarts
     restart: Annotated[int | None, Between(most="restarts")] = None

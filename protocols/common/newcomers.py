@@ -1,4 +1,6 @@
-"""What newcomers have released: their numbers, the file beside a fitted protocol that records it, and its price."""
+"""What newcomers have released: their numbers, the file beside a fitted protocol that records it,
+and its price.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,11 @@ class NewcomerEntry:
 
 
 class NewcomerRecord:
-    """The file in which the folder of a fitted protocol keeps what newcomers released; nothing in it is ever removed.
+    """The file in which the folder of a fitted protocol keeps what newcomers released; nothing in
+    it is ever removed.
 
-    Each line ends with a digest of itself and of the line before it, so that damage is noticed. The manifest of the
-    folder, which was written before, does not list the file.
+    Each line ends with a digest of itself and of the line before it, so that damage is noticed. The
+    manifest of the folder, which was written before, does not list the file.
 
     Args:
         folder: of a finished run, or what `save` wrote.
@@ -63,7 +66,8 @@ class NewcomerRecord:
         odd = self.path.is_symlink() or (there and not self.path.is_file())
         if odd or not os.access(self.path if there else self.path.parent, os.W_OK):
             raise RunFolderError(
-                f"cannot write {self.path}, where what newcomers release is recorded: make the folder writable, and remove"
+                f"cannot write {self.path}, where what newcomers release is recorded: make the "
+                "folder writable, and remove"
                 " what is no file there"
             )
 
@@ -181,15 +185,17 @@ def _digest(before: str, content: Mapping[str, Any]) -> str:
 
 
 def number_of(ledger: Ledger, clients: int, name: str, samples: int | None) -> int:
-    """Return a newcomer's number, which its keys follow from: the next free one where it was not seen before.
+    """Return a newcomer's number, which its keys follow from: the next free one where it was not
+    seen before.
 
-    The same newcomer has the same keys whenever it is asked. One that is called like a client of the run is the same
-    person to the ledger, and has a number of its own.
+    The same newcomer has the same keys whenever it is asked. One that is called like a client of
+    the run is the same person to the ledger, and has a number of its own.
 
     Args:
         ledger: keeps the numbers.
         clients: of the run.
-        samples: that it trains on, where its price depends on them. With others it gets another number.
+        samples: that it trains on, where its price depends on them. With others it gets another
+            number.
     """
     for i, known in ledger.names.items():
         if i >= clients and known == name and ledger.samples.get(i) == samples:
@@ -234,22 +240,28 @@ def check_sizes(protocol: ClusteringProtocol, names: Sequence[str], sizes: Seque
     for name, n in zip(names, sizes, strict=True):
         if n < least:
             raise UsageError(
-                f"newcomer {name!r} has {n} training samples, fewer than any client of the run ({least}), so its batches"
-                f" would be a larger share of them and cost more ε: give it at least {least}, or leave it out"
+                f"newcomer {name!r} has {n} training samples, fewer than any client of the run "
+                f"({least}), so its batches"
+                f" would be a larger share of them and cost more ε: give it at least {least}, or "
+                "leave it out"
             )
     if protocol.target_epsilon is None:
         return
     for name, n in zip(names, sizes, strict=True):
         if n not in config["sizes"] and _bound(protocol, n) > protocol.target_epsilon:
             raise UsageError(
-                f"newcomer {name!r} has {n} training samples, which no client of the run had, and in the run's batches they"
-                f" may cost more than target_epsilon = {protocol.target_epsilon:g}: give it as many as a client of the"
+                f"newcomer {name!r} has {n} training samples, which no client of the run had, and "
+                "in the run's batches they"
+                f" may cost more than target_epsilon = {protocol.target_epsilon:g}: give it as "
+                "many as a client of the"
                 " run, or leave it out"
             )
 
 
 def _bound(protocol: ClusteringProtocol, samples: int) -> float:
-    """Return ε of all that a client with so many samples releases in a whole run, at the run's noise."""
+    """Return ε of all that a client with so many samples releases in a whole run, at the run's
+    noise.
+    """
     config = protocol.kept_.learned.config
     history = protocol.history(config["noise"], samples, protocol.training(config))
     return accounting.epsilon(history, config["delta"]).epsilon
@@ -272,15 +284,19 @@ def warn_if_dear(protocol: ClusteringProtocol, ledger: Ledger, names: Sequence[s
         return
     name = ledger.names[price.client]
     warnings.warn(
-        f"newcomer {name!r} has now released ε = {price.epsilon:.4g}, more than target_epsilon = {target:g}: what clients of"
-        " one name release adds up over calls of predict and the run, so ask each newcomer once, or again with the same data only",
+        f"newcomer {name!r} has now released ε = {price.epsilon:.4g}, more than target_epsilon = "
+        f"{target:g}: what clients of"
+        " one name release adds up over calls of predict and the run, so ask each newcomer once, "
+        "or again with the same data only",
         SecureClusterWarning,
         stacklevel=3,
     )
 
 
 def check_newcomers(to: Sequence[int], ids: Sequence[int]) -> None:
-    """Raise UpdateError for newcomers `to` that did not reply: nothing is known of them, so they are placed nowhere."""
+    """Raise UpdateError for newcomers `to` that did not reply: nothing is known of them, so they
+    are placed nowhere.
+    """
     silent = [i for i in to if i not in ids]
     if silent:
         raise UpdateError(
@@ -300,6 +316,7 @@ def check_offered(
     wrong = [i for i, choice in found.items() if choice not in offered]
     if wrong:
         raise FrameError(
-            f"client {wrong[0]} chose {found[wrong[0]]}, which it was not offered: its reply is refused"
+            f"client {wrong[0]} chose {found[wrong[0]]}, which it was not offered: its reply is "
+            "refused"
         )
     return found

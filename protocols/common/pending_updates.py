@@ -1,10 +1,13 @@
 """Both ends of federated averaging by displacements, so that the server never needs a model.
 
-Client: `TrainingClient` holds θ, applies the averaged updates it is sent, trains, replies with its own. Server: `PendingUpdates` keeps every average
-until each client it is meant for has it; a client that missed rounds is sent what it lacks, and that counts as bytes.
+Client: `TrainingClient` holds θ, applies the averaged updates it is sent, trains, replies with its
+    own. Server: `PendingUpdates` keeps every average
+until each client it is meant for has it; a client that missed rounds is sent what it lacks, and
+that counts as bytes.
 
-Averages are numbered. A reply may be lost after its request was carried out, a frame may come twice or late, and a server that was killed
-goes on from its checkpoint and asks again: a client counts what it has applied, so that no average moves its model twice.
+Averages are numbered. A reply may be lost after its request was carried out, a frame may come twice
+or late, and a server that was killed goes on from its checkpoint and asks again: a client counts
+what it has applied, so that no average moves its model twice.
 """
 
 from __future__ import annotations
@@ -34,8 +37,9 @@ class RoundAverages:
 class PendingUpdates:
     """Averages that some client still lacks.
 
-    Under fresh masks every round's average is kept apart, since the server cannot add averages of different rounds; without a mask
-    one row per cluster, its displacement since θ_0, replaces them all.
+    Under fresh masks every round's average is kept apart, since the server cannot add averages of
+    different rounds; without a mask one row per cluster, its displacement since θ_0, replaces them
+    all.
     """
 
     fresh: bool
@@ -69,7 +73,9 @@ class PendingUpdates:
         self.posts.append(RoundAverages(step, means, list(labels)))
 
     def displacement(self, client: int, width: int) -> torch.Tensor:
-        """Without a mask: all averages so far for a client, as one row; zero of `width` numbers before the first."""
+        """Without a mask: all averages so far for a client, as one row; zero of `width` numbers
+        before the first.
+        """
         return (
             self.posts[-1].table[self.posts[-1].row_of[client]]
             if self.posts
@@ -98,21 +104,28 @@ class PendingUpdates:
         )
 
     def count(self, client: int) -> int:
-        """Return how many averages have been posted that are meant for a client; for a newcomer, whom none is, 0."""
+        """Return how many averages have been posted that are meant for a client; for a newcomer,
+        whom none is, 0.
+        """
         return min(self.number, self.ends[client]) if client < len(self.ends) else 0
 
     def _rows_for(self, client: int, starts: Sequence[int]) -> tuple[int, ...]:
-        """Return the rows of the averages that a client lacks, oldest first; post n's begin at `starts[n]`."""
+        """Return the rows of the averages that a client lacks, oldest first; post n's begin at
+        `starts[n]`.
+        """
         rows = []
         for n, post in enumerate(self.posts):
-            # A displacement since θ_0 replaces earlier ones: of a client that has left, its cluster's has not changed since.
+            # A displacement since θ_0 replaces earlier ones: of a client that has left, its
+            # cluster's has not changed since.
             number = self.first + n if self.fresh else self.count(client) - 1
             if self.lacks[client] <= number < self.ends[client]:
                 rows.append(starts[n] + post.row_of[client])
         return tuple(rows)
 
     def acknowledge(self, ids: Sequence[int]) -> None:
-        """These clients replied, so they have everything posted so far; what nobody lacks is dropped."""
+        """These clients replied, so they have everything posted so far; what nobody lacks is
+        dropped.
+        """
         for i in ids:
             self.lacks[i] = max(self.lacks[i], self.count(i))
         lacked = min(
@@ -133,7 +146,9 @@ class PendingUpdates:
 
 
 def flush(net: ServerChannel, run: Run, state: Any, tries: int = 5) -> None:
-    """The last averages reach everyone; who does not reply is asked again, a few times, and then stays behind by name."""
+    """The last averages reach everyone; who does not reply is asked again, a few times, and then
+    stays behind by name.
+    """
 
     def send() -> PendingUpdates:
         outbox: PendingUpdates = state.outbox
@@ -153,8 +168,9 @@ def request_model(
 ) -> ModelDelta:
     """A cluster's model; where no member that has it replies, none.
 
-    Without a mask the server knows its displacement (zero of `width` numbers before the first average); under fresh masks, whose averages
-    it cannot add, a member posts it: one that lacks no average.
+    Without a mask the server knows its displacement (zero of `width` numbers before the first
+    average); under fresh masks, whose averages it cannot add, a member posts it: one that lacks no
+    average.
     """
     if not outbox.fresh:
         return ModelDelta(outbox.displacement(members[0], width))

@@ -26,7 +26,8 @@ P = TypeVar("P", bound="ClusteringProtocol")
 SCHEMA = 5
 LEARNED, SERVER, CLIENTS = "learned.safetensors", "server.safetensors", "clients.safetensors"
 MODELS, START = "models.safetensors", "start.safetensors"
-SHARED = "shared"  # among what clients remember: the clusters' models (k, d), where no client's own is one of them
+# among what clients remember: the clusters' models (k, d), where no client's own is one of them
+SHARED = "shared"
 ALWAYS = [CLIENTS, LEARNED, MODELS, SERVER]
 
 
@@ -107,7 +108,8 @@ def _check_newcomers(protocol: ClusteringProtocol, folder: Path) -> None:
             there = _read_learned(folder)
         except RunFolderError as error:
             raise UsageError(
-                f"{folder} holds a ledger that cannot be read, and would be lost: save to another folder"
+                f"{folder} holds a ledger that cannot be read, and would be lost: save to another "
+                "folder"
             ) from error
         released = newcomers.newcomers_of(there.network.ledger, there.config["clients"])
         lacking = bool(released - newcomers.newcomers_of(ledger, clients))
@@ -118,7 +120,9 @@ def _check_newcomers(protocol: ClusteringProtocol, folder: Path) -> None:
 
 
 def _shared_tensors(protocol: ClusteringProtocol) -> dict[str, torch.Tensor]:
-    """Return the tensors of all clusters' models by name; a cluster without a shared model has none."""
+    """Return the tensors of all clusters' models by name; a cluster without a shared model has
+    none.
+    """
     tensors = {}
     for c, state in enumerate(protocol.models_):
         for name, value in (state or {}).items():
@@ -131,7 +135,8 @@ def read_kept(folder: Path) -> FittedState:
     """Return what the fitted protocol of a folder keeps, after a check of all its files.
 
     Raises:
-        RunFolderError: nothing to load there, or a file is missing or differs from what was written.
+        RunFolderError: nothing to load there, or a file is missing or differs from what was
+            written.
     """
     try:
         empty = not (folder / LEARNED).is_file() and not (folder / manifest.NAME).is_file()
@@ -139,7 +144,8 @@ def read_kept(folder: Path) -> FittedState:
         raise RunFolderError(f"cannot read {folder} ({error.strerror}): check the path") from None
     if empty:
         raise RunFolderError(
-            f"{folder} holds no fitted protocol (no {LEARNED}): give the folder that save wrote, or a finished run's"
+            f"{folder} holds no fitted protocol (no {LEARNED}): give the folder that save wrote, "
+            "or a finished run's"
         )
     marks = manifest.read(folder)
     manifest.check(folder, marks, [MODELS])
@@ -147,7 +153,8 @@ def read_kept(folder: Path) -> FittedState:
     learned = unpack(data[LEARNED], FittedSummary)
     if learned.schema != SCHEMA:
         raise RunFolderError(
-            f"{folder} was saved in schema {learned.schema}, this version reads {SCHEMA}: use the version that saved it"
+            f"{folder} was saved in schema {learned.schema}, this version reads {SCHEMA}: use the "
+            "version that saved it"
         )
     return FittedState(learned, data[SERVER], unpack(data[CLIENTS], ClientState))
 
@@ -167,17 +174,21 @@ def _read_learned(folder: Path) -> FittedSummary:
 
 
 def load(kind: type[P], folder: Path, model: Any, own: dict[str, Any]) -> P:
-    """The fitted protocol of a folder; `own` are hyper-parameters that are no names or numbers, whose code is not saved."""
+    """The fitted protocol of a folder; `own` are hyper-parameters that are no names or numbers,
+    whose code is not saved.
+    """
     kept = read_kept(folder)
     learned = kept.learned
     if learned.protocol != kind.name:
         raise UsageError(
-            f"{folder} holds the protocol {learned.protocol!r}, not {kind.name!r}: load it with that protocol's class"
+            f"{folder} holds the protocol {learned.protocol!r}, not {kind.name!r}: load it with "
+            "that protocol's class"
         )
     names = {f.name for f in dataclasses.fields(kind)}
     if set(learned.params) != names:
         raise RunFolderError(
-            f"{folder} was saved with other hyper-parameters than {kind.__name__} has: use the version that saved it"
+            f"{folder} was saved with other hyper-parameters than {kind.__name__} has: use the "
+            "version that saved it"
         )
     needed = {
         name for name, value in learned.params.items() if isinstance(value, dict) and "own" in value
@@ -203,7 +214,8 @@ def _model(folder: Path, saved: Any, given: Any) -> Any:
     if isinstance(saved, str):
         if given is not None:
             raise UsageError(
-                f"{folder} was trained with the network {saved!r}, which needs no module: leave the model out"
+                f"{folder} was trained with the network {saved!r}, which needs no module: leave "
+                "the model out"
             )
         return saved
     import copy
@@ -215,7 +227,8 @@ def _model(folder: Path, saved: Any, given: Any) -> Any:
 
     if given is None:
         raise UsageError(
-            f"{folder} was trained with a module of your own, whose code is not saved: load it with model=your module"
+            f"{folder} was trained with a module of your own, whose code is not saved: load it "
+            "with model=your module"
         )
     module = copy.deepcopy(given)
     try:
@@ -227,6 +240,7 @@ def _model(folder: Path, saved: Any, given: Any) -> Any:
         module = None
     if module is None or describe(module) != saved:
         raise UsageError(
-            f"the given module is not the one {folder} was trained with: its layers or shapes differ"
+            f"the given module is not the one {folder} was trained with: its layers or shapes "
+            "differ"
         )
     return module

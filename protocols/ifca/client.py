@@ -1,7 +1,10 @@
-"""Both ends of averaging several models at once, of which each client takes the one that fits its own samples best.
+"""Both ends of averaging several models at once, of which each client takes the one that fits its
+own samples best.
 
-Client: a `IFCAClient` holds k models for each start that is still of use, and tells which of them it takes. Server: a `Start` keeps an
-`Outbox` for each of its k models, since under fresh masks a client must be sent the averages of all of them that it lacks.
+Client: a `IFCAClient` holds k models for each start that is still of use, and tells which of them
+    it takes. Server: a `Start` keeps an
+`Outbox` for each of its k models, since under fresh masks a client must be sent the averages of all
+of them that it lacks.
 """
 
 from __future__ import annotations
@@ -95,8 +98,8 @@ class IFCAClient(TrainingClient):
 
     @answers(GATHER)
     def choose(self, turn: CallContext, query: ModelAverages) -> ModelChoice:
-        """The model with the lowest loss on all training samples, where the run adds noise to losses the lowest noisy one; of equal
-        ones the first.
+        """The model with the lowest loss on all training samples, where the run adds noise to
+        losses the lowest noisy one; of equal ones the first.
         """
         return self._take(turn, query.start, self._told("choose", turn, self._losses(turn, query)))
 
@@ -112,7 +115,9 @@ class IFCAClient(TrainingClient):
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, turn: CallContext, query: Empty) -> Update:
-        """n_i·Δ_i and n_i, from the model just chosen; a cluster of one is allowed, as printed. Clipped, updates count the same."""
+        """n_i·Δ_i and n_i, from the model just chosen; a cluster of one is allowed, as printed.
+        Clipped, updates count the same.
+        """
         self._check_chosen(turn)
         chosen = [self._chosen[k] for k in turn.at]
         start = _gathered(
@@ -128,9 +133,11 @@ class IFCAClient(TrainingClient):
 
     @answers(SUM, unmasked=("loss", "size"))
     def least(self, turn: CallContext, query: ModelAverages) -> LowestLoss:
-        """n_i times the lowest loss, and n_i: what a start is judged by. Where updates are clipped, losses count the same, too.
+        """n_i times the lowest loss, and n_i: what a start is judged by. Where updates are clipped,
+        losses count the same, too.
 
-        The least of k means moves by no more than each of them does, so its noise is that of a single one (ours).
+        The least of k means moves by no more than each of them does, so its noise is that of a
+        single one (ours).
         """
         found = self._told("least", turn, self._losses(turn, query).min(1, keepdims=True))[:, 0]
         if self._pipeline.clips:
@@ -142,7 +149,9 @@ class IFCAClient(TrainingClient):
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def show(self, turn: CallContext, query: ModelRequest) -> Update:
-        """How far a model has moved since its start began, masked on the way out: so it reaches newcomers (ours)."""
+        """How far a model has moved since its start began, masked on the way out: so it reaches
+        newcomers (ours).
+        """
         wanted = zip(query.model.values.tolist(), turn.ids, turn.at, strict=True)
         bank = self.banks.get(query.start) or self._first(
             query.start, 1 + int(query.model.values.max())
@@ -154,7 +163,9 @@ class IFCAClient(TrainingClient):
         return Update(Rows(torch.cat(parts)), None)
 
     def taken(self, query: ModelAverages, at: Sequence[int], choice: Sequence[int]) -> Rows:
-        """Everyone's model, `choice[i]` client i's, where those at positions `at` have what the query brings them."""
+        """Everyone's model, `choice[i]` client i's, where those at positions `at` have what the
+        query brings them.
+        """
         bank = self.banks.get(query.start) or self._first(query.start, query.k)
         moved = [
             model.advanced(at, means) for model, means in zip(bank, _split(query), strict=True)
@@ -169,7 +180,9 @@ class IFCAClient(TrainingClient):
         return ModelChoice(Rows(torch.as_tensor(found)))
 
     def _check_chosen(self, turn: CallContext) -> None:
-        """Raise PolicyError for clients that have not chosen, or have gone on since: the server asks for what they chose in this round."""
+        """Raise PolicyError for clients that have not chosen, or have gone on since: the server
+        asks for what they chose in this round.
+        """
         if not all(k in self._chosen and self._chosen[k][0] in self.banks for k in turn.at):
             raise PolicyError(
                 "choose comes first: a client contributes to the model that it has chosen"
@@ -183,7 +196,9 @@ class IFCAClient(TrainingClient):
             raise late_request_error(late)
 
     def _check_start(self, turn: CallContext, query: ModelAverages) -> None:
-        """Raise PolicyError for a late request about a start that clients have left: its models are gone."""
+        """Raise PolicyError for a late request about a start that clients have left: its models are
+        gone.
+        """
         last = {k: self._heard.get(k, (0, query.start)) for k in turn.at}
         late = [
             i
@@ -194,7 +209,9 @@ class IFCAClient(TrainingClient):
             raise late_request_error(late)
 
     def _losses(self, turn: CallContext, query: ModelAverages) -> NDArray[np.float64]:
-        """F_i(θ_j) of each model for each client that is asked, (b, k), after it has what the query brings; inf where it is none."""
+        """F_i(θ_j) of each model for each client that is asked, (b, k), after it has what the query
+        brings; inf where it is none.
+        """
         self._check_start(turn, query)
         kept = {
             start: bank for start, bank in self.banks.items() if start in (query.start, query.best)
@@ -266,7 +283,9 @@ class IFCAClient(TrainingClient):
         }
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned, but for the models and what they have had, which `restore` puts in place."""
+        """Take over what `memory` returned, but for the models and what they have had, which
+        `restore` puts in place.
+        """
         super().recall(memory)
         self._chosen = {
             k: (start, model, step) for k, start, model, step in memory["chosen"].tolist()

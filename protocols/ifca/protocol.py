@@ -1,13 +1,15 @@
-"""IFCA: Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020. Algorithm 1, with
-model averaging. A baseline: it is told the number of clusters.
+"""IFCA: Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning",
+NeurIPS 2020. Algorithm 1, with model averaging. A baseline: it is told the number of clusters.
 
 θ_j    the k models; under a mask the server knows no more of them than where each began and how far it has moved
 F_i    the mean loss of client i's training samples; its estimate of its cluster is argmin_j F_i(θ_j)
 s_ij   1 where client i takes model j: it tells its choice, and its update goes into a sum over those who chose alike
 
-Restarts: a start whose models begin badly may keep two clusters in one model, so the paper starts several times from random models.
-That all starts are short, and only the one with the lowest training loss goes on, is ours. So is the
-weighting of a model's mean by |D_i|: the paper takes the plain mean over the clients with s_ij = 1.
+Restarts: a start whose models begin badly may keep two clusters in one model, so the paper starts
+    several times from random models.
+That all starts are short, and only the one with the lowest training loss goes on, is ours. So is
+the weighting of a model's mean by |D_i|: the paper takes the plain mean over the clients with s_ij
+= 1.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class IFCA(ClusteringProtocol):
     """k models; each client trains the one that fits its own samples best."""
 
     mask: str = "permutation"
-    """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
+    """map of updates that the server does not know, a fresh one each round: none, permutation,
+    signed-permutation, rotation or haar
+    """
     k: int = 4
     """number of models"""
     starts: int = 10
@@ -96,7 +100,8 @@ class IFCA(ClusteringProtocol):
         """Each newcomer gets the models in use and takes the best of them (ours)."""
         if state.offers is None or not state.offers.models:
             raise UsageError(
-                "no client could show its model at the end of the run, so newcomers have none to choose: run it anew"
+                "no client could show its model at the end of the run, so newcomers have none to "
+                "choose: run it anew"
             )
         got = net.gather(IFCAClient.join, state.offers.message_for(state.running, len(to)), to=to)
         check_newcomers(to, got.ids)
@@ -166,14 +171,18 @@ class IFCA(ClusteringProtocol):
         return got
 
     def _judge(self, net: ServerChannel, state: IFCAState) -> float | None:
-        """The training loss of a start, each client with its best model; the same clients judge every start."""
+        """The training loss of a start, each client with its best model; the same clients judge
+        every start.
+        """
         judges = sample_clients(net, net.clients, self.participation, 0, least=MINIMUM)
         return state.running.judged(
             net.sum(IFCAClient.least, state.running.message_for(judges, state.best), to=judges)
         )
 
     def _settle(self, net: ServerChannel, state: IFCAState, tries: int = 5) -> Restart:
-        """The last averages reach everyone, who chooses once more (ours); who does not reply stays with its last choice."""
+        """The last averages reach everyone, who chooses once more (ours); who does not reply stays
+        with its last choice.
+        """
         left = tuple(net.clients)
         for _ in range(tries):
             if left:
@@ -198,7 +207,9 @@ class IFCA(ClusteringProtocol):
         check_whole(self, starts=1, start_rounds=1)
 
     def releases(self) -> ReleaseCounts:
-        """In every round a choice, a row of k losses, and an update; a choice at the end, and the least loss of each short start."""
+        """In every round a choice, a row of k losses, and an update; a choice at the end, and the
+        least loss of each short start.
+        """
         return ReleaseCounts(
             updates=self.total,
             losses=self.total + 1 + (self.starts if self._short else 0),

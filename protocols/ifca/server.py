@@ -77,7 +77,9 @@ class Restart:
                 self.choice[i] = j
 
     def judged(self, got: Sums[LowestLoss]) -> float | None:
-        """The mean of the least losses, over samples where clients tell how many; None where nobody replied."""
+        """The mean of the least losses, over samples where clients tell how many; None where nobody
+        replied.
+        """
         self.acknowledge(got.ids)
         if not got.ids:
             return None
@@ -87,7 +89,9 @@ class Restart:
         return self.loss
 
     def post(self, step: int, sums: torch.Tensor, sizes: torch.Tensor) -> None:
-        """Add a round's averages (K, d), given as sums and weights; a model nobody took stays where it is."""
+        """Add a round's averages (K, d), given as sums and weights; a model nobody took stays where
+        it is.
+        """
         for box, total, size in zip(self.boxes, sums, sizes.tolist(), strict=True):
             if size:
                 box.post(step, (total / size)[None], [0] * len(self.choice))
@@ -95,7 +99,9 @@ class Restart:
 
 @dataclass
 class OfferedModels:
-    """The models in use, as newcomers can be sent them: `table[c]` is the displacement of `models[c]` since its start began."""
+    """The models in use, as newcomers can be sent them: `table[c]` is the displacement of
+    `models[c]` since its start began.
+    """
 
     models: list[int]
     steps: list[int]  # (k',) the call whose mask each row carries
@@ -123,7 +129,9 @@ class OfferedModels:
 def collect_models(
     net: ServerChannel, start: Restart, masked: bool, tries: int = 5
 ) -> OfferedModels:
-    """The models in use. Under a mask the server cannot add up their averages, so a client that lacks none of them shows one."""
+    """The models in use. Under a mask the server cannot add up their averages, so a client that
+    lacks none of them shows one.
+    """
     found: dict[int, tuple[int, torch.Tensor]] = {}
     late = {i for box in start.boxes for i in box.lagging_clients()}
     used = {

@@ -1,4 +1,6 @@
-"""Clients that train alone, hand in one layer of their model in the clear, and then average within clusters (Pacheco et al. 2021)."""
+"""Clients that train alone, hand in one layer of their model in the clear, and then average within
+clusters (Pacheco et al. 2021).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ INITIALIZATIONS = ("common", "independent")
 
 @dataclass(frozen=True)
 class LayerSlice:
-    """A dense layer's weights (outputs, inputs) and bias (outputs,) within the flat vector, in this order."""
+    """A dense layer's weights (outputs, inputs) and bias (outputs,) within the flat vector, in this
+    order.
+    """
 
     name: str
     first: int
@@ -48,13 +52,16 @@ class LayerSlice:
         return models[:, self.first : self.first + self.size]
 
     def weights(self, rows: torch.Tensor) -> NDArray[np.float64]:
-        """Of layers (m, q): the weights alone as (m, inputs, outputs), what a kernel compares (inputs are its examples: ours)."""
+        """Of layers (m, q): the weights alone as (m, inputs, outputs), what a kernel compares
+        (inputs are its examples: ours).
+        """
         flat = rows[:, : self.outputs * self.inputs].double().cpu().numpy()
         return np.asarray(flat.reshape(-1, self.outputs, self.inputs).swapaxes(1, 2))
 
 
 def find_layer(flat: FlatModel, which: str) -> LayerSlice:
-    """The last dense layer of a model ("last"), or the one before it ("hidden"), in the order in which the module declares them.
+    """The last dense layer of a model ("last"), or the one before it ("hidden"), in the order in
+    which the module declares them.
 
     Raises:
         UsageError: another word, or a model with too few dense layers.
@@ -76,7 +83,8 @@ def find_layer(flat: FlatModel, which: str) -> LayerSlice:
     place = 1 if which == "last" else 2
     if len(dense) < place:
         raise UsageError(
-            f"the model has {len(dense)} dense layer(s) that train, and layer={which!r} needs {place}: use another model"
+            f"the model has {len(dense)} dense layer(s) that train, and layer={which!r} needs "
+            f"{place}: use another model"
         )
     name = dense[-place]
     outputs, inputs = flat.shapes[f"{name}.weight"]
@@ -97,14 +105,15 @@ def check_layer_mask(mask: str) -> None:
     """Raise UsageError for any mask of the layers."""
     if mask != "none":
         raise UsageError(
-            f"layer_mask = {mask!r}: the network that predicts similarity reads the weights themselves, so under a mask it"
+            f"layer_mask = {mask!r}: the network that predicts similarity reads the weights "
+            "themselves, so under a mask it"
             " would be fed noise; leave it at none (mask hides the averages)"
         )
 
 
 def server_view(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
-    """What a server that trains synthetic users sees of layers, and makes of them (`benchmarks.papers.nsim_masks` measures layers in the
-    clear).
+    """What a server that trains synthetic users sees of layers, and makes of them
+    (`benchmarks.papers.nsim_masks` measures layers in the clear).
 
     Args:
         noisy: the unit that noise protects; "" without any.
@@ -122,7 +131,8 @@ def server_view(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
     return [
         f"each client's {name} layer after training alone, {how}",
         common if start == "common" else own,
-        "the predicted similarity of all pairs of clients' data, the clusters, and each client's cluster",
+        "the predicted similarity of all pairs of clients' data, the clusters, and each client's "
+        "cluster",
         *["each client's number of samples (the plain sum reads every reply)"] * sizes,
     ]
 
@@ -131,12 +141,14 @@ def server_view(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
 class ClientLayer:
     """Client to server."""
 
-    # (b, q) weights and bias of one layer, as they are, or moved from the first ones by what was clipped and noised
+    # (b, q) weights and bias of one layer, as they are, or moved from the first ones by what was
+    # clipped and noised
     layer: Annotated[Rows, Real(("layer",), squared=True)]
 
 
 class NSIMClient(LocalFirstClient):
-    """Clients that train alone, hand in one layer in the clear, and then contribute to means that count from θ_0.
+    """Clients that train alone, hand in one layer in the clear, and then contribute to means that
+    count from θ_0.
 
     Args:
         layer: which.
@@ -161,10 +173,12 @@ class NSIMClient(LocalFirstClient):
 
     @answers(GATHER, unmasked=("layer",))
     def send_model(self, turn: CallContext, query: Empty) -> ClientLayer:
-        """The layer of θ_i; no mask can hide it, since a trained network is to read it. Asked again, the answer is the same.
+        """The layer of θ_i; no mask can hide it, since a trained network is to read it. Asked
+        again, the answer is the same.
 
-        Where the unit of privacy is the client, what it has moved from its first weights, which follow from the public configuration, is
-        clipped and noised (ours); where it is the example, training has paid for it.
+        Where the unit of privacy is the client, what it has moved from its first weights, which
+        follow from the public configuration, is clipped and noised (ours); where it is the example,
+        training has paid for it.
         """
         self.check_alone(turn, "send_model")
         rows, guard = self._layer.rows(self.models.select(turn.at).values), self._pipeline.guard
@@ -177,7 +191,9 @@ class NSIMClient(LocalFirstClient):
 
     @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
     def pool(self, turn: CallContext, query: Empty) -> Update:
-        """n_i·P(θ_i − θ_0) and n_i: what a client learned alone, for its cluster's first average. Clipped, they count the same."""
+        """n_i·P(θ_i − θ_0) and n_i: what a client learned alone, for its cluster's first average.
+        Clipped, they count the same.
+        """
         self.check_alone(turn, "pool")
         found = self.displaced(turn.at)
         if self._pipeline.clips:

@@ -1,10 +1,11 @@
-"""Similarity of sequences by their longest common subsequence (Vlachos, Kollios, Gunopulos, "Discovering similar multidimensional
-trajectories", ICDE 2002).
+"""Similarity of sequences by their longest common subsequence (Vlachos, Kollios, Gunopulos,
+"Discovering similar multidimensional trajectories", ICDE 2002).
 
-The dynamic programme's columns differ by 0 or 1 from row to row, so a column is a number with a bit a row, and one addition makes the
-next (Crochemore, Iliopoulos, Pinzon, Reid, "A fast and practical bit-vector algorithm for the longest common subsequence problem", 2001):
-V ← (V + (V & M)) | (V & ~M), where M tells which points match. All sequences that one is compared with are bits of the same number, a zero
-between them, where carries end.
+The dynamic programme's columns differ by 0 or 1 from row to row, so a column is a number with a bit
+a row, and one addition makes the next (Crochemore, Iliopoulos, Pinzon, Reid, "A fast and practical
+bit-vector algorithm for the longest common subsequence problem", 2001): V ← (V + (V & M)) | (V &
+~M), where M tells which points match. All sequences that one is compared with are bits of the same
+number, a zero between them, where carries end.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ BLOCK = 1 << 16  # distances that are compared at once: they stay in cache
 
 
 def similarities(sequences: Sequence[Any], radius: float, window: int | None = None) -> Array:
-    """LCSS of all pairs of sequences (n_i, k), divided by the shorter length (ours), (m, m) in [0, 1].
+    """LCSS of all pairs of sequences (n_i, k), divided by the shorter length (ours), (m, m) in [0,
+    1].
 
     Args:
-        radius: two points match up to this Euclidean distance (Vlachos et al. compare each coordinate).
-        window: δ, two points match only if their places in their sequences differ by no more; None lets all match.
+        radius: two points match up to this Euclidean distance (Vlachos et al. compare each
+            coordinate).
+        window: δ, two points match only if their places in their sequences differ by no more; None
+            lets all match.
 
     Raises:
-        UsageError: a radius or window that is none, or a sequence that is empty, not finite, or of another number of coordinates.
+        UsageError: a radius or window that is none, or a sequence that is empty, not finite, or of
+            another number of coordinates.
     """
     points, sizes = _checked(sequences, radius, window)
     m = len(points)
@@ -52,7 +57,9 @@ def similarity(a: Any, b: Any, radius: float, window: int | None = None) -> floa
 def _against(
     walked: Array, others: Sequence[Array], radius: float, window: int | None
 ) -> NDArray[np.int64]:
-    """The length of the longest common subsequence of one sequence (n, k) with each of some others, (len(others),)."""
+    """The length of the longest common subsequence of one sequence (n, k) with each of some others,
+    (len(others),).
+    """
     sizes = np.array([len(own) for own in others])
     last = np.cumsum(sizes + 1) - 1  # of each sequence, the bit after its points
     there = np.ones(last[-1] + 1, bool)
@@ -78,7 +85,9 @@ def _against(
 def _matches(
     walked: Array, points: Array, steps: NDArray[np.int64], radius: float, window: int | None
 ) -> Iterator[int]:
-    """For each point that is walked through, which of the points (k, N) match it, as the bits of a number."""
+    """For each point that is walked through, which of the points (k, N) match it, as the bits of a
+    number.
+    """
     height = max(1, BLOCK // points.shape[1])
     for start in range(0, len(walked), height):
         block = walked[start : start + height]
@@ -108,7 +117,8 @@ def _checked(
         raise UsageError(f"radius = {radius!r} is no distance: give a finite number from 0")
     if window is not None and not (isinstance(window, Integral) and window >= 0):
         raise UsageError(
-            f"window = {window!r} is no number of places: give a whole number from 0, or None for no window"
+            f"window = {window!r} is no number of places: give a whole number from 0, or None for "
+            "no window"
         )
     points = [np.asarray(own, dtype=np.float64) for own in sequences]
     for number, own in enumerate(points):
@@ -119,7 +129,8 @@ def _checked(
             or not np.isfinite(own).all()
         ):
             raise UsageError(
-                f"sequence {number} of shape {own.shape} cannot be compared: give points (n, k), at least one, finite, and of as many"
+                f"sequence {number} of shape {own.shape} cannot be compared: give points (n, k), "
+                "at least one, finite, and of as many"
                 " coordinates in all sequences"
             )
     return points, np.array([len(own) for own in points], dtype=np.int64)

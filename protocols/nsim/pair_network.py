@@ -1,4 +1,6 @@
-"""A symmetric network on pairs of rows, and how it is trained: what the estimator is made of (ours)."""
+"""A symmetric network on pairs of rows, and how it is trained: what the estimator is made of
+(ours).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ SLOPE = 0.1  # of the leaky ReLUs
 
 @dataclass(frozen=True)
 class PairNetworkConfig:
-    """One architecture and its training: an encoder q-`width`-`embedding`, and a head on the features of a pair.
+    """One architecture and its training: an encoder q-`width`-`embedding`, and a head on the
+    features of a pair.
 
     Args:
         dropout: share of the hidden units that are left out while training.
@@ -38,7 +41,9 @@ class PairNetworkConfig:
 
 @dataclass(frozen=True, eq=False)
 class PairNetwork:
-    """Weights: two dense layers to an embedding e, then on (|e_a − e_b|, e_a·e_b) two more and a sigmoid."""
+    """Weights: two dense layers to an embedding e, then on (|e_a − e_b|, e_a·e_b) two more and a
+    sigmoid.
+    """
 
     layers: list[torch.Tensor]  # w (o, i) and b (o,) in turn: two of the encoder, two of the head
 
@@ -58,9 +63,11 @@ def start(inputs: int, plan: PairNetworkConfig, draw: np.random.Generator) -> Pa
 
 
 def pairwise(network: PairNetwork, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Predictions for all pairs of standardised rows a (m, q), b (r, q): (m, r); at most CHUNK pairs, or one row's, at once.
+    """Predictions for all pairs of standardised rows a (m, q), b (r, q): (m, r); at most CHUNK
+    pairs, or one row's, at once.
 
-    The mean of both orders, so that swapping a and b gives the same bits: sums of a matrix product may round by their place in it.
+    The mean of both orders, so that swapping a and b gives the same bits: sums of a matrix product
+    may round by their place in it.
     """
     with torch.no_grad():
         left, right = _encode(network, a), _encode(network, b)
@@ -77,7 +84,8 @@ def trained(
     score: Callable[[PairNetwork], float],
     every: int = 100,
 ) -> tuple[PairNetwork, float]:
-    """The network trained on the squared error of pairs by AdamW, as it was where `score` was greatest, and that score.
+    """The network trained on the squared error of pairs by AdamW, as it was where `score` was
+    greatest, and that score.
 
     Args:
         rows: standardised, (u, q).

@@ -1,12 +1,15 @@
-"""NSIM: Pacheco, Rosário, Cerqueira, Braun, "Federated User Clustering for non-IID Federated Learning", NetSys 2021 (EASST 80).
+"""NSIM: Pacheco, Rosário, Cerqueira, Braun, "Federated User Clustering for non-IID Federated
+Learning", NetSys 2021 (EASST 80).
 
 A_u       the users' architecture; D_u a user's data; their declared format is all the server knows beforehand
 M_synth   models of synthetic users, made by random walks in that format, and trained as users train theirs
 LCSS      the true similarity of two users' data; NSIM, a network that tells it from one layer of two models
 C         clusters of real users: DBSCAN on the similarities that NSIM predicts from their layers
 
-Ours: LCSS is divided by the shorter length, NSIM is symmetric, everyone starts from one θ_0 (or each from weights of its own), what DBSCAN
-calls noise are clusters of one, since everyone must be served, and FedAvg goes on in each cluster after the paper's one average.
+Ours: LCSS is divided by the shorter length, NSIM is symmetric, everyone starts from one θ_0 (or
+    each from weights of its own), what DBSCAN
+calls noise are clusters of one, since everyone must be served, and FedAvg goes on in each cluster
+after the paper's one average.
 """
 
 from __future__ import annotations
@@ -74,18 +77,30 @@ class NSIMState(AveragingState):
 
 @dataclass
 class NSIM(ClusteringProtocol):
-    """Clusters of users by similarities that a network, trained on synthetic users, predicts from a layer of their models."""
+    """Clusters of users by similarities that a network, trained on synthetic users, predicts from a
+    layer of their models.
+    """
 
     mask: str = "rotation"
-    """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
+    """map of updates that the server does not know, a fresh one each round: none, permutation,
+    signed-permutation, rotation or haar
+    """
     layer_mask: str = "none"
-    """of the layers that clients hand in: none, for the network that reads them is trained on weights as they are"""
+    """of the layers that clients hand in: none, for the network that reads them is trained on
+    weights as they are
+    """
     local_rounds: int = 7
-    """rounds, at most all, in which users train alone before they hand in a layer; synthetic users train as long"""
+    """rounds, at most all, in which users train alone before they hand in a layer; synthetic users
+    train as long
+    """
     synthetic: int = 400
-    """synthetic users; the more, the better the network tells others' similarity (the paper has 100)"""
+    """synthetic users; the more, the better the network tells others' similarity (the paper has
+    100)
+    """
     walks: Any = "random"
-    """what makes synthetic users: random; in Python also a callable, see securecluster.protocols.nsim.random_walks.Generator"""
+    """what makes synthetic users: random; in Python also a callable, see
+    securecluster.protocols.nsim.random_walks.Generator
+    """
     positions: tuple[int, int] = (150, 600)
     """declared format: positions of a user, fewest and most"""
     step: float = 0.033
@@ -93,23 +108,37 @@ class NSIM(ClusteringProtocol):
     radius: float = 0.2
     """LCSS: two positions match up to this distance, in units of the area"""
     stride: int = 2
-    """LCSS of synthetic users compares one of so many of their positions: a quarter of the work at 2"""
+    """LCSS of synthetic users compares one of so many of their positions: a quarter of the work at
+    2
+    """
     layer: str = "hidden"
-    """what clients hand in: hidden, the last hidden layer; or last, the last one; of the dense ones, in the order they are declared"""
+    """what clients hand in: hidden, the last hidden layer; or last, the last one; of the dense
+    ones, in the order they are declared
+    """
     init: str = "common"
-    """weights that training starts from: common, the same for all synthetic and real users; or independent, each one's own"""
+    """weights that training starts from: common, the same for all synthetic and real users; or
+    independent, each one's own
+    """
     grid: int = len(GRID)
-    """architectures that the grid search compares: the first so many of similarity_model.GRID; 1 is no search"""
+    """architectures that the grid search compares: the first so many of similarity_model.GRID; 1 is
+    no search
+    """
     eps: float | None = None
-    """DBSCAN: users are neighbours up to this value of 1 - similarity; None chooses one from the predicted similarities"""
+    """DBSCAN: users are neighbours up to this value of 1 - similarity; None chooses one from the
+    predicted similarities
+    """
     min_samples: int | None = None
-    """DBSCAN: neighbours, itself among them, that make a user a core of a cluster; None is a fortieth of the users, 2 or more"""
+    """DBSCAN: neighbours, itself among them, that make a user a core of a cluster; None is a
+    fortieth of the users, 2 or more
+    """
 
     name: ClassVar[str] = "nsim"
     client: ClassVar[type[TrainingClient]] = NSIMClient
 
     def run_server(self, net: ServerChannel, run: Run) -> NSIMState:
-        """Sections 3.1 and 3.2: the estimator first, without any client; then everyone alone, the clusters, and FedAvg in each."""
+        """Sections 3.1 and 3.2: the estimator first, without any client; then everyone alone, the
+        clusters, and FedAvg in each.
+        """
         known = run.once("estimator", lambda: self._estimator(net), TrainedSimilarityModel)
         state = NSIMState(
             list(net.clients),
@@ -145,8 +174,9 @@ class NSIM(ClusteringProtocol):
         )
 
     def _synthesis(self, shape: Sequence[int], noise: float = 0.0) -> SyntheticUsersConfig:
-        """The declared format is (past positions, coordinates) of a sample; of other data a generator gives samples themselves. Synthetic
-        users' training and layers have the noise of real users' (ours), so that the network learns from what it will read.
+        """The declared format is (past positions, coordinates) of a sample; of other data a
+        generator gives samples themselves. Synthetic users' training and layers have the noise of
+        real users' (ours), so that the network learns from what it will read.
         """
         window, coordinates = shape if len(shape) == 2 else (1, 1)
         form = Format(coordinates, window, self.positions, step=self.step)
@@ -163,7 +193,9 @@ class NSIM(ClusteringProtocol):
         )
 
     def _cluster(self, net: ServerChannel, state: NSIMState, known: TrainedSimilarityModel) -> None:
-        """Section 3.2: the layers, all pairs' similarities, DBSCAN, and the users' models averaged in each cluster."""
+        """Section 3.2: the layers, all pairs' similarities, DBSCAN, and the users' models averaged
+        in each cluster.
+        """
         got = net.gather(NSIMClient.send_model, Empty(), to=net.clients, tries=TRIES)
         if len(got) < 2:  # everyone goes on alone
             return
@@ -182,10 +214,13 @@ class NSIM(ClusteringProtocol):
         average_layers(net, state)
 
     def place(self, net: ServerChannel, state: NSIMState, to: Sequence[int]) -> list[int]:
-        """Ours: newcomers train alone as long as the others did and join the cluster to whose members they are most similar, on average."""
+        """Ours: newcomers train alone as long as the others did and join the cluster to whose
+        members they are most similar, on average.
+        """
         if not state.ids or state.known is None:
             raise UsageError(
-                "no two clients handed in a layer, so there is nothing to compare newcomers with: run it anew"
+                "no two clients handed in a layer, so there is nothing to compare newcomers with: "
+                "run it anew"
             )
         for _ in range(self._local):
             net.gather(
@@ -259,7 +294,9 @@ class NSIM(ClusteringProtocol):
     def observe(
         self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
     ) -> Line:
-        """After the clustering, adds how well NSIM, and kernels of the same layers, told the true LCSS of clients' training data."""
+        """After the clustering, adds how well NSIM, and kernels of the same layers, told the true
+        LCSS of clients' training data.
+        """
         line = super().observe(federation, client, state, scores)
         if not state.clustered or state.clustered != state.round:
             return line

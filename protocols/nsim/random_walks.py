@@ -1,4 +1,6 @@
-"""Synthetic users, made by a server that knows the format of users' data and none of the data (Pacheco et al. 2021, Section 3.1)."""
+"""Synthetic users, made by a server that knows the format of users' data and none of the data
+(Pacheco et al. 2021, Section 3.1).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from securecluster.errors import UsageError
 
 Array = NDArray[np.float64]
 NEARLY = 1e-12
-SHORTEST = 1e-5  # step: ways of shorter ones, from end to end of the area, would have hundreds of millions of positions
+# step: ways of shorter ones, from end to end of the area, would have hundreds of millions of
+# positions
+SHORTEST = 1e-5
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Format:
         whole = all(isinstance(n, Integral) for n in (self.coordinates, self.window, least, most))
         if not (whole and self.coordinates >= 1 and 1 <= self.window < least <= most):
             raise UsageError(
-                f"positions = {self.samples!r} of a user: the fewest are more than the {self.window} of a window, the most no less"
+                f"positions = {self.samples!r} of a user: the fewest are more than the "
+                f"{self.window} of a window, the most no less"
             )
         if not (isinstance(self.seconds, Real) and 0 < self.seconds < np.inf):
             raise UsageError(
@@ -49,7 +54,8 @@ class Format:
             )
         if not (isinstance(self.step, Real) and SHORTEST <= self.step <= 1):
             raise UsageError(
-                f"step = {self.step!r} is no way between two positions: give {SHORTEST:g} to 1, in units of the area"
+                f"step = {self.step!r} is no way between two positions: give {SHORTEST:g} to 1, in "
+                "units of the area"
             )
 
     def as_json(self) -> dict[str, Any]:
@@ -58,18 +64,20 @@ class Format:
 
 
 Generator = Callable[[Format, int, np.random.Generator], list[Any]]
-"""What makes synthetic users: format, how many, randomness -> each one's positions (n_i, k) in units of the area, or its training
-samples (x, y) themselves, which any kind of data has."""
+"""What makes synthetic users: format, how many, randomness -> each one's positions (n_i, k) in
+units of the area, or its training samples (x, y) themselves, which any kind of data has.
+"""
 
 Samples = tuple[NDArray[Any], NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class RandomWalk:
-    """Two kinds of users: some go between places of their own and stay there for a while, the others stroll with a heading that persists.
+    """Two kinds of users: some go between places of their own and stay there for a while, the
+    others stroll with a heading that persists.
 
-    The paper names a random walk and no more; all of this is ours, and was chosen by how well what is learned from such users holds for
-    others of the kind.
+    The paper names a random walk and no more; all of this is ours, and was chosen by how well what
+    is learned from such users holds for others of the kind.
 
     Args:
         between: share of users that go between places.
@@ -163,7 +171,9 @@ class RandomWalk:
     def _way(
         self, start: Array, end: Array, pace: float, longest: float, draw: np.random.Generator
     ) -> Array:
-        """A bent way between two places (1, k) at an uneven pace, (n, k), in steps no longer than `longest`."""
+        """A bent way between two places (1, k) at an uneven pace, (n, k), in steps no longer than
+        `longest`.
+        """
         far = float(np.linalg.norm(end - start))
         steps = max(12, math.ceil(far / (pace * math.exp(draw.normal(0, 0.3)))))
         part = np.cumsum(np.exp(draw.normal(0, 0.5, steps)))
@@ -193,12 +203,14 @@ def generated(
     """The training samples (x, y) of the users that a generator makes, in the order of time.
 
     Raises:
-        UsageError: not as many users as were asked for, or positions that are not finite, or no more than a window.
+        UsageError: not as many users as were asked for, or positions that are not finite, or no
+            more than a window.
     """
     made = generator(form, users, draw)
     if not isinstance(made, list | tuple) or len(made) != users:
         raise UsageError(
-            f"the generator of synthetic users must give a list of {users}: a sequence of positions for each"
+            f"the generator of synthetic users must give a list of {users}: a sequence of "
+            "positions for each"
         )
     return [
         (np.asarray(own[0]), np.asarray(own[1]))
@@ -213,7 +225,8 @@ def _samples(path: Any, form: Format) -> Samples:
         positions = np.asarray(path, dtype=np.float64)
     except (ValueError, TypeError):
         raise UsageError(
-            f"the generator gives a {type(path).__name__} that is no array of positions (n, {form.coordinates}); samples are a tuple (x, y)"
+            f"the generator gives a {type(path).__name__} that is no array of positions (n, "
+            f"{form.coordinates}); samples are a tuple (x, y)"
         ) from None
     if (
         positions.ndim != 2
@@ -222,14 +235,17 @@ def _samples(path: Any, form: Format) -> Samples:
         or not np.isfinite(positions).all()
     ):
         raise UsageError(
-            f"the generator gives a sequence of shape {positions.shape}: it must be finite positions (n, {form.coordinates}), more than the"
+            f"the generator gives a sequence of shape {positions.shape}: it must be finite "
+            f"positions (n, {form.coordinates}), more than the"
             f" {form.window} of a window"
         )
     return windows(positions, form.window)
 
 
 def windows(positions: Array, length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Samples of a sequence (n, k) in time order: `length` past positions (n − length, length, k), and the next one (n − length, k)."""
+    """Samples of a sequence (n, k) in time order: `length` past positions (n − length, length, k),
+    and the next one (n − length, k).
+    """
     path = np.ascontiguousarray(positions, dtype=np.float32)
     past = np.lib.stride_tricks.sliding_window_view(path, length, axis=0)[:-1].swapaxes(1, 2)
     return np.ascontiguousarray(past), path[length:]

@@ -1,8 +1,9 @@
 """Similarity of layers by kernel alignment and canonical correlations, for all pairs at once.
 
-A layer is a matrix (r, c) whose r rows are the examples: of two layers' weights, Kornblith et al. 2019 would put activations there. Columns
-are centred. CCA of matrices whose centred rank is r − 1 (square ones of full rank are) finds 1 for every pair and tells nothing; SVCCA,
-which drops weak directions first, still may.
+A layer is a matrix (r, c) whose r rows are the examples: of two layers' weights, Kornblith et al.
+2019 would put activations there. Columns are centred. CCA of matrices whose centred rank is r − 1
+(square ones of full rank are) finds 1 for every pair and tells nothing; SVCCA, which drops weak
+directions first, still may.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ NOTHING = 1e-12  # of a matrix's norm: what rounding leaves of a constant one
 
 
 def cka(layers: Any) -> Array:
-    """Linear CKA of all pairs of layers (m, r, c), (m, m) in [0, 1] (Kornblith, Norouzi, Lee, Hinton, ICML 2019, Section 3).
+    """Linear CKA of all pairs of layers (m, r, c), (m, m) in [0, 1] (Kornblith, Norouzi, Lee,
+    Hinton, ICML 2019, Section 3).
 
-    A constant layer, whose rows are all the same, has 0 with every other layer, and 1 with itself (ours).
+    A constant layer, whose rows are all the same, has 0 with every other layer, and 1 with itself
+    (ours).
 
     Raises:
         UsageError: not (m, r, c), or a number that is not finite.
@@ -35,9 +38,11 @@ def cka(layers: Any) -> Array:
 
 
 def cca(layers: Any) -> Array:
-    """Mean canonical correlation of all pairs of layers (m, r, c), (m, m) in [0, 1] (ρ̄_CCA of Kornblith et al. 2019).
+    """Mean canonical correlation of all pairs of layers (m, r, c), (m, m) in [0, 1] (ρ̄_CCA of
+    Kornblith et al. 2019).
 
-    The mean is over as many correlations as the layer of lower rank has (ours, where a rank is below c); a constant layer as in `cka`.
+    The mean is over as many correlations as the layer of lower rank has (ours, where a rank is
+    below c); a constant layer as in `cka`.
 
     Raises:
         UsageError: as `cka`.
@@ -46,8 +51,8 @@ def cca(layers: Any) -> Array:
 
 
 def svcca(layers: Any, kept: float = KEPT) -> Array:
-    """As `cca`, of the leading singular directions that hold a share `kept` of a layer's variance (Raghu, Gilmer, Yosinski, Sohl-Dickstein,
-    NeurIPS 2017, Section 2).
+    """As `cca`, of the leading singular directions that hold a share `kept` of a layer's variance
+    (Raghu, Gilmer, Yosinski, Sohl-Dickstein, NeurIPS 2017, Section 2).
 
     Raises:
         UsageError: as `cka`, or no share.
@@ -58,7 +63,9 @@ def svcca(layers: Any, kept: float = KEPT) -> Array:
 
 
 def _mean_correlation(x: Array, kept: float) -> Array:
-    """Canonical correlations of two subspaces are the singular values of the product of their orthonormal bases."""
+    """Canonical correlations of two subspaces are the singular values of the product of their
+    orthonormal bases.
+    """
     bases, values, _ = np.linalg.svd(x, full_matrices=False)  # (m, r, q), (m, q)
     there = values > NOTHING * values[:, :1]
     if kept < 1:
@@ -80,7 +87,8 @@ def _centred(layers: Any) -> Array:
     x = np.asarray(layers, dtype=np.float64)
     if x.ndim != 3 or not x.size or not np.isfinite(x).all():
         raise UsageError(
-            f"layers of shape {x.shape} cannot be compared: give finite matrices of one shape, (m, r, c)"
+            f"layers of shape {x.shape} cannot be compared: give finite matrices of one shape, (m, "
+            "r, c)"
         )
     apart = x - x.mean(1, keepdims=True)
     size, left = (np.linalg.norm(own, axis=(1, 2), keepdims=True) for own in (x, apart))

@@ -11,7 +11,9 @@ from securecluster.runtime.server_channel import ServerChannel
 
 
 def average_layers(net: ServerChannel, state: AveragingState) -> None:
-    """The paper's one average in each cluster, of what its members learned alone; a cluster that does not reply goes apart (ours)."""
+    """The paper's one average in each cluster, of what its members learned alone; a cluster that
+    does not reply goes apart (ours).
+    """
     clusters, heard, step = members(state.labels), dict[int, torch.Tensor](), 0
     asked = [i for i in net.clients if len(clusters[state.labels[i]]) > 1]
     if asked:

@@ -1,7 +1,9 @@
-"""The pair network: predicts how alike two users' data are from the last layers of their models (Pacheco et al. 2021, 3.1).
+"""The pair network: predicts how alike two users' data are from the last layers of their models
+(Pacheco et al. 2021, 3.1).
 
-The paper says that the network takes two models' weights and that a grid search finds its architecture. Both models go through one
-encoder, and the features of the pair do not depend on its order: this shape, and all numbers here, are ours.
+The paper says that the network takes two models' weights and that a grid search finds its
+architecture. Both models go through one encoder, and the features of the pair do not depend on its
+order: this shape, and all numbers here, are ours.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ GRID = (
 
 @dataclass(frozen=True, eq=False)
 class SimilarityModel:
-    """What `predict` needs: rows are standardised by mean and scale (q,), then the networks' predictions are averaged."""
+    """What `predict` needs: rows are standardised by mean and scale (q,), then the networks'
+    predictions are averaged.
+    """
 
     mean: torch.Tensor
     scale: torch.Tensor
@@ -52,7 +56,9 @@ class SimilarityModel:
 
 @dataclass(frozen=True)
 class Trial:
-    """One architecture of the grid search, and Pearson's correlation on the validation users' pairs."""
+    """One architecture of the grid search, and Pearson's correlation on the validation users'
+    pairs.
+    """
 
     plan: PairNetworkConfig
     pearson: float
@@ -62,8 +68,9 @@ class Trial:
 class Fitted:
     """A fitted estimator and how well it predicts.
 
-    `unseen` are the users in no part of the fit; `true` and `predicted` (k, k) are theirs. `pearson_pairs` is over pairs of training
-    users that were not trained on. A correlation is NaN where there is nothing to correlate.
+    `unseen` are the users in no part of the fit; `true` and `predicted` (k, k) are theirs.
+    `pearson_pairs` is over pairs of training users that were not trained on. A correlation is NaN
+    where there is nothing to correlate.
     """
 
     estimator: SimilarityModel
@@ -96,8 +103,9 @@ def fit(
 ) -> Fitted:
     """Train the pair network on synthetic users, whose similarity is known.
 
-    A fifth of the users is kept out of everything and judges the result. The architecture is chosen by the pairs of validation users;
-    then `networks` networks of it, each with validation users of its own that it stops by, are averaged.
+    A fifth of the users is kept out of everything and judges the result. The architecture is chosen
+    by the pairs of validation users; then `networks` networks of it, each with validation users of
+    its own that it stops by, are averaged.
 
     Args:
         rows: the users' last layers, (u, q).
@@ -130,7 +138,8 @@ def fit(
 
 
 def predict(estimator: SimilarityModel, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Predicted similarities of all pairs of rows of a (m, q) and b (r, q): (m, r) float32 in [0, 1].
+    """Predicted similarities of all pairs of rows of a (m, q) and b (r, q): (m, r) float32 in [0,
+    1].
 
     predict(a, b) equals predict(b, a).T to the last bit.
 
@@ -141,7 +150,8 @@ def predict(estimator: SimilarityModel, a: torch.Tensor, b: torch.Tensor) -> tor
     for rows in (a, b):
         if rows.ndim != 2 or rows.shape[1] != len(estimator.mean):
             raise UsageError(
-                f"the estimator was fitted to layers of {len(estimator.mean)} numbers, not {tuple(rows.shape)}: hand in those"
+                f"the estimator was fitted to layers of {len(estimator.mean)} numbers, not "
+                f"{tuple(rows.shape)}: hand in those"
             )
         _check_finite(rows)
     left, right = (
@@ -232,11 +242,13 @@ def _check(
 ) -> None:
     if rows.ndim != 2 or len(rows) < LEAST_USERS:
         raise UsageError(
-            f"the pair network learns from the layers (u, q) of at least {LEAST_USERS} synthetic users, not {tuple(rows.shape)}"
+            f"the pair network learns from the layers (u, q) of at least {LEAST_USERS} synthetic "
+            f"users, not {tuple(rows.shape)}"
         )
     if similarity.shape != (len(rows), len(rows)):
         raise UsageError(
-            f"similarities of {len(rows)} users are a square of that size, not {tuple(similarity.shape)}"
+            f"similarities of {len(rows)} users are a square of that size, not "
+            f"{tuple(similarity.shape)}"
         )
     if not ((similarity >= 0) & (similarity <= 1)).all() or not torch.equal(
         similarity, similarity.T
@@ -255,7 +267,8 @@ def _check_finite(rows: torch.Tensor) -> None:
     bad = (~torch.isfinite(rows).all(1)).nonzero().flatten().tolist()
     if bad:
         raise UpdateError(
-            f"the layers of user(s) {', '.join(map(str, bad[:5]))} are not finite: lower the learning rate (lr)"
+            f"the layers of user(s) {', '.join(map(str, bad[:5]))} are not finite: lower the "
+            "learning rate (lr)"
         )
 
 

@@ -1,5 +1,5 @@
-"""The server's part of NSIM before any client is asked: synthetic users, their models, and a network that tells users' similarity from a
-layer of two models (Pacheco et al. 2021, Section 3.1).
+"""The server's part of NSIM before any client is asked: synthetic users, their models, and a
+network that tells users' similarity from a layer of two models (Pacheco et al. 2021, Section 3.1).
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ ROUNDING = 1e-9
 
 @dataclass
 class TrainedSimilarityModel:
-    """The network, and Pearson's correlations with the true similarity of synthetic users that it never saw: its own, and of kernels."""
+    """The network, and Pearson's correlations with the true similarity of synthetic users that it
+    never saw: its own, and of kernels.
+    """
 
     fitted: Fitted
     scores: dict[str, float | None]
@@ -56,7 +58,8 @@ class SyntheticUsersConfig:
         stride: LCSS compares every so many of their positions.
         grid: how many of the architectures of `GRID`, the first ones, are compared.
         shape: of a sample, what a generator of samples has to keep to; () takes any.
-        clip, noise: S and z of the layers that real users hand in: synthetic users' are made alike; noise 0 leaves them as they are.
+        clip, noise: S and z of the layers that real users hand in: synthetic users' are made alike;
+            noise 0 leaves them as they are.
     """
 
     users: int
@@ -81,7 +84,8 @@ class SyntheticUsersConfig:
                 raise unknown(name, word, words)
         if not callable(self.walks):
             raise UsageError(
-                f"walks = {self.walks!r} makes no synthetic users: give random, or in Python a callable"
+                f"walks = {self.walks!r} makes no synthetic users: give random, or in Python a "
+                "callable"
             )
         for name, value, least in (
             ("local_rounds", self.rounds, 1),
@@ -96,17 +100,21 @@ class SyntheticUsersConfig:
             isinstance(self.grid, Integral) and 1 <= int(self.grid) <= len(GRID)
         ):
             raise UsageError(
-                f"grid = {self.grid!r} architectures cannot be compared: it is a whole number from 1 to {len(GRID)}"
+                f"grid = {self.grid!r} architectures cannot be compared: it is a whole number from "
+                f"1 to {len(GRID)}"
             )
         if not (isinstance(self.radius, Real) and 0 <= float(self.radius) < np.inf):
             raise UsageError(
-                f"radius = {self.radius!r} is no distance: give a finite number from 0, in units of the area"
+                f"radius = {self.radius!r} is no distance: give a finite number from 0, in units "
+                "of the area"
             )
 
     def learned(
         self, flat: FlatModel, plan: LocalTraining, agreed: Mapping[str, Any], draws: Randomness
     ) -> TrainedSimilarityModel:
-        """Synthetic data, M_synth, their LCSS, and the network, trained to tell it; `agreed` is what everyone knows of the data."""
+        """Synthetic data, M_synth, their LCSS, and the network, trained to tell it; `agreed` is
+        what everyone knows of the data.
+        """
         users = generated(self.walks, self.form, self.users, draws.generator("walks"))
         models = self.trained(
             users, flat, plan, agreed["classes"], agreed["dtype"], draws.integer("training")
@@ -139,7 +147,9 @@ class SyntheticUsersConfig:
         dtype: str,
         seed: int,
     ) -> torch.Tensor:
-        """The models of users with samples (x, y), all trained in one batched pass as clients are, (u, d)."""
+        """The models of users with samples (x, y), all trained in one batched pass as clients are,
+        (u, d).
+        """
         own = {f"synthetic {k}": pair for k, pair in enumerate(users)}
         none = {name: (x[:0], y[:0]) for name, (x, y) in own.items()}
         federation = Federation.from_arrays(
@@ -147,7 +157,8 @@ class SyntheticUsersConfig:
         )
         if self.shape and federation.shape != self.shape:
             raise UsageError(
-                f"the generator of synthetic users gives samples of shape {federation.shape}, and clients' have {self.shape}"
+                f"the generator of synthetic users gives samples of shape {federation.shape}, and "
+                f"clients' have {self.shape}"
             )
         secret = NoiseStreams.derived(
             Randomness(seed), "synthetic"
@@ -190,16 +201,22 @@ class SyntheticUsersConfig:
 
 
 def check_walks(walks: Any, objective: Objective) -> None:
-    """Raise UsageError where synthetic users are to be made by random walks, and clients' data are no positions."""
+    """Raise UsageError where synthetic users are to be made by random walks, and clients' data are
+    no positions.
+    """
     if isinstance(walks, str) and not isinstance(objective, Trajectory):
         raise UsageError(
-            f"nsim makes synthetic users by random walks, for data that are positions, not for {objective.kind}: take such data (--data"
-            " mobility), or give it a generator of your own (walks=…), which makes samples of these data"
+            "nsim makes synthetic users by random walks, for data that are positions, not for "
+            f"{objective.kind}: take such data (--data"
+            " mobility), or give it a generator of your own (walks=…), which makes samples of "
+            "these data"
         )
 
 
 def true_similarity(targets: Sequence[Any], radius: float, stride: int = 1) -> NDArray[np.float64]:
-    """LCSS of users' targets (n_i, …) in the order of time, every `stride`-th of them, of all pairs, (m, m)."""
+    """LCSS of users' targets (n_i, …) in the order of time, every `stride`-th of them, of all
+    pairs, (m, m).
+    """
     return similarities([np.asarray(y).reshape(len(y), -1)[::stride] for y in targets], radius)
 
 
@@ -209,8 +226,8 @@ def correlations(
     true: NDArray[np.float64],
     name: str = "",
 ) -> dict[str, float | None]:
-    """Pearson's correlation of the true similarity (m, m) of users, over all pairs, with what the network told, (m, m), and with CKA, mean
-    CCA and SVCCA of the same layers (m, r, c).
+    """Pearson's correlation of the true similarity (m, m) of users, over all pairs, with what the
+    network told, (m, m), and with CKA, mean CCA and SVCCA of the same layers (m, r, c).
     """
     pairs = np.triu_indices(len(true), 1)
     found = {"pearson": told, **{kernel: compare(layers) for kernel, compare in KERNELS.items()}}

@@ -1,4 +1,6 @@
-"""Clients that compare their data with others' by leading eigenvectors (Ali & Arafa 2024, Algorithm 2)."""
+"""Clients that compare their data with others' by leading eigenvectors (Ali & Arafa 2024, Algorithm
+2).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ VIEWS = {
     "gps": (
         "each client's relevance to every other's data (the plain pairs read the rows), and so R",
         "the clusters, and each client's cluster",
-        "how each cluster's common layers have moved in every round (under the mask), and over how many samples (clipped: clients)",
+        "how each cluster's common layers have moved in every round (under the mask), and over how "
+        "many samples (clipped: clients)",
     ),
     "client": (
         "all other clients' eigenvectors: directions in which their data vary",
@@ -34,7 +37,8 @@ VIEWS = {
     ),
     "lps": (
         "each of its clients' number of samples (the plain sum reads every reply)",
-        "how the common layers of all clusters have moved on average: of two clusters, the other's up to their samples",
+        "how the common layers of all clusters have moved on average: of two clusters, the other's "
+        "up to their samples",
     ),
 }
 
@@ -81,7 +85,8 @@ class TaskChoice:
 
 
 class OneShotClient(SumClient):
-    """Clients that share eigenvectors, tell how relevant others' data are to theirs, and then contribute to means.
+    """Clients that share eigenvectors, tell how relevant others' data are to theirs, and then
+    contribute to means.
 
     Args:
         features: Φ.
@@ -110,7 +115,9 @@ class OneShotClient(SumClient):
 
     @answers(GATHER, through=("vectors",), sealed=("vectors",), fresh=True)
     def eigen(self, turn: CallContext, query: Empty) -> Eigenvectors:
-        """The first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2–5), or of what noise makes of it; the eigenvalues stay here."""
+        """The first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2–5), or of what noise makes
+        of it; the eigenvalues stay here.
+        """
         return Eigenvectors(
             Rows(torch.stack([self._told(k) for k in turn.at]).to(self.cohort.start))
         )
@@ -126,10 +133,13 @@ class OneShotClient(SumClient):
 
     @answers(GATHER)
     def choose(self, turn: CallContext, query: OtherEigenvectors) -> TaskChoice:
-        """The cluster whose members' data are, on average, most relevant to a newcomer's own; it tells no more than that (ours)."""
+        """The cluster whose members' data are, on average, most relevant to a newcomer's own; it
+        tells no more than that (ours).
+        """
         if query.labels is None:
             raise PolicyError(
-                "choose brings the clusters of the others: without them there is nothing to choose from"
+                "choose brings the clusters of the others: without them there is nothing to choose "
+                "from"
             )
         chosen = []
         for picks, (_, found) in zip(query.labels.picks, self._compared(turn, query), strict=True):
@@ -144,12 +154,15 @@ class OneShotClient(SumClient):
         return TaskChoice(Rows(torch.as_tensor(chosen)))
 
     def _check_others(self, turn: CallContext, query: OtherEigenvectors) -> None:
-        """Raise FrameError unless each client is sent vectors of others, each once, by ascending number."""
+        """Raise FrameError unless each client is sent vectors of others, each once, by ascending
+        number.
+        """
         for i, picks in zip(turn.ids, query.ids.picks, strict=True):
             ids = query.ids.table[list(picks)].tolist()
             if ids != sorted(set(ids)) or i in ids:
                 raise FrameError(
-                    f"Others.ids for client {i} are not others' numbers in ascending order: the frame is refused"
+                    f"Others.ids for client {i} are not others' numbers in ascending order: the "
+                    "frame is refused"
                 )
 
     def _compared(
@@ -164,7 +177,9 @@ class OneShotClient(SumClient):
         ]
 
     def _relevant(self, k: int, vectors: torch.Tensor) -> torch.Tensor:
-        """Return r(i, ·) from G_i, or, where that has noise, r of spans from the noisy matrix that the client's eigenvectors are of."""
+        """Return r(i, ·) from G_i, or, where that has noise, r of spans from the noisy matrix that
+        the client's eigenvectors are of.
+        """
         features, flat = self._features(k), vectors.flatten(0, 1)
         if self._noise is None or self._noise.naive:
             image = projected(features, flat)
@@ -206,8 +221,10 @@ class OneShotClient(SumClient):
         if self._made.setdefault(k, found) != found:
             raise PolicyError(
                 f"client {client}'s noisy Gram matrix came out otherwise than when it was first"
-                " used, as on a machine that rounds otherwise, and its noise covers one matrix only:"
-                " answer with the data, hardware, software and number of threads of before, or start"
+                " used, as on a machine that rounds otherwise, and its noise covers one matrix "
+                "only:"
+                " answer with the data, hardware, software and number of threads of before, or "
+                "start"
                 " a new run"
             )
         return matrix

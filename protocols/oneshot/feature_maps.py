@@ -1,6 +1,8 @@
-"""Feature maps Φ: what a client's samples are described by before their Gram matrix is formed (Ali & Arafa 2024, II-B).
+"""Feature maps Φ: what a client's samples are described by before their Gram matrix is formed (Ali
+& Arafa 2024, II-B).
 
-Every client must use the same map, so a map is made from public things alone: a name, the run's seed, a public data set, published weights.
+Every client must use the same map, so a map is made from public things alone: a name, the run's
+seed, a public data set, published weights.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Features:
     """A map Φ of samples (n, *shape) in [0, 1] to features (n, D) float32, on the samples' device.
 
     Args:
-        dimension: D. description: what a configuration says of it, for JSON. batch: samples mapped at once.
+        dimension: D. description: what a configuration says of it, for JSON. batch: samples mapped
+            at once.
     """
 
     name: str
@@ -55,15 +58,17 @@ class Features:
         """Φ(x), (n, D).
 
         Args:
-            finite: whether a row that is not finite is refused. Under noise it counts as zeros later, since a refusal would
-                be a release of its own.
+            finite: whether a row that is not finite is refused. Under noise it counts as zeros
+                later, since a refusal would be a release of its own.
 
         Raises:
-            UsageError: samples of another shape, or a map of a user's own that fails or does not give a row of D for each.
+            UsageError: samples of another shape, or a map of a user's own that fails or does not
+                give a row of D for each.
         """
         if tuple(x.shape[1:]) != self.shape:
             raise UsageError(
-                f"the features {self.name} are made for samples of shape {_text(self.shape)}, not {_text(x.shape[1:])}"
+                f"the features {self.name} are made for samples of shape {_text(self.shape)}, not "
+                f"{_text(x.shape[1:])}"
             )
         if not len(x):
             return torch.zeros(0, self.dimension, device=x.device)
@@ -88,7 +93,8 @@ class Features:
         """
         if self.description != description:
             raise UsageError(
-                "these features are not those by which the run compared its clients: give the same map, data or weights"
+                "these features are not those by which the run compared its clients: give the same "
+                "map, data or weights"
             )
         return self
 
@@ -97,17 +103,20 @@ def check(features: Any, public: str | None = None, dimension: int | None = None
     """Refuse options that no data could make right; torch is not loaded for it.
 
     Raises:
-        UsageError: an unknown name, a public data set that is missing, unknown or of no use, or a dimension that is none.
+        UsageError: an unknown name, a public data set that is missing, unknown or of no use, or a
+            dimension that is none.
     """
     if not isinstance(features, str) and not callable(features):
         raise UsageError(
-            f"features are one of {', '.join(NAMES)}, a callable or an nn.Module, not {type(features).__name__}"
+            f"features are one of {', '.join(NAMES)}, a callable or an nn.Module, not "
+            f"{type(features).__name__}"
         )
     if isinstance(features, str) and features not in NAMES:
         raise unknown("features", features, NAMES)
     if features == "pca" and public is None:
         raise UsageError(
-            "the features pca need public data of the same shape: name a data set as public, cifar100 for cifar10, say"
+            "the features pca need public data of the same shape: name a data set as public, "
+            "cifar100 for cifar10, say"
         )
     if public is not None and features != "pca":
         raise UsageError("public data serve the features pca alone: leave public out, or use pca")
@@ -127,7 +136,8 @@ def check_objective(objective: Objective) -> None:
     """Raise UsageError for text: a Gram matrix of token numbers means nothing."""
     if isinstance(objective, Language):
         raise UsageError(
-            "one-shot similarity compares samples that are numbers, and text is not: choose another protocol, cfl say"
+            "one-shot similarity compares samples that are numbers, and text is not: choose "
+            "another protocol, cfl say"
         )
 
 
@@ -140,15 +150,18 @@ def build(
 ) -> Features:
     """The named map for samples of this shape, or a user's own, tried on three random samples.
 
-    "identity" flattens; "pca" projects on the principal components of public samples; "dct" keeps an image's lowest frequencies, which
-    needs no data at all; "conv" is an untrained network whose weights are drawn from the seed; "resnet18" is torchvision's, trained on
-    ImageNet, up to its average pool (Ali & Arafa 2024, III).
+    "identity" flattens; "pca" projects on the principal components of public samples; "dct" keeps
+    an image's lowest frequencies, which needs no data at all; "conv" is an untrained network whose
+    weights are drawn from the seed; "resnet18" is torchvision's, trained on ImageNet, up to its
+    average pool (Ali & Arafa 2024, III).
 
     Args:
-        public: name of a public data set, for pca. dimension: D, for pca, dct and conv (None: `DIMENSION`).
+        public: name of a public data set, for pca. dimension: D, for pca, dct and conv (None:
+            `DIMENSION`).
 
     Raises:
-        UsageError: as in `check`; or samples that the map does not take, public data, packages or weights that are missing.
+        UsageError: as in `check`; or samples that the map does not take, public data, packages or
+            weights that are missing.
     """
     check(features, public, dimension)
     batch = BATCH
@@ -185,18 +198,21 @@ def _pca(
 ) -> tuple[Map, Any]:
     """Projection on the leading principal components of a seeded draw of public samples.
 
-    The samples' own mean stays in (ours): G is about the origin, and much of what tells tasks apart is where their means lie.
+    The samples' own mean stays in (ours): G is about the origin, and much of what tells tasks apart
+    is where their means lie.
     """
     given = source(public)
     if given.shape != shape:
         raise UsageError(
-            f"the public data {public} have samples of shape {_text(given.shape)}, the clients' have {_text(shape)}: name data of one shape"
+            f"the public data {public} have samples of shape {_text(given.shape)}, the clients' "
+            f"have {_text(shape)}: name data of one shape"
         )
     draw = Randomness(seed).generator("features", "public").permutation(len(given.train.y))[:count]
     samples = torch.from_numpy(given.train.read(np.sort(draw))).flatten(1)
     if dimension > min(samples.shape):
         raise UsageError(
-            f"{len(samples)} samples of {public} have at most {min(samples.shape)} principal components, not {dimension}"
+            f"{len(samples)} samples of {public} have at most {min(samples.shape)} principal "
+            f"components, not {dimension}"
         )
     wide = samples.double()
     vectors = top(wide - wide.mean(0), dimension)[1].float()
@@ -212,7 +228,8 @@ def _pca(
 
 
 def _dct(shape: tuple[int, ...], dimension: int) -> tuple[Map, Any]:
-    """The lowest frequencies (u/H, v/W) of each channel's orthonormal DCT-II, by u²/H² + v²/W² (ours).
+    """The lowest frequencies (u/H, v/W) of each channel's orthonormal DCT-II, by u²/H² + v²/W²
+    (ours).
 
     A projection, so it makes no sample longer.
     """
@@ -220,12 +237,14 @@ def _dct(shape: tuple[int, ...], dimension: int) -> tuple[Map, Any]:
 
     if len(shape) != 3:
         raise UsageError(
-            f"the features dct take images, not samples of shape {_text(shape)}: use identity or pca"
+            f"the features dct take images, not samples of shape {_text(shape)}: use identity or "
+            "pca"
         )
     channels, height, width = shape
     if dimension > channels * height * width:
         raise UsageError(
-            f"samples of shape {_text(shape)} have {channels * height * width} frequencies, not {dimension}: ask for fewer"
+            f"samples of shape {_text(shape)} have {channels * height * width} frequencies, not "
+            f"{dimension}: ask for fewer"
         )
     order = sorted(
         np.ndindex(height, width, channels),
@@ -243,13 +262,16 @@ def _dct(shape: tuple[int, ...], dimension: int) -> tuple[Map, Any]:
 
 
 def _conv(shape: tuple[int, ...], randomness: Randomness, dimension: int) -> tuple[Map, Any]:
-    """Two 3×3 convolutions with random weights, ReLU and pooling, averaged over the four quarters of the image (ours).
+    """Two 3×3 convolutions with random weights, ReLU and pooling, averaged over the four quarters
+    of the image (ours).
 
-    `benchmarks.papers.oneshot_table1` and `benchmarks.tasks` tell how well it tells tasks apart, beside the pixels themselves.
+    `benchmarks.papers.oneshot_table1` and `benchmarks.tasks` tell how well it tells tasks apart,
+    beside the pixels themselves.
     """
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise UsageError(
-            f"the features conv take images of at least 4×4 pixels, not samples of shape {_text(shape)}: use identity"
+            "the features conv take images of at least 4×4 pixels, not samples of shape "
+            f"{_text(shape)}: use identity"
         )
     widths = (shape[0], 32, -(-dimension // 4))
     layers = [
@@ -281,7 +303,8 @@ def _layer(randomness: Randomness, k: int, before: int, after: int) -> tuple[Ten
 def _own(features: Map | nn.Module) -> tuple[Map, Any]:
     """A user's own map; of a module a copy in evaluation mode, described by its text and weights.
 
-    It is given copies of samples: `x -= mean`, or a ReLU in place, would change what clients train on.
+    It is given copies of samples: `x -= mean`, or a ReLU in place, would change what clients train
+        on.
     """
     if not isinstance(features, torch.nn.Module):
         return (lambda x: features(x.clone())), None
@@ -305,11 +328,13 @@ def _tried(name: str, function: Map, shape: tuple[int, ...]) -> Tensor:
     near = 1e-3 * float(found.abs().max())
     if not torch.allclose(found, again, rtol=0, atol=near):
         raise UsageError(
-            f"the features {name} differ from call to call: let them draw no random numbers and keep no state"
+            f"the features {name} differ from call to call: let them draw no random numbers and "
+            "keep no state"
         )
     if not torch.allclose(found[:1], alone, rtol=0, atol=near):
         raise UsageError(
-            f"the features {name} of a sample depend on the others of its batch: map each sample on its own"
+            f"the features {name} of a sample depend on the others of its batch: map each sample "
+            "on its own"
         )
     return found
 
@@ -322,7 +347,8 @@ def _checked(name: str, function: Map, x: Tensor, dimension: int | None = None) 
         raise
     except Exception as error:  # a user's own map may raise anything
         raise UsageError(
-            f"the features {name} do not take samples of shape {_text(x.shape[1:])}: {_reason(error)}"
+            f"the features {name} do not take samples of shape {_text(x.shape[1:])}: "
+            f"{_reason(error)}"
         ) from error
     if (
         not isinstance(found, torch.Tensor)
@@ -332,11 +358,13 @@ def _checked(name: str, function: Map, x: Tensor, dimension: int | None = None) 
     ):
         what = _text(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
         raise UsageError(
-            f"the features {name} give {what} for {len(x)} samples: they must give one row of numbers for each"
+            f"the features {name} give {what} for {len(x)} samples: they must give one row of "
+            "numbers for each"
         )
     if found.shape[1] != (dimension or found.shape[1]):
         raise UsageError(
-            f"the features {name} give {dimension} numbers for a sample, then {found.shape[1]}: give equally many"
+            f"the features {name} give {dimension} numbers for a sample, then {found.shape[1]}: "
+            "give equally many"
         )
     if found.is_complex():
         raise UsageError(f"the features {name} are complex: give real numbers")
@@ -356,7 +384,9 @@ def _place(features: Any) -> str:
 
 
 def _print(found: Tensor) -> list[str]:
-    """A few digits of random projections of the probe's features, which tell maps apart but not machines that round differently."""
+    """A few digits of random projections of the probe's features, which tell maps apart but not
+    machines that round differently.
+    """
     draw = Randomness(0).generator("features", "probe").standard_normal((found.shape[1], 4))
     return [
         f"{value:.2e}"

@@ -1,7 +1,9 @@
-"""Hierarchical federated averaging: local parameter servers (LPS), one a cluster, and a global one (GPS) for the layers they share.
+"""Hierarchical federated averaging: local parameter servers (LPS), one a cluster, and a global one
+(GPS) for the layers they share.
 
-Each LPS averages its members' updates (`averaging`); now and then it sends the GPS how its first, common layers have moved, and gets the
-weighted average of all LPSs back. The rest of each model stays with its LPS (Ali & Arafa 2024, Algorithm 1, lines 5–7).
+Each LPS averages its members' updates (`averaging`); now and then it sends the GPS how its first,
+common layers have moved, and gets the weighted average of all LPSs back. The rest of each model
+stays with its LPS (Ali & Arafa 2024, Algorithm 1, lines 5–7).
 """
 
 from __future__ import annotations
@@ -29,9 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class CommonDeltas:
-    """LPS to GPS: how its common layers moved in each FedAvg round since the last time. And back: how they are to have moved."""
+    """LPS to GPS: how its common layers moved in each FedAvg round since the last time. And back:
+    how they are to have moved.
+    """
 
-    moves: Rows  # (K, L, n) of L rounds, masked where updates are; rounds have masks of their own, so they are not added up
+    # (K, L, n) of L rounds, masked where updates are; rounds have masks of their own, so they are
+    # not added up
+    moves: Rows
     size: Rows | None  # (K, L) samples behind each move; not on the way back
 
 
@@ -40,7 +46,9 @@ class GPS:
 
     @answers(RELAY, private=False)
     def mix(self, query: CommonDeltas) -> CommonDeltas:
-        """Σ_c n_c·w_c / Σ_c n_c (the paper says "weighted average"; the weights, sample counts, are ours)."""
+        """Σ_c n_c·w_c / Σ_c n_c (the paper says "weighted average"; the weights, sample counts, are
+        ours).
+        """
         assert query.size is not None
         size, moves = query.size.table, query.moves.table
         total = size.sum(0)
@@ -55,7 +63,9 @@ class ClusterDelta:
 
     step: int  # the call whose mask the moves carry
     moves: torch.Tensor  # (K, n) of the common layers
-    size: torch.Tensor  # (K,) samples behind them, 0 where fewer than two members replied: what one of them sent is not for the GPS
+    # (K,) samples behind them, 0 where fewer than two members replied: what one of them sent is not
+    # for the GPS
+    size: torch.Tensor
     width: int  # numbers of a whole average
 
 
@@ -71,9 +81,11 @@ class HierarchicalState(AveragingState):
 def average_in_layers(
     net: ServerChannel, state: HierarchicalState, gps: GPS, share: float, t: int, mix: bool
 ) -> None:
-    """Round t of FedAvg at each LPS; where `mix` says so their common layers then become the GPS's average.
+    """Round t of FedAvg at each LPS; where `mix` says so their common layers then become the GPS's
+    average.
 
-    A cluster of one has no LPS to speak of: its client trains alone, and no layer of it leaves (ours).
+    A cluster of one has no LPS to speak of: its client trains alone, and no layer of it leaves
+        (ours).
     """
     total = cluster_sums(net, state, share, t)
     means = None if total is None else weighted_means(total)
@@ -95,7 +107,9 @@ def _mix(
     now: int | None,
     means: torch.Tensor | None,
 ) -> None:
-    """Send the pending moves, and put right what the members have been told of them, or, for this round's, are about to be told."""
+    """Send the pending moves, and put right what the members have been told of them, or, for this
+    round's, are about to be told.
+    """
     clusters = [c for c, own in enumerate(clusters_of(state.labels)) if len(own) > 1]
     pending, state.pending = state.pending, []
     if not (net.common and pending and len(clusters) > 1):
@@ -116,8 +130,9 @@ def common_layers(model: FlatModel, names: str) -> int:
     """How many of the model's parameters, the first ones, all clusters share.
 
     Args:
-        names: of the layers, the first of the model, joined by commas; "none"; or "auto", what the model names: everything up to its last
-            convolution, without convolutions its first layer, and nothing where that would be all it has.
+        names: of the layers, the first of the model, joined by commas; "none"; or "auto", what the
+            model names: everything up to its last convolution, without convolutions its first
+            layer, and nothing where that would be all it has.
 
     Raises:
         UsageError: an unknown layer, or layers that are not the first ones.

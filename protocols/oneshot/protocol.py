@@ -1,15 +1,16 @@
-"""One-shot clustering for multi-task hierarchical FL: Ali, Arafa, "Data Similarity-Based One-Shot Clustering for Multi-Task Hierarchical
-Federated Learning", 2024. Algorithms 1 and 2.
+"""One-shot clustering for multi-task hierarchical FL: Ali, Arafa, "Data Similarity-Based One-Shot
+Clustering for Multi-Task Hierarchical Federated Learning", 2024. Algorithms 1 and 2.
 
 G_i        Φ(X_i)ᵀΦ(X_i)/n_i, the Gram matrix of client i's features; λ_k, v_k its p leading eigenvalues and eigenvectors
 r(i, j)    relevance of j's data to i: Π_k (min/max of λ_k^(i) and λ̂_k = ‖G_i v_k^(j)‖)^(1/p)
-           of noisy Gram matrices r(i, j) compares Σ_k λ_k² and Σ_k λ̂_k² instead: `spectra.span_relevance` (ours)
+           of noisy Gram matrices r(i, j) compares Σ_k λ_k² and Σ_k λ̂_k² instead:
+           `spectra.span_relevance` (ours)
 R          (r(i, j) + r(j, i)) / 2, all that clusters are made from: before any training, without a model or a loss
 GPS, LPS   the global parameter server, and the local one of each cluster
 T, G       the number of tasks, and of rounds
 
-The GPS relays eigenvectors, sealed client to client by default (ours), clusters, and averages the common layers. An LPS sees its own
-members' updates, and no other's; the GPS sees none.
+The GPS relays eigenvectors, sealed client to client by default (ours), clusters, and averages the
+common layers. An LPS sees its own members' updates, and no other's; the GPS sees none.
 """
 
 from __future__ import annotations
@@ -60,15 +61,21 @@ class OneShot(ClusteringProtocol):
     """Clusters from eigenvectors of clients' data, then hierarchical training with common layers."""
 
     mask: str = "permutation"
-    """map of eigenvectors and updates that servers do not know, fresh each call: none, permutation, signed-permutation, rotation or haar"""
+    """map of eigenvectors and updates that servers do not know, fresh each call: none, permutation,
+    signed-permutation, rotation or haar
+    """
     tasks: int | None = None
     """T, the number of clusters; None finds it, or takes it from the height"""
     height: float | None = None
-    """merges are made up to this value of 1 - R; None makes them until `tasks` are left, or to the largest gap"""
+    """merges are made up to this value of 1 - R; None makes them until `tasks` are left, or to the
+    largest gap
+    """
     vectors: int = 5
     """p, eigenvectors that each client shares"""
     features: Any = "identity"
-    """feature map Φ that everyone knows: identity, pca, dct, conv or resnet18; in Python also a callable or nn.Module of (n, ...)"""
+    """feature map Φ that everyone knows: identity, pca, dct, conv or resnet18; in Python also a
+    callable or nn.Module of (n, ...)
+    """
     public: str | None = None
     """data set whose samples are public, for pca"""
     components: int | None = None
@@ -76,19 +83,31 @@ class OneShot(ClusteringProtocol):
     floor: float = 0.0
     """a client leaves out its own eigenvalues below this share of its largest, in [0, 1)"""
     common: str = "auto"
-    """first layers that all clusters share: their names, joined by commas; none; or auto, all up to the last convolution, else the first"""
+    """first layers that all clusters share: their names, joined by commas; none; or auto, all up to
+    the last convolution, else the first
+    """
     gps_every: int = 1
     """rounds of the LPSs between two averages of the common layers at the GPS"""
     sealed: bool = True
-    """eigenvectors can be read by the run's clients only; otherwise the GPS sees them under the mask"""
+    """eigenvectors can be read by the run's clients only; otherwise the GPS sees them under the
+    mask
+    """
     clusterer: str = field(default="paper", kw_only=True)
-    """what parts R: paper (average linkage), average (the same), spectral or kmeans; without T into as many clusters as the paper's has"""
+    """what parts R: paper (average linkage), average (the same), spectral or kmeans; without T into
+    as many clusters as the paper's has
+    """
     dp_unit: str = field(default="example", kw_only=True)
-    """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in local training)"""
+    """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in
+    local training)
+    """
     gram_noise: float = field(default=0.0, kw_only=True)
-    """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its dp_unit; relevance is then of spans"""
+    """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its
+    dp_unit; relevance is then of spans
+    """
     gram_mechanism: str = field(default="gram", kw_only=True)
-    """gram, or naive: noise on unit eigenvectors by their trivial sensitivity 2√p, for research; relevance is exact, and ε infinite"""
+    """gram, or naive: noise on unit eigenvectors by their trivial sensitivity 2√p, for research;
+    relevance is exact, and ε infinite
+    """
 
     name: ClassVar[str] = "oneshot"
     client: ClassVar[type[TrainingClient]] = OneShotClient
@@ -127,7 +146,8 @@ class OneShot(ClusteringProtocol):
         shared = net.gather(OneShotClient.eigen, Empty(), to=net.clients, tries=TRIES)  # lines 2–5
         if len(shared) < 2:
             raise UsageError(
-                f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run it anew, with another seed"
+                f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run "
+                "it anew, with another seed"
             )
         vectors = shared.rows.vectors.values.cpu()
         letters = eigenvectors_of_others(shared.ids, vectors, shared.step, to=shared.ids)
@@ -151,7 +171,9 @@ class OneShot(ClusteringProtocol):
         )
 
     def place(self, net: ServerChannel, state: OneShotState, to: Sequence[int]) -> list[int]:
-        """Ours: a newcomer is sent all eigenvectors and names the cluster whose members' are most relevant to it, nothing else."""
+        """Ours: a newcomer is sent all eigenvectors and names the cluster whose members' are most
+        relevant to it, nothing else.
+        """
         found = state.found
         assert found is not None
         ids = found.look.ids
@@ -192,7 +214,9 @@ class OneShot(ClusteringProtocol):
         )
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
-        """A map of the common layers, and another of the others; eigenvectors are sealed, or mapped as features would be."""
+        """A map of the common layers, and another of the others; eigenvectors are sealed, or mapped
+        as features would be.
+        """
         d, shared = config["dimension"], config["shared"]
         apart = self.mask != "none" and 0 < shared < d
         masks = (Blocks(self.mask, shared, d - shared),) if apart else build(self.mask, d)
@@ -216,7 +240,9 @@ class OneShot(ClusteringProtocol):
         return replace(super().releases(), gram=1)
 
     def keeps_local_models(self, config: Mapping[str, Any]) -> bool:
-        """Return whether models that clients trained alone stay out of the results: also where only Gram matrices have noise."""
+        """Return whether models that clients trained alone stay out of the results: also where only
+        Gram matrices have noise.
+        """
         return super().keeps_local_models(config) or float(config["gram_noise"]) > 0
 
     def resolved(self, federation: Federation) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""ResNet-18 as a feature map: torchvision's network with ImageNet weights, up to its average pool (Ali & Arafa 2024, III)."""
+"""ResNet-18 as a feature map: torchvision's network with ImageNet weights, up to its average pool
+(Ali & Arafa 2024, III).
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,20 @@ BATCH = 64  # images mapped at once
 
 
 def resnet18(shape: tuple[int, ...]) -> tuple[Callable[[Tensor], Tensor], Any, int]:
-    """Map of images (n, 1 or 3, h, w) in [0, 1] to (n, 512), what a configuration says of it, and images mapped at once.
+    """Map of images (n, 1 or 3, h, w) in [0, 1] to (n, 512), what a configuration says of it, and
+    images mapped at once.
 
-    Images are resized to 224×224 (ours: the paper does not say; nothing is cropped) and normalised as the weights expect; grey ones are
-    repeated to three channels.
+    Images are resized to 224×224 (ours: the paper does not say; nothing is cropped) and normalised
+    as the weights expect; grey ones are repeated to three channels.
 
     Raises:
-        UsageError: samples that are no images; torchvision or the weights are missing, or do not fit.
+        UsageError: samples that are no images; torchvision or the weights are missing, or do not
+            fit.
     """
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise UsageError(
-            f"the features resnet18 take images of one or three channels, not samples of shape {'×'.join(map(str, shape))}"
+            "the features resnet18 take images of one or three channels, not samples of shape "
+            f"{'×'.join(map(str, shape))}"
         )
     models = _torchvision()
     state = weights(models)
@@ -45,17 +50,20 @@ def resnet18(shape: tuple[int, ...]) -> tuple[Callable[[Tensor], Tensor], Any, i
     except (RuntimeError, TypeError, AttributeError) as error:
         where = os.environ.get(WEIGHTS) or "torchvision's cache"
         raise UsageError(
-            f"the weights in {where} are not those of torchvision's resnet18: name the file of these in {WEIGHTS}"
+            f"the weights in {where} are not those of torchvision's resnet18: name the file of "
+            f"these in {WEIGHTS}"
         ) from error
     module.fc = torch.nn.Identity()
     return _map(module.eval()), {"resnet18": digest(state), "side": SIDE}, BATCH
 
 
 def weights(models: Any) -> Mapping[str, Tensor]:
-    """The state dict in the file that SECURECLUSTER_WEIGHTS names, else torchvision's own, from its cache or its server.
+    """The state dict in the file that SECURECLUSTER_WEIGHTS names, else torchvision's own, from its
+    cache or its server.
 
     Raises:
-        UsageError: a file that cannot be read, or weights that are neither in the cache nor to be had.
+        UsageError: a file that cannot be read, or weights that are neither in the cache nor to be
+            had.
     """
     given = os.environ.get(WEIGHTS)
     if given:
@@ -69,7 +77,8 @@ def weights(models: Any) -> Mapping[str, Tensor]:
         Exception
     ) as error:  # a server's, a file system's and an unpickler's errors have no common base
         raise UsageError(
-            f"ResNet-18's ImageNet weights are not in torchvision's cache and could not be loaded from {url} ({type(error).__name__}): "
+            "ResNet-18's ImageNet weights are not in torchvision's cache and could not be loaded "
+            f"from {url} ({type(error).__name__}): "
             f"check the connection, or download the file and name it in {WEIGHTS}"
         ) from error
     return found
@@ -95,7 +104,8 @@ def _torchvision() -> Any:
         ) from None
     except Exception as error:  # a build for another torch fails with a RuntimeError of torch's
         raise UsageError(
-            f"torchvision cannot be imported ({type(error).__name__}), so the features resnet18 cannot be used: "
+            f"torchvision cannot be imported ({type(error).__name__}), so the features resnet18 "
+            "cannot be used: "
             "install the build of torchvision that belongs to the installed torch"
         ) from error
 
@@ -111,7 +121,8 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         Exception
     ) as error:  # safetensors', an unpickler's and a file system's errors have no common base
         raise UsageError(
-            f"{WEIGHTS} is {path}, which cannot be read as weights ({type(error).__name__}): name a whole file"
+            f"{WEIGHTS} is {path}, which cannot be read as weights ({type(error).__name__}): name "
+            "a whole file"
         ) from error
     if not isinstance(state, Mapping) or not all(
         isinstance(value, torch.Tensor) for value in state.values()

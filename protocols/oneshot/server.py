@@ -25,7 +25,9 @@ def eigenvectors_of_others(
     to: Sequence[int],
     labels: Sequence[int] = (),
 ) -> OtherEigenvectors:
-    """The frames that bring to each of `to` what came from the clients `ids`, ascending, except its own; `labels` are their clusters."""
+    """The frames that bring to each of `to` what came from the clients `ids`, ascending, except its
+    own; `labels` are their clusters.
+    """
     picks = tuple(tuple(k for k, j in enumerate(ids) if j != i) for i in to)
     clusters = Picks(torch.as_tensor(labels), picks) if labels else None
     return OtherEigenvectors(
@@ -74,7 +76,9 @@ class OneShotState(HierarchicalState):
 
 @dataclass(frozen=True)
 class TaskClusters:
-    """What is computed from R: under a key authority, where R is in the clear, this alone leaves it, `relevance` empty."""
+    """What is computed from R: under a key authority, where R is in the clear, this alone leaves
+    it, `relevance` empty.
+    """
 
     labels: list[int]  # (r,)
     merges: torch.Tensor  # (r − 1, 4)
@@ -89,10 +93,12 @@ def agglomerate(
     seed: int = 0,
     noisy: bool = False,
 ) -> Callable[[torch.Tensor], TaskClusters]:
-    """Average linkage on 1 − R (linkage and dissimilarity are ours) until `tasks` clusters are left, or up to `height`, or to a gap.
+    """Average linkage on 1 − R (linkage and dissimilarity are ours) until `tasks` clusters are
+    left, or up to `height`, or to a gap.
 
     Args:
-        clusterer: others than "paper" part R as `partitions` does, into as many clusters; the merges are then for the picture.
+        clusterer: others than "paper" part R as `partitions` does, into as many clusters; the
+            merges are then for the picture.
         seed: of theirs.
         noisy: whether R is made of noisy Gram matrices.
     """
@@ -118,7 +124,9 @@ def agglomerate(
 
 
 def check_options(given: Any, clients: int) -> None:
-    """Raise UsageError for options of the clustering, and of the servers, that cannot be; `given` has them."""
+    """Raise UsageError for options of the clustering, and of the servers, that cannot be; `given`
+    has them.
+    """
     if given.tasks is not None and given.height is not None:
         raise UsageError("tasks and height both say where merging stops: give one of them")
     if given.tasks is not None:
@@ -128,7 +136,8 @@ def check_options(given: Any, clients: int) -> None:
     check_choice(given, clusterer=CLUSTERERS)
     if given.height is not None and given.clusterer != "paper":
         raise UsageError(
-            f"a height cuts merges, and the clusterer {given.clusterer} makes none of its own: give tasks, or neither"
+            f"a height cuts merges, and the clusterer {given.clusterer} makes none of its own: "
+            "give tasks, or neither"
         )
     check_whole(given, vectors=1, gps_every=1)
     check_number(given, "floor", 0, 1)

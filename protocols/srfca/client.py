@@ -1,5 +1,5 @@
-"""The clients of SR-FCA (Vardhan et al. 2024): they train alone, judge each other's models and the clusters', and average within their
-cluster, from θ_0 anew at every restart.
+"""The clients of SR-FCA (Vardhan et al. 2024): they train alone, judge each other's models and the
+clusters', and average within their cluster, from θ_0 anew at every restart.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ JUDGED = Upto("judged", "clients")
 class RelayedModels:
     """Server to client: the others' one-shot models, for it to judge."""
 
-    # (n − 1, d) displacements since θ_0, masked where updates are; or (n − 1, ·) uint8, sealed; n with its own
+    # (n − 1, d) displacements since θ_0, masked where updates are; or (n − 1, ·) uint8, sealed; n
+    # with its own
     models: Annotated[Picks, Real((OWNERS, "dimension"), sent="delta", sealed=True)]
     owner: Annotated[Picks, Whole((OWNERS,), below="clients")]  # (n − 1,) int64, whose
     # (n,) int64, the clients in the order of the reply
@@ -55,12 +56,15 @@ class LossSums:
 
 @dataclass(frozen=True, eq=False)
 class OfferedClusters:
-    """Server to client: the clusters' models, of which it is to name the nearest to its own one-shot model."""
+    """Server to client: the clusters' models, of which it is to name the nearest to its own
+    one-shot model.
+    """
 
     # (K, d) displacements since θ_0; none for a client that has judged them already
     models: Annotated[Picks, Real((Upto("brought", "clients"), "dimension"), sent="delta")]
     step: Annotated[int, Between(most="steps")]  # the call whose mask they carry
-    # (b, K) float64, mean over the cluster's members of the loss of the client's model; NaN: not known; inf: no choice
+    # (b, K) float64, mean over the cluster's members of the loss of the client's model; NaN: not
+    # known; inf: no choice
     others: Annotated[Rows, Real((Upto("models", "clients", least=1),), finite=False)]
 
 
@@ -106,13 +110,17 @@ class SRFCAClient(SumClient):
 
     @answers(GATHER, through=("delta",), sealed=("delta",), fresh=True)
     def send_model(self, turn: CallContext, query: Empty) -> Update:
-        """w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked or sealed on the way out. Asked again, the answer is the same."""
+        """w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked or sealed on the way out. Asked
+        again, the answer is the same.
+        """
         self._check_one_shot(turn, "send_model")
         return self.displaced(turn.at)
 
     @answers(GATHER, private=False, trains="usual")
     def alone(self, turn: CallContext, query: AverageDeltas) -> Ack:
-        """As of every contributor, but before the first restart only: what is trained alone is not to be posted as a cluster's model."""
+        """As of every contributor, but before the first restart only: what is trained alone is not
+        to be posted as a cluster's model.
+        """
         self._check_one_shot(turn, "alone")
         return super().alone(turn, query)
 
@@ -124,9 +132,11 @@ class SRFCAClient(SumClient):
 
     @answers(PAIRS, unmasked=("loss",))
     def losses(self, turn: CallContext, query: RelayedModels) -> LossSums:
-        """f_i of everyone's one-shot model, its own too, with noise where the run adds some: a row of m values, of which each costs.
+        """f_i of everyone's one-shot model, its own too, with noise where the run adds some: a row
+        of m values, of which each costs.
 
-        The client keeps them as they left, so that no model is relayed twice and whatever else it makes of them tells nothing new.
+        The client keeps them as they left, so that no model is relayed twice and whatever else it
+        makes of them tells nothing new.
         """
         self._check_one_shot(turn, "losses")
         self._check_relay(turn, query)
@@ -152,18 +162,22 @@ class SRFCAClient(SumClient):
         return LossSums(Rows(rows))
 
     def _check_relay(self, turn: CallContext, query: RelayedModels) -> None:
-        """Raise FrameError unless the order has every client once, those that are asked and those whose models come among them."""
+        """Raise FrameError unless the order has every client once, those that are asked and those
+        whose models come among them.
+        """
         order = query.order.value.tolist()
         known = set(order)
         if len(known) < len(order) or not known.issuperset(turn.ids):
             raise FrameError(
-                "Relay.order has a client twice, or lacks the one that is asked: the frame is refused"
+                "Relay.order has a client twice, or lacks the one that is asked: the frame is "
+                "refused"
             )
         for picks in query.owner.picks:
             owners = query.owner.table[list(picks)].tolist()
             if len(set(owners)) < len(owners) or not known.issuperset(owners):
                 raise FrameError(
-                    "Relay.owner has a client twice, or one that is not in the order: the frame is refused"
+                    "Relay.owner has a client twice, or one that is not in the order: the frame is "
+                    "refused"
                 )
 
     def _relayed(self, query: RelayedModels, row: int) -> torch.Tensor:
@@ -186,13 +200,16 @@ class SRFCAClient(SumClient):
 
     @answers(GATHER)
     def choose(self, turn: CallContext, query: OfferedClusters) -> ModelChoice:
-        """argmin_c ½(mean_{j∈c} f_j(w_i) + f_i(ω_c)) (Algorithm 2); where the first is not known, argmin_c f_i(ω_c) (ours).
+        """argmin_c ½(mean_{j∈c} f_j(w_i) + f_i(ω_c)) (Algorithm 2); where the first is not known,
+        argmin_c f_i(ω_c) (ours).
 
-        It judges the models that the query brings: its f_i have noise where the run adds some, drawn here once for all that follows.
+        It judges the models that the query brings: its f_i have noise where the run adds some,
+        drawn here once for all that follows.
         """
         if not all(query.models.picks):
             raise PolicyError(
-                "choose brings models to judge: by those it has judged a client answers in choose_again"
+                "choose brings models to judge: by those it has judged a client answers in "
+                "choose_again"
             )
         self._check_all_brought(query)
         return self._nearest(self._judge(turn, query), query)
@@ -205,18 +222,22 @@ class SRFCAClient(SumClient):
         return self._nearest(self._judged(turn), query)
 
     def _check_all_brought(self, query: OfferedClusters) -> None:
-        """Raise FrameError unless a client is brought as many models as there are clusters to choose from."""
+        """Raise FrameError unless a client is brought as many models as there are clusters to
+        choose from.
+        """
         clusters = query.others.table.shape[1]
         if any(len(picks) != clusters for picks in query.models.picks):
             raise FrameError(
-                f"Choose.models does not bring {clusters} models, as many as Choose.others has: the frame is refused"
+                f"Choose.models does not bring {clusters} models, as many as Choose.others has: "
+                "the frame is refused"
             )
 
     def _nearest(self, own: Array, query: OfferedClusters) -> ModelChoice:
         others = query.others.values.numpy()
         if others.shape != own.shape:
             raise FrameError(
-                f"Choose.others is about {others.shape[1]} clusters, and {own.shape[1]} were judged: the frame is refused"
+                f"Choose.others is about {others.shape[1]} clusters, and {own.shape[1]} were "
+                "judged: the frame is refused"
             )
         return ModelChoice(
             Rows(torch.as_tensor(np.where(np.isnan(others), own, (own + others) / 2).argmin(1)))
@@ -224,7 +245,9 @@ class SRFCAClient(SumClient):
 
     @answers(GATHER)
     def join(self, turn: CallContext, query: OfferedClusters) -> NearestCluster:
-        """argmin_c ‖w_i − ω_c‖, of a newcomer's own one-shot model (ours): where models leave with noise, of that with such noise."""
+        """argmin_c ‖w_i − ω_c‖, of a newcomer's own one-shot model (ours): where models leave with
+        noise, of that with such noise.
+        """
         self._check_all_brought(query)
         models = torch.stack([self.model_at(row, query.step) for row in query.models.table])
         own, guard = self._rows(turn.at).values, self._pipeline.guard
@@ -251,7 +274,8 @@ class SRFCAClient(SumClient):
         """The same, to be read one by one: only where a trimmed mean needs it."""
         if not self.refining.trims:
             raise PolicyError(
-                "train may leave its client only where β > 0: without trimming a sum is all the server needs"
+                "train may leave its client only where β > 0: without trimming a sum is all the "
+                "server needs"
             )
         return self.trained(turn, query, plan=self.refining.plan)
 
@@ -260,7 +284,8 @@ class SRFCAClient(SumClient):
         """ω_c − w_0 of its cluster, after what it lacks of it."""
         if query.restart is None or query.restart < 1:
             raise PolicyError(
-                "post shows a cluster's model: before the first average a client holds one of its own"
+                "post shows a cluster's model: before the first average a client holds one of its "
+                "own"
             )
         self.catch_up(turn, query)
         return self.displaced(turn.at)
@@ -272,14 +297,18 @@ class SRFCAClient(SumClient):
             self._restart[k] = max(self._restart[k], query.restart or 0)
 
     def had(self, k: int, query: AverageDeltas) -> int:
-        """Return how many averages a client has applied: none of a restart that is new to it, all of one that is over."""
+        """Return how many averages a client has applied: none of a restart that is new to it, all
+        of one that is over.
+        """
         restart = query.restart or 0
         if restart != self._restart[k]:
             return 0 if restart > self._restart[k] else NO_END
         return super().had(k, query)
 
     def starting_over(self, at: Sequence[int], query: AverageDeltas) -> set[int]:
-        """Return the positions of the clients that hear of this restart for the first time ("ω_c,0 ← w_0")."""
+        """Return the positions of the clients that hear of this restart for the first time ("ω_c,0
+        ← w_0").
+        """
         return {k for k in at if self._restart[k] < (query.restart or 0)}
 
     def bounded(self, theta: torch.Tensor) -> torch.Tensor:
@@ -293,9 +322,11 @@ class SRFCAClient(SumClient):
         )
 
     def _judge(self, turn: CallContext, query: OfferedClusters) -> Array:
-        """f_i of the models that the query brings, (b, K), the same ones to each client, with noise where the run adds some.
+        """f_i of the models that the query brings, (b, K), the same ones to each client, with noise
+        where the run adds some.
 
-        The client keeps them, unless it has judged others since: what a late request brings must not replace those.
+        The client keeps them, unless it has judged others since: what a late request brings must
+        not replace those.
         """
         rows = sorted({row for picks in query.models.picks for row in picks})
         found = np.full((len(turn.at), len(query.models.table)), math.inf)
@@ -319,7 +350,8 @@ class SRFCAClient(SumClient):
             )
         if len({len(self._fits[k]) for k in turn.at}) > 1:
             raise PolicyError(
-                "these clients have judged different models: ask those apart that have judged the same"
+                "these clients have judged different models: ask those apart that have judged the "
+                "same"
             )
         return np.stack([self._fits[k] for k in turn.at])
 

@@ -1,4 +1,6 @@
-"""Graphs of what lies close together (Vardhan et al. 2024, Algorithms 1 and 4), and the trimmed mean (Algorithm 3)."""
+"""Graphs of what lies close together (Vardhan et al. 2024, Algorithms 1 and 4), and the trimmed
+mean (Algorithm 3).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ UNASSIGNED = -1  # the label of those in no cluster yet
 def components(
     distance: Array, reach: float, least: int, sizes: Sequence[int] | None = None
 ) -> list[int]:
-    """The connected components of the graph with an edge wherever `distance` ≤ `reach`, (m,), numbered by their first members.
+    """The connected components of the graph with an edge wherever `distance` ≤ `reach`, (m,),
+    numbered by their first members.
 
     Args:
         distance: (m, m), symmetric; the diagonal is not read.
@@ -57,7 +60,9 @@ def pairwise(distance: Array) -> Array:
 
 
 def spanning_tree_edges(distance: Array) -> Array:
-    """The edges of the minimum spanning tree, (m − 1,), in ascending order: the heights at which single linkage merges."""
+    """The edges of the minimum spanning tree, (m − 1,), in ascending order: the heights at which
+    single linkage merges.
+    """
     from scipy.cluster.hierarchy import linkage
 
     heights: Array = (
@@ -67,7 +72,9 @@ def spanning_tree_edges(distance: Array) -> Array:
 
 
 def choose_threshold(distance: Array, threshold: float | None, quantile: float | None) -> float:
-    """Return the λ that is given: as it is, or as a quantile of all pairwise distances (m, m); 0 of fewer than two models."""
+    """Return the λ that is given: as it is, or as a quantile of all pairwise distances (m, m); 0 of
+    fewer than two models.
+    """
     if threshold is not None:
         return float(threshold)
     distances = pairwise(distance)
@@ -88,16 +95,19 @@ def check_clustering(size: object, clients: int, threshold: object, quantile: ob
         isinstance(threshold, Real) and 0 <= float(threshold) < math.inf
     ):
         raise UsageError(
-            f"threshold = {threshold!r} is no distance: give a finite number from 0, or leave it out"
+            f"threshold = {threshold!r} is no distance: give a finite number from 0, or leave it "
+            "out"
         )
     if quantile is not None and not (isinstance(quantile, Real) and 0 <= float(quantile) <= 1):
         raise UsageError(
-            f"quantile = {quantile!r} is no share of the pairwise distances: give a number in [0, 1]"
+            f"quantile = {quantile!r} is no share of the pairwise distances: give a number in [0, "
+            "1]"
         )
 
 
 def trimmed_mean(rows: torch.Tensor, trim: float, who: Sequence[int] | None = None) -> torch.Tensor:
-    """TrMean_β of rows (s, d), or of those of `who`, (d,): of each coordinate the mean without its ⌊β·s⌋ least and as many greatest.
+    """TrMean_β of rows (s, d), or of those of `who`, (d,): of each coordinate the mean without its
+    ⌊β·s⌋ least and as many greatest.
 
     A block of columns at a time, so that no second (s, d) is made.
     """

@@ -1,7 +1,8 @@
-"""How far a client's one-shot model is from a cluster's model, and clusters from each other (Vardhan et al. 2024).
+"""How far a client's one-shot model is from a cluster's model, and clusters from each other
+(Vardhan et al. 2024).
 
-`WeightDistance` tells it from weights, under a mask that all of them carry, `CrossClusterLoss` by asking clients for losses, of which only sums and
-choices leave.
+`WeightDistance` tells it from weights, under a mask that all of them carry, `CrossClusterLoss` by
+asking clients for losses, of which only sums and choices leave.
 """
 
 from __future__ import annotations
@@ -42,16 +43,22 @@ class ClusterModels:
 
 
 def pairwise_l2(rows: torch.Tensor, noise: float) -> Array:
-    """L2 of all pairs of rows, (n, n), without the noise in them: each row's has the expected squared norm `noise`."""
+    """L2 of all pairs of rows, (n, n), without the noise in them: each row's has the expected
+    squared norm `noise`.
+    """
     found: Array = euclidean(rows).cpu().numpy()
     return np.sqrt(np.maximum(found**2 - 2 * noise, 0)) if noise else found
 
 
 class ModelDistance(Protocol):
-    """dist between one-shot models and clusters, and between clusters; row c of the `ClusterModels` it was made for is cluster c here."""
+    """dist between one-shot models and clusters, and between clusters; row c of the `ClusterModels`
+    it was made for is cluster c here.
+    """
 
     def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
-        """The nearest of the clusters `among` to the one-shot model of each of `who`, as far as it can be told."""
+        """The nearest of the clusters `among` to the one-shot model of each of `who`, as far as it
+        can be told.
+        """
         ...
 
     def between(self, labels: Sequence[int]) -> Array:
@@ -63,8 +70,10 @@ class WeightDistance:
     """L2 between weights, which the server sees through any orthonormal mask.
 
     Args:
-        scattered: MERGE compares clusters as two clients of theirs would be compared (ours), and not their models alone.
-        noise: expected squared norm of the noise in each row. It and that of the clusters' models are taken off squared distances.
+        scattered: MERGE compares clusters as two clients of theirs would be compared (ours), and
+            not their models alone.
+        noise: expected squared norm of the noise in each row. It and that of the clusters' models
+            are taken off squared distances.
     """
 
     def __init__(
@@ -90,9 +99,11 @@ class WeightDistance:
         }
 
     def between(self, labels: Sequence[int]) -> Array:
-        """‖ω_c − ω_c'‖; scattered: sqrt(‖ω_c − ω_c'‖² + v_c + v_c') with v_c the mean of ‖w_i − ω_c‖² over c's members.
+        """‖ω_c − ω_c'‖; scattered: sqrt(‖ω_c − ω_c'‖² + v_c + v_c') with v_c the mean of ‖w_i −
+        ω_c‖² over c's members.
 
-        One-shot models differ by what averaging takes away, so a λ that tells them apart may lie above all distances of averages.
+        One-shot models differ by what averaging takes away, so a λ that tells them apart may lie
+        above all distances of averages.
         """
         found: Array = euclidean(self._models.table).numpy() ** 2 - self._blur - self._blur[:, None]
         np.fill_diagonal(found, 0)
@@ -106,14 +117,15 @@ class WeightDistance:
 
 
 class CrossClusterLoss:
-    """The cross-cluster loss ½(mean_{j∈c'} f_j(w_c) + mean_{i∈c} f_i(w_c')), of sums over clusters and of choices (from the authors' code).
+    """The cross-cluster loss ½(mean_{j∈c'} f_j(w_c) + mean_{i∈c} f_i(w_c')), of sums over clusters
+    and of choices (from the authors' code).
 
     Args:
         ids: the clients whose one-shot models came.
         judges: those that have judged them all.
         old: each client's cluster when the models were made.
-        alone: distances of the judges' one-shot models, (r, r), where MERGE compares clusters as two clients of theirs would be
-            compared (ours); without it, by their models alone.
+        alone: distances of the judges' one-shot models, (r, r), where MERGE compares clusters as
+            two clients of theirs would be compared (ours); without it, by their models alone.
     """
 
     def __init__(
@@ -141,7 +153,9 @@ class CrossClusterLoss:
         return found
 
     def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
-        """As they say themselves; who does not reply is asked again. Who has judged the models answers by what it found."""
+        """As they say themselves; who does not reply is asked again. Who has judged the models
+        answers by what it found.
+        """
         known, new = (
             [i for i in who if i in self._judged],
             [i for i in who if i not in self._judged],
@@ -170,10 +184,12 @@ class CrossClusterLoss:
         )
 
     def between(self, labels: Sequence[int]) -> Array:
-        """Return ½(F[c, c']/|c| + F[c', c]/|c'|) of F[c, c'] = Σ_{i∈c} f_i(ω_c'), (K, K); one half alone where nobody tells the other.
+        """Return ½(F[c, c']/|c| + F[c', c]/|c'|) of F[c, c'] = Σ_{i∈c} f_i(ω_c'), (K, K); one half
+        alone where nobody tells the other.
 
-        Where `alone` is given, ½(v_c + v_c') comes on top: v_c is how much less c's model loses on c's clients than their one-shot
-        models lose on each other. Averaging takes that away, so a λ of one-shot models may lie above all losses of averages.
+        Where `alone` is given, ½(v_c + v_c') comes on top: v_c is how much less c's model loses on
+        c's clients than their one-shot models lose on each other. Averaging takes that away, so a λ
+        of one-shot models may lie above all losses of averages.
         """
         K = len(self._models.table)
         sums, counts = _sums(
@@ -203,7 +219,9 @@ class CrossClusterLoss:
 def _sums(
     net: ServerChannel, method: Any, own: dict[int, int], groups_: int, width: int
 ) -> tuple[Array, tuple[int, ...]]:
-    """Sums of losses over groups, (groups, width), and how many clients each holds; of fewer than two there is none."""
+    """Sums of losses over groups, (groups, width), and how many clients each holds; of fewer than
+    two there is none.
+    """
     left = {i: g for i, g in own.items() if list(own.values()).count(g) >= MINIMUM}
     total, counts = np.zeros((groups_, width)), [0] * groups_
     for _ in range(TRIES):
@@ -214,7 +232,8 @@ def _sums(
                 row = got.rows.loss.table[g].numpy()
                 if row.shape != (width,):
                     raise FrameError(
-                        f"Losses.loss has {len(row)} numbers where {width} were expected: the replies are refused"
+                        f"Losses.loss has {len(row)} numbers where {width} were expected: the "
+                        "replies are refused"
                     )
                 total[g], counts[g] = row, got.counts[g]
     return total, tuple(counts)

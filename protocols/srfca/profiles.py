@@ -1,9 +1,11 @@
-"""Cluster models by their dissimilarities without a threshold (ours; Vardhan et al. 2024 leave λ to tuning).
+"""Cluster models by their dissimilarities without a threshold (ours; Vardhan et al. 2024 leave λ to
+tuning).
 
-A single dissimilarity mixes what separates two models with how well each of them generalises: a model trained on few samples is far
-from everyone. The profile of a model, its dissimilarities with all others, shows which it is: models of one distribution have parallel
-profiles, whatever their levels. So clusters are searched among parallel profiles, and chosen by a model of the whole matrix in which
-every model has a level, and every two clusters an offset.
+A single dissimilarity mixes what separates two models with how well each of them generalises: a
+model trained on few samples is far from everyone. The profile of a model, its dissimilarities with
+all others, shows which it is: models of one distribution have parallel profiles, whatever their
+levels. So clusters are searched among parallel profiles, and chosen by a model of the whole matrix
+in which every model has a level, and every two clusters an offset.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ class ProfileClustering:
 
     Args:
         labels: (m,) each model's cluster, numbered by their first members.
-        threshold: a λ, in the unit of the distances: the geometric mean of the mean distance within clusters and the least mean
-            distance of two; of one cluster the least λ that joins everyone.
+        threshold: a λ, in the unit of the distances: the geometric mean of the mean distance within
+            clusters and the least mean distance of two; of one cluster the least λ that joins
+            everyone.
     """
 
     labels: list[int]
@@ -46,10 +49,12 @@ class ProfileClustering:
 
 @dataclass(frozen=True)
 class OffsetFit:
-    """A model of a matrix of dissimilarities: a level for every model, and an offset for every two clusters.
+    """A model of a matrix of dissimilarities: a level for every model, and an offset for every two
+    clusters.
 
     Args:
-        criterion: −2 log-likelihood, plus the cost of levels and offsets (BIC) and of labels (2 log K each).
+        criterion: −2 log-likelihood, plus the cost of levels and offsets (BIC) and of labels (2 log
+            K each).
         offsets: (K(K − 1)/2,) what two clusters add to their models' levels.
     """
 
@@ -60,14 +65,18 @@ class OffsetFit:
 def cluster_without_threshold(distance: Array, least: int, squared: bool) -> ProfileClustering:
     """Return the clusters of models that explain their distances best.
 
-    Candidates are the cuts of average linkage over `profile_distances`. One is admitted whose clusters are all farther from each
-    other than their members are (`CONTRAST`), by offsets of comparable size (`SHARE`: a cluster must not fall apart beside others
-    that are far away). The best of them by `fit_offsets` is taken, or one cluster where it is not better by far (`EVIDENCE`).
+    Candidates are the cuts of average linkage over `profile_distances`. One is admitted whose
+    clusters are all farther from each other than their members are (`CONTRAST`), by offsets of
+    comparable size (`SHARE`: a cluster must not fall apart beside others that are far away). The
+    best of them by `fit_offsets` is taken, or one cluster where it is not better by far
+    (`EVIDENCE`).
 
     Args:
-        distance: (m, m), symmetric: mean losses in nats, or norms of differences of weights; the diagonal is not read.
+        distance: (m, m), symmetric: mean losses in nats, or norms of differences of weights; the
+            diagonal is not read.
         least: the fewest models of a cluster.
-        squared: whether squares of the distances add up (weights); otherwise their logarithms do (losses).
+        squared: whether squares of the distances add up (weights); otherwise their logarithms do
+            (losses).
     """
     m = len(distance)
     together = ProfileClustering([0] * m, float(spanning_tree_edges(distance).max(initial=0.0)))
@@ -119,7 +128,8 @@ def profile_distances(level: Array) -> Array:
 
 
 def fit_offsets(level: Array, labels: Sequence[int]) -> OffsetFit:
-    """Return the least-squares fit of level_ij ≈ a_i + a_j + b_cc', where i is in c, j in c', and b_cc = 0.
+    """Return the least-squares fit of level_ij ≈ a_i + a_j + b_cc', where i is in c, j in c', and
+    b_cc = 0.
 
     Once the means of all blocks are taken off, what is left of a_i is the row's sum over m − 2.
 
@@ -145,7 +155,9 @@ def fit_offsets(level: Array, labels: Sequence[int]) -> OffsetFit:
 
 
 def block_means(distance: Array, labels: Sequence[int]) -> Array:
-    """Return the mean over the pairs of two clusters, and over pairs of different members of one, (K, K); labels are 0 … K − 1."""
+    """Return the mean over the pairs of two clusters, and over pairs of different members of one,
+    (K, K); labels are 0 … K − 1.
+    """
     own = np.eye(1 + max(labels))[list(labels)].T
     sizes = own.sum(1)
     between = np.where(np.eye(len(distance), dtype=bool), 0.0, distance)
@@ -170,7 +182,9 @@ def _ratios(means: Array) -> Array:
 
 
 def _cuts(distance: Array, least: int) -> Iterator[list[int]]:
-    """Yield the labels of average linkage's cuts into two clusters or more; those of too few members join the nearest other."""
+    """Yield the labels of average linkage's cuts into two clusters or more; those of too few
+    members join the nearest other.
+    """
     from scipy.cluster.hierarchy import fcluster, linkage
 
     m = len(distance)

@@ -1,11 +1,13 @@
-"""SR-FCA: Vardhan, Ghosh, Mazumdar, "An Improved Federated Clustering Algorithm with Model-based Clustering", TMLR 2024. Algorithms 1–4.
+"""SR-FCA: Vardhan, Ghosh, Mazumdar, "An Improved Federated Clustering Algorithm with Model-based
+Clustering", TMLR 2024. Algorithms 1–4.
 
 w_0    where everyone starts; w_i client i's model after training alone, f_i its mean training loss
 λ, t   models within λ of each other are joined by an edge; connected components with t clients or more are clusters
 ω_c    cluster c's model: the (trimmed) mean of its members' updates, round after round, from w_0 anew in each of R refinements
 dist   ½(mean_{j∈c'} f_j(w_c) + mean_{i∈c} f_i(w_c')), the cross-cluster loss of the authors' code, or the L2 distance of the weights
 
-The number of clusters is not given. What the paper leaves open, and is decided here, is marked "ours".
+The number of clusters is not given. What the paper leaves open, and is decided here, is marked
+"ours".
 """
 
 from __future__ import annotations
@@ -55,38 +57,53 @@ class SRFCA(ClusteringProtocol):
     """Clusters of models that were trained alone, refined by averaging, reassigning and merging."""
 
     mask: str = "permutation"
-    """map of updates that the server does not know, a fresh one each round: none, permutation, signed-permutation, rotation or haar"""
+    """map of updates that the server does not know, a fresh one each round: none, permutation,
+    signed-permutation, rotation or haar
+    """
     rounds: int = 40
-    """rounds of each refinement, besides local_rounds and retrain; each begins from the first weights"""
+    """rounds of each refinement, besides local_rounds and retrain; each begins from the first
+    weights
+    """
     distance: str = "loss"
-    """of models: loss (cross-cluster loss; every model goes to every client once) or l2 (of the weights, which the server compares)"""
+    """of models: loss (cross-cluster loss; every model goes to every client once) or l2 (of the
+    weights, which the server compares)
+    """
     threshold: float | None = None
-    """λ: models within this distance are joined. In the unit of the distance: for loss the mean training loss of a sample, in nats
-    (cross-entropy; of texts that of a token, of trajectories a squared error in units of the area), for l2 the norm of a difference of
-    weights. The authors' λ is that loss over the number of samples in a batch: their 0.02 is about 1.0 here. None takes the quantile, or
-    tells clusters apart without a λ (ours)"""
+    """λ: models within this distance are joined. In the unit of the distance: for loss the mean
+    training loss of a sample, in nats (cross-entropy; of texts that of a token, of trajectories a
+    squared error in units of the area), for l2 the norm of a difference of weights. The authors' λ
+    is that loss over the number of samples in a batch: their 0.02 is about 1.0 here. None takes the
+    quantile, or tells clusters apart without a λ (ours)
+    """
     quantile: float | None = None
     """λ as a quantile of all pairwise distances, in [0, 1]"""
     size: int = 2
     """t: the fewest clients of a cluster, at least 2"""
     trim: float = 0.0
-    """β: share of the updates left out at each end of every coordinate, in [0, 0.5). Algorithm 3 trims; the default 0 does not (ours):
-    a plain mean needs no more than a secure sum, and trimming has the server read every update"""
+    """β: share of the updates left out at each end of every coordinate, in [0, 0.5). Algorithm 3
+    trims; the default 0 does not (ours): a plain mean needs no more than a secure sum, and trimming
+    has the server read every update
+    """
     average: str = "auto"
-    """mean over a cluster's clients: uniform (Algorithm 3), weighted by |D_i| (ours), or auto: weighted unless updates are trimmed or
-    clipped, which count the same"""
+    """mean over a cluster's clients: uniform (Algorithm 3), weighted by |D_i| (ours), or auto:
+    weighted unless updates are trimmed or clipped, which count the same
+    """
     refine: int = 1
     """R: refinements; the paper's experiments take at most 2, and 1 on real data"""
     local_rounds: int = 20
     """rounds in which clients train alone before they are clustered"""
     variant: str = "fedavg"
-    """what is averaged: fedavg (updates after local epochs) or gradient (full gradients: one step of lr a round)"""
+    """what is averaged: fedavg (updates after local epochs) or gradient (full gradients: one step
+    of lr a round)
+    """
     radius: float = 0.0
     """of the ball around the initial weights that models are projected into; 0 does not"""
     retrain: int = 0
     """rounds of averaging after the last merge"""
     sealed: bool = False
-    """loss only: the models that clients trained alone can be read by the run's clients only; otherwise the server sees them masked"""
+    """loss only: the models that clients trained alone can be read by the run's clients only;
+    otherwise the server sees them masked
+    """
 
     name: ClassVar[str] = "srfca"
     client: ClassVar[type[TrainingClient]] = SRFCAClient
@@ -135,7 +152,9 @@ class SRFCA(ClusteringProtocol):
         run.note(**{"lambda": state.reach}, edges=edges.tolist(), clustered=groups(state.clusters))
 
     def _refine(self, net: ServerChannel, run: Run, state: SRFCAState, last: bool) -> None:
-        """RECLUSTER and MERGE. Where no member of any cluster replies, clusters and models stay as they are (ours)."""
+        """RECLUSTER and MERGE. Where no member of any cluster replies, clusters and models stay as
+        they are (ours).
+        """
         models = server.cluster_models(net, state, state.step if self.distance == "l2" else None)
         if models.kept:
             near = model_distance(
@@ -154,10 +173,13 @@ class SRFCA(ClusteringProtocol):
             state.rows = empty_tensor()
 
     def place(self, net: ServerChannel, state: SRFCAState, to: Sequence[int]) -> list[int]:
-        """Newcomers get the models and say which is nearest: to the one they train alone (l2), or by their own loss (ours)."""
+        """Newcomers get the models and say which is nearest: to the one they train alone (l2), or
+        by their own loss (ours).
+        """
         if not len(state.models.table):
             raise UsageError(
-                "no member of any cluster posted its model, so newcomers have none to choose from: run it anew"
+                "no member of any cluster posted its model, so newcomers have none to choose from: "
+                "run it anew"
             )
         for _ in range(self.local_rounds if self.distance == "l2" else 0):
             net.gather(SumClient.alone, PendingUpdates.start(0, fresh=False).message_for(to), to=to)
@@ -194,12 +216,16 @@ class SRFCA(ClusteringProtocol):
 
     @property
     def vectors_per_round(self) -> int:
-        """An update up and an average down; spread over all rounds, about one more of those that everyone judges."""
+        """An update up and an average down; spread over all rounds, about one more of those that
+        everyone judges.
+        """
         return 3 if self.distance == "loss" else 2
 
     @property
     def _fresh(self) -> bool:
-        """Whether averages stay apart: the server cannot add them up under fresh masks, nor foresee what a projection makes of them."""
+        """Whether averages stay apart: the server cannot add them up under fresh masks, nor foresee
+        what a projection makes of them.
+        """
         return self.mask != "none" or self.radius > 0
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
@@ -229,7 +255,9 @@ class SRFCA(ClusteringProtocol):
         }
 
     def releases(self) -> ReleaseCounts:
-        """Its model, and an update a round; a row of losses for the models of ONE_SHOT and one in each refinement."""
+        """Its model, and an update a round; a row of losses for the models of ONE_SHOT and one in
+        each refinement.
+        """
         averaged = self.refine * self.rounds + self.retrain
         full = averaged if self.variant == "gradient" else 0
         losses = 1 + self.refine if self.distance == "loss" else 0
@@ -273,7 +301,8 @@ class SRFCA(ClusteringProtocol):
         check_number(self, "radius", 0)
         if self.trim and self.mask not in ENTRYWISE:
             raise UsageError(
-                f"the mask {self.mask!r} mixes coordinates, and each is trimmed apart: use a permutation, or trim 0"
+                f"the mask {self.mask!r} mixes coordinates, and each is trimmed apart: use a "
+                "permutation, or trim 0"
             )
         if self.average == "weighted" and (self.trim or self.clip is not None):
             raise UsageError(
@@ -281,11 +310,13 @@ class SRFCA(ClusteringProtocol):
             )
         if self.sealed and self.distance == "l2":
             raise UsageError(
-                "the server compares weights for the distance l2, so it must read them: use distance loss, or sealed=False"
+                "the server compares weights for the distance l2, so it must read them: use "
+                "distance loss, or sealed=False"
             )
         if self.sealed and self.noisy and self.placement == "central":
             raise UsageError(
-                "the server cannot add noise to models that are sealed: use placement local, or sealed=False"
+                "the server cannot add noise to models that are sealed: use placement local, or "
+                "sealed=False"
             )
 
     def server_view(self) -> list[str]:

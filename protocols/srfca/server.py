@@ -1,4 +1,6 @@
-"""The server's side of refining a clustering of models (Vardhan et al. 2024, Algorithms 1 to 4); `model_distance` says what is near."""
+"""The server's side of refining a clustering of models (Vardhan et al. 2024, Algorithms 1 to 4);
+`model_distance` says what is near.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,8 @@ def one_shot_distances(
     """Distances of the one-shot models that came, (r, r), of those of the `judges`.
 
     Args:
-        trained: rounds with noise that each model has behind it; where noise is added on the way out, 1.
+        trained: rounds with noise that each model has behind it; where noise is added on the way
+            out, 1.
     """
     rows = got.rows.delta.values if got.ids else torch.zeros(0, 0)
     state.ids, state.step = got.ids, got.step
@@ -143,7 +146,8 @@ class GraphOptions:
 def first_clusters(state: SRFCAState, distance: Array, graphing: GraphOptions) -> Array:
     """Cluster the `judges` by their distances (r, r); the rest has no cluster yet.
 
-    Ours: without a component of `size` clients everyone is one cluster, and where λ is not given, `cluster_without_threshold` finds
+    Ours: without a component of `size` clients everyone is one cluster, and where λ is not given,
+        `cluster_without_threshold` finds
     the clusters, and a λ for MERGE.
 
     Returns:
@@ -263,9 +267,11 @@ def _add_noise_of_means(
 def cross_losses(
     net: ServerChannel, ids: Sequence[int], rows: torch.Tensor, step: int
 ) -> tuple[tuple[int, ...], Array]:
-    """½(f_j(w_i) + f_i(w_j)) of all pairs of clients that reply, (n, n), and who they are: every model is relayed to everyone else.
+    """½(f_j(w_i) + f_i(w_j)) of all pairs of clients that reply, (n, n), and who they are: every
+    model is relayed to everyone else.
 
-    Models that got noise on their way are relayed to their owners, too: everyone judges the same ones.
+    Models that got noise on their way are relayed to their owners, too: everyone judges the same
+    ones.
     """
     if len(ids) < 2:
         return tuple(ids), np.zeros((len(ids), len(ids)))
@@ -283,7 +289,8 @@ def cross_losses(
 
 
 def cluster_models(net: ServerChannel, state: SRFCAState, step: int | None) -> ClusterModels:
-    """ω_c of every cluster. Where the server cannot add up the averages, a member that gets what it lacks posts it.
+    """ω_c of every cluster. Where the server cannot add up the averages, a member that gets what it
+    lacks posts it.
 
     Args:
         step: the call whose mask they are to carry; None: a fresh one.
@@ -342,7 +349,8 @@ def model_distance(
 def recluster(near: ModelDistance, before: Sequence[int], clusters: int) -> list[int]:
     """Algorithm 2: every client to the nearest cluster, (m,) numbers below `clusters`.
 
-    Ours: a client that cannot be told stays where it was (`before`; OUTSIDE joins the largest cluster); a cluster that one client alone
+    Ours: a client that cannot be told stays where it was (`before`; OUTSIDE joins the largest
+        cluster); a cluster that one client alone
     takes is given up, and that client takes the nearest of the others.
     """
     among, labels = list(range(clusters)), list(before)
@@ -366,9 +374,11 @@ def recluster(near: ModelDistance, before: Sequence[int], clusters: int) -> list
 def merge(
     near: ModelDistance, labels: Sequence[int], models: ClusterModels, reach: float, least: int
 ) -> tuple[list[int], torch.Tensor]:
-    """Algorithm 4: clusters within `reach` of each other become one, whose model is the unweighted mean of theirs, (K', d).
+    """Algorithm 4: clusters within `reach` of each other become one, whose model is the unweighted
+    mean of theirs, (K', d).
 
-    Ours: clients of components with fewer than `least` clients take the nearest of the clusters that are left; where none is left,
+    Ours: clients of components with fewer than `least` clients take the nearest of the clusters
+        that are left; where none is left,
     everyone is one cluster.
     """
     used = sorted(set(labels))

@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
     """Run a command.
 
     Returns:
-        The exit code: 0; 2 after a mistake named in one sentence; 130 after Ctrl-C, 143 after SIGTERM, and 141 where
+        The exit code: 0; 2 after a mistake named in one sentence; 130 after Ctrl-C, 143 after
+            SIGTERM, and 141 where
         nobody reads the output any more.
     """
     try:
@@ -157,7 +158,9 @@ def _resume(argv: list[str]) -> int:
 
 
 def _show_finished(folder: Path, quiet: bool) -> int:
-    """Show what a run that has ended found, after a check of its files and, where they can be made again, its data."""
+    """Show what a run that has ended found, after a check of its files and, where they can be made
+    again, its data.
+    """
     from securecluster.app import report, run_folder
 
     plan, config = run_folder.load(folder)
@@ -202,11 +205,13 @@ def _replay(argv: list[str]) -> int:
     found = replay(plan, config, folder)
     with output():
         print(
-            f"{folder}: the server alone made the same {found.calls} calls and ended in the same state, bit for bit"
+            f"{folder}: the server alone made the same {found.calls} calls and ended in the same "
+            "state, bit for bit"
         )
         if found.unused:
             print(
-                f"the ledger has {found.unused} more releases of single clients, to a server that was killed before it"
+                f"the ledger has {found.unused} more releases of single clients, to a server that "
+                "was killed before it"
                 " used them; epsilon counts them"
             )
     return 0

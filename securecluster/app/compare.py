@@ -1,7 +1,8 @@
 """`securecluster compare`: several protocols on one federation, side by side.
 
-A comparison's folder holds a run folder per protocol, which `replay` and `resume` take, and `compare.json`, written last.
-How far it is follows from those folders alone: a run that ended has its `result.json`, one that was stopped its checkpoint.
+A comparison's folder holds a run folder per protocol, which `replay` and `resume` take, and
+`compare.json`, written last. How far it is follows from those folders alone: a run that ended has
+its `result.json`, one that was stopped its checkpoint.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ def _planned(folder: Path) -> tuple[list[RunPlan], Federation]:
 
 
 def _ended(folder: Path) -> dict[str, Any] | None:
-    """Return the content of compare.json where every run has ended without an error, after a check of all files."""
+    """Return the content of compare.json where every run has ended without an error, after a check
+    of all files.
+    """
     from securecluster.app import run_folder
     from securecluster.core import manifest
 
@@ -120,7 +123,8 @@ def _ended(folder: Path) -> dict[str, Any] | None:
 
 
 def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, quiet: bool) -> int:
-    """Run what has not ended in a folder that is locked, then write and show everything side by side.
+    """Run what has not ended in a folder that is locked, then write and show everything side by
+    side.
 
     Raises:
         SecureClusterError: some of the protocols failed; the others are in the folder.
@@ -159,7 +163,8 @@ def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, q
     if failed:
         said = "; ".join(f"{row['protocol']} failed: {row['error']}" for row in failed)
         raise SecureClusterError(
-            f"{said}; {len(rows) - len(failed)} of {len(rows)} protocols ended, see {folder / 'compare.json'}"
+            f"{said}; {len(rows) - len(failed)} of {len(rows)} protocols ended, see "
+            f"{folder / 'compare.json'}"
         )
     return 0
 
@@ -167,7 +172,9 @@ def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, q
 def _rows(
     folder: Path, plans: Sequence[RunPlan], federation: Federation, console: Any
 ) -> Iterator[Row]:
-    """A row for each protocol. What stops one of them does not stop the others, but a folder that cannot be written does."""
+    """A row for each protocol. What stops one of them does not stop the others, but a folder that
+    cannot be written does.
+    """
     for number, plan in enumerate(plans, 1):
         name = plan.protocol.name
         with output():
@@ -184,7 +191,9 @@ def _rows(
 
 
 def _result(plan: RunPlan, federation: Federation, folder: Path, console: Any) -> dict[str, Any]:
-    """Return the content of a run's result.json; the run is carried out, or goes on, where it has none."""
+    """Return the content of a run's result.json; the run is carried out, or goes on, where it has
+    none.
+    """
     from securecluster.app import run_folder
 
     with run_folder.locked(folder):
@@ -227,7 +236,8 @@ def _row(result: dict[str, Any]) -> Row:
 
 
 def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> list[Row]:
-    """Return what the runs with noise cost together, by the unit of privacy: their clients are the same.
+    """Return what the runs with noise cost together, by the unit of privacy: their clients are the
+    same.
 
     ε of a client and ε of an example are not added up.
 
@@ -259,7 +269,9 @@ def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> li
 
 
 def _told(protocol: Any) -> dict[str, int] | None:
-    """Return what a protocol is told of the number of clusters, or None where it finds the number itself."""
+    """Return what a protocol is told of the number of clusters, or None where it finds the number
+    itself.
+    """
     values = {name: getattr(protocol, name, None) for name in TOLD}
     return {name: int(value) for name, value in values.items() if value is not None} or None
 
@@ -267,7 +279,8 @@ def _told(protocol: Any) -> dict[str, int] | None:
 def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) -> dict[str, Any]:
     """The content of compare.json; an epsilon of null is infinite where there is no error.
 
-    `rounds` are those that a protocol ran, and `told` is what it was told of the number of clusters.
+    `rounds` are those that a protocol ran, and `told` is what it was told of the number of
+    clusters.
     """
     import securecluster
     from securecluster.app.run_folder import SCHEMA

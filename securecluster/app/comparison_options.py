@@ -24,7 +24,8 @@ def check_chosen(names: Sequence[str]) -> None:
             raise unknown("protocol", name, PROTOCOLS)
     if len(names) < 2:
         raise UsageError(
-            f"compare takes two protocols or more, then the options: choose from {', '.join(PROTOCOLS)}"
+            "compare takes two protocols or more, then the options: choose from "
+            f"{', '.join(PROTOCOLS)}"
         )
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -44,7 +45,8 @@ def check_owned(names: Sequence[str], arguments: Sequence[str]) -> None:
         option = text.removeprefix("--").removeprefix("no-").replace("-", "_")
         if text.startswith("--") and option not in known and option in everyone:
             raise UsageError(
-                f"{text} is an option of {', '.join(everyone[option])} only: leave it out, or compare that protocol too"
+                f"{text} is an option of {', '.join(everyone[option])} only: leave it out, or "
+                "compare that protocol too"
             )
 
 
@@ -61,7 +63,8 @@ def chosen(names: Sequence[str], given: Any, clusters: int | None = None) -> lis
     """The protocols, with each given value in every one that has such a field.
 
     Args:
-        clusters: true clusters, where the user says how many; protocols that are told a number k get this one, unless k is given.
+        clusters: true clusters, where the user says how many; protocols that are told a number k
+            get this one, unless k is given.
     """
     owners = _owners(names)
     values = {name: value for name, value in vars(given).items() if value is not None}
@@ -83,7 +86,8 @@ def _owners(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _field(name: str, owners: list[str], names: Sequence[str]) -> tuple[str, Any, Any]:
-    """An option that stands for the same field of some protocols; None leaves each one's own default.
+    """An option that stands for the same field of some protocols; None leaves each one's own
+    default.
 
     A switch whose owners agree shows their default instead, so that it stays a switch.
     """
@@ -121,7 +125,9 @@ def _default(protocol: type, name: str) -> Any:
 
 
 def _kind(protocol: type, name: str) -> Any:
-    """A field's type; one of any type (a network, in Python) is on the command line what its default is."""
+    """A field's type; one of any type (a network, in Python) is on the command line what its
+    default is.
+    """
     kind = get_type_hints(protocol)[name]
     return type(_default(protocol, name)) if kind is Any else kind
 

@@ -1,7 +1,7 @@
 """What the replies of a finished run showed to whom, and what its files hold that ε does not cover.
 
-Everything here is derived from the ledger's events, the declarations of client methods, the pipeline and what the run
-recorded, so that a report cannot say less than what was sent.
+Everything here is derived from the ledger's events, the declarations of client methods, the
+pipeline and what the run recorded, so that a report cannot say less than what was sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Disclosure:
     """One field of one method's replies, as it reached its reader.
 
     Args:
-        reader: "server", "lps" (the client's local parameter server) or "client" (only other clients can open it).
+        reader: "server", "lps" (the client's local parameter server) or "client" (only other
+            clients can open it).
         mechanism: of the ledger: "exact", "gaussian" or "free".
         derived: whether it was made of earlier releases alone.
         masked: whether a mask covers it.
@@ -59,7 +60,9 @@ class Disclosure:
 
     @property
     def plain(self) -> bool:
-        """Return whether its reader sees the exact values, neither masked nor noised nor made of what was."""
+        """Return whether its reader sees the exact values, neither masked nor noised nor made of
+        what was.
+        """
         return not self.masked and not self.noised and self.mechanism != "free"
 
     def sentence(self, shows: str) -> str:
@@ -150,7 +153,9 @@ def unseen(fitted: ClusteringProtocol, found: Sequence[Disclosure]) -> list[str]
 
 
 def unprotected(found: Sequence[Disclosure]) -> list[str]:
-    """Return what the server read without mask or noise, so that a client's data may follow from it."""
+    """Return what the server read without mask or noise, so that a client's data may follow from
+    it.
+    """
     plain = _names(own for own in found if own.reader == "server" and own.plain)
     return (
         [f"{plain} went without mask or noise: a client's data, or much of them, may follow"]
@@ -184,13 +189,16 @@ def free(found: Sequence[Disclosure], rows: Sequence[Row]) -> list[str]:
                 "made of what is priced elsewhere (other releases, training with noise), or public"
             )
         told.append(
-            f"{name}, {'once' if row.count == 1 else f'{row.count} times'}: {made}, so it costs nothing"
+            f"{name}, {'once' if row.count == 1 else f'{row.count} times'}: {made}, so it costs "
+            "nothing"
         )
     return told
 
 
 def uncovered(fitted: ClusteringProtocol) -> list[str]:
-    """Return a sentence for everything that the run recorded and that ε does not cover, with the file that holds it."""
+    """Return a sentence for everything that the run recorded and that ε does not cover, with the
+    file that holds it.
+    """
     learned, metric = fitted.kept_.learned, fitted.metric_
     found = []
     if not np.isnan(fitted.scores_).all():
@@ -199,7 +207,8 @@ def uncovered(fitted: ClusteringProtocol) -> list[str]:
         found.append(f"{places}: {metric} on clients' own test samples, without noise{also}")
     if fitted.agreement_ is not None:
         found.append(
-            "result.json, history.jsonl and pictures: the true clusters and agreement with them, which no server knows"
+            "result.json, history.jsonl and pictures: the true clusters and agreement with them, "
+            "which no server knows"
         )
     looks = _looked_up(fitted)
     if looks:
@@ -220,13 +229,16 @@ def uncovered(fitted: ClusteringProtocol) -> list[str]:
         "config.json: a digest of all clients' data, by which a guess of all of them can be checked"
     )
     found.append(
-        f"{CLIENTS}: every client's model, without noise where it was trained alone, and its keys: for its owner alone"
+        f"{CLIENTS}: every client's model, without noise where it was trained alone, and its keys: "
+        "for its owner alone"
     )
     return found
 
 
 def _shown_alone(fitted: ClusteringProtocol) -> list[int]:
-    """Return the clusters whose model in the results is one that a client trained alone, without noise."""
+    """Return the clusters whose model in the results is one that a client trained alone, without
+    noise.
+    """
     learned = fitted.kept_.learned
     if fitted.keeps_local_models(learned.config) or SHARED in fitted.kept_.clients.extra:
         return []
@@ -237,7 +249,9 @@ def _shown_alone(fitted: ClusteringProtocol) -> list[int]:
 
 
 def _looked_up(fitted: ClusteringProtocol) -> list[str]:
-    """Return the keys of the history that an observer computed from clients' data or the truth, beside the metric and ari."""
+    """Return the keys of the history that an observer computed from clients' data or the truth,
+    beside the metric and ari.
+    """
     keys = {name for line in fitted.history_ for name, value in line.items() if value is not None}
     return sorted(name for name in keys if name == "gap" or name.endswith("_real"))
 
@@ -254,5 +268,6 @@ def _transcript(fitted: ClusteringProtocol) -> list[str]:
         raw = "the clipped updates that a trusted server reads before it adds noise"
         return [f"transcript/: {raw}, so that no epsilon covers it; it is for its owner alone"]
     return [
-        "transcript/: every frame as its reader had it; epsilon covers replies, and not who was asked and replied in which round"
+        "transcript/: every frame as its reader had it; epsilon covers replies, and not who was "
+        "asked and replied in which round"
     ]

@@ -1,4 +1,6 @@
-"""What `run`, `resume` and `compare` share: plans that are checked before anything is written, and carried out in a folder."""
+"""What `run`, `resume` and `compare` share: plans that are checked before anything is written, and
+carried out in a folder.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[RunPlan], Fede
     """A plan for each protocol, and the federation they share: dealt once.
 
     Raises:
-        UsageError: whatever can be refused before a run; of several protocols it says which one cannot work.
+        UsageError: whatever can be refused before a run; of several protocols it says which one
+            cannot work.
     """
     options = replace(
         options, simulation=options.simulation.made_for(protocol.scenario for protocol in protocols)
@@ -55,7 +58,9 @@ def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[RunPlan], Fede
 
 
 def _read(options: Any) -> Federation:
-    """Return the federation; unless quiet, print which columns are features, and notes on standard error."""
+    """Return the federation; unless quiet, print which columns are features, and notes on standard
+    error.
+    """
     quiet, simulation = options.output.quiet, options.simulation
 
     def note(text: str) -> None:
@@ -144,7 +149,8 @@ def federation_of(folder: Path, plan: RunPlan, config: dict[str, Any]) -> Federa
     """
     if plan.simulation is None:
         raise UsageError(
-            f"{folder} was run from Python on data of your own, which it does not hold: go on there with fit(federation, folder=...)"
+            f"{folder} was run from Python on data of your own, which it does not hold: go on "
+            "there with fit(federation, folder=...)"
         )
     federation = plan.simulation.noted_federation()
     check_data(folder, plan, config, federation)
@@ -201,8 +207,8 @@ def fit(
 ) -> None:
     """Fit a protocol in a run folder, as `ClusteringProtocol.fit` does with `folder`.
 
-    A new or empty folder is taken; a stopped run of the same configuration on the same data goes on; the result of
-    one that has ended is loaded.
+    A new or empty folder is taken; a stopped run of the same configuration on the same data goes
+    on; the result of one that has ended is loaded.
 
     Raises:
         UsageError: the folder holds something else.
@@ -239,7 +245,9 @@ def fit(
 
 
 def _resolved(settings: Settings) -> Settings:
-    """Return settings with the device and the number of threads by name, since others round sums differently."""
+    """Return settings with the device and the number of threads by name, since others round sums
+    differently.
+    """
     from securecluster.core.devices import choose_device
 
     device = choose_device(settings.device).type

@@ -52,8 +52,9 @@ class Simulation:
     """The clients and their data."""
 
     data: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, cifar100 or femnist, text (ag_news, shakespeare) or trajectories (mobility); or your own
-    parquet file, or a folder of them"""
+    """digits, mnist, fashion_mnist, cifar10, cifar100 or femnist, text (ag_news, shakespeare) or
+    trajectories (mobility); or your own parquet file, or a folder of them
+    """
     client_column: str | None = None
     """your own file: the column that names each row's client"""
     label_column: str | None = None
@@ -65,10 +66,13 @@ class Simulation:
     drop_columns: tuple[str, ...] | None = None
     """your own file: columns that are no features, such as row numbers"""
     scenario: str | None = None
-    """how clients differ: a name from `securecluster list`, or some (rotation+dirichlet); None is what the protocol is made for
-    (of several: what all of them are made for), else label-swap; for femnist, shakespeare and mobility natural, for ag_news topics"""
+    """how clients differ: a name from `securecluster list`, or some (rotation+dirichlet); None is
+    what the protocol is made for (of several: what all of them are made for), else label-swap; for
+    femnist, shakespeare and mobility natural, for ag_news topics
+    """
     clients: int | None = None
-    """number of clients; None is 20 (fashion_mnist in tasks: 10), or all clients of your own file"""
+    """number of clients; None is 20 (fashion_mnist in tasks: 10), or all clients of your own file
+    """
     clusters: int | None = None
     """true clusters; None is the scenario's own default (label-swap, topics: 4)"""
     samples: int | None = None
@@ -87,7 +91,8 @@ class Simulation:
     """of every random draw, keys included"""
 
     def check(self) -> None:
-        """Refuse what can be refused without reading data: unknown names, and options that do not go together.
+        """Refuse what can be refused without reading data: unknown names, and options that do not
+        go together.
 
         Raises:
             UsageError: the first of them.
@@ -109,10 +114,11 @@ class Simulation:
         )
 
     def made_for(self, scenarios: Iterable[str | None]) -> Simulation:
-        """The same with the scenario that all protocols are made for, and its number of clients, where the user leaves them open.
+        """The same with the scenario that all protocols are made for, and its number of clients,
+        where the user leaves them open.
 
-        Data that have clients or topics of their own keep these, and an option that the scenario does not have (--clusters, say) asks for
-        the data set's default.
+        Data that have clients or topics of their own keep these, and an option that the scenario
+        does not have (--clusters, say) asks for the data set's default.
         """
         if self.own:
             return self
@@ -228,18 +234,21 @@ class Simulation:
         ):
             if value is not None:
                 raise UsageError(
-                    f"{option} belongs to a parquet file of your own (--data FILE), not to {self.data}: leave it out"
+                    f"{option} belongs to a parquet file of your own (--data FILE), not to "
+                    f"{self.data}: leave it out"
                 )
         self._scenario()
 
     def _check_own(self) -> None:
         if not Path(self.data).exists():
             raise UsageError(
-                f"{self.data} does not exist: give a parquet file or a folder of them, or one of {', '.join(SOURCES)}"
+                f"{self.data} does not exist: give a parquet file or a folder of them, or one of "
+                f"{', '.join(SOURCES)}"
             )
         if self.client_column is None or self.label_column is None:
             raise UsageError(
-                f"{self.data} is a file of your own: say which columns name the client and the label (--client-column, --label-column)"
+                f"{self.data} is a file of your own: say which columns name the client and the "
+                "label (--client-column, --label-column)"
             )
         default = Simulation()
         for name in (
@@ -255,12 +264,15 @@ class Simulation:
         ):
             if getattr(self, name) != getattr(default, name):
                 raise UsageError(
-                    f"--{name.replace('_', '-')} deals out a known data set, and the clients of {self.data} are given: leave it out"
+                    f"--{name.replace('_', '-')} deals out a known data set, and the clients of "
+                    f"{self.data} are given: leave it out"
                 )
 
 
 def _scenario_options(kind: Scenario) -> dict[str, Any]:
-    """Return the fields of a scenario's parts that are not at their defaults, by the names of their options."""
+    """Return the fields of a scenario's parts that are not at their defaults, by the names of their
+    options.
+    """
     names = {"labels": "labels_per_client", "sizes": "task_sizes"}
     found: dict[str, Any] = {}
     for part in kind.parts:
@@ -290,8 +302,8 @@ def _automatic() -> Settings:
 def as_typed(text: str) -> str:
     """Return a sentence in which options go by their names on the command line.
 
-    Python's sentences name fields (pre_rounds), and users of the command line know options (--pre-rounds).
-    Words in quotes, in paths and before "=" without a space are left as they are.
+    Python's sentences name fields (pre_rounds), and users of the command line know options
+    (--pre-rounds). Words in quotes, in paths and before "=" without a space are left as they are.
     """
     return re.sub(r"(?<![\w'\"./=-])[a-z]+\d*(?:_[a-z\d]+)+(?![\w'\"/(=]|\.\w)", _option, text)
 

@@ -1,4 +1,6 @@
-"""What a finished run says of privacy: what each party saw, ε of everything released, and what that does not cover."""
+"""What a finished run says of privacy: what each party saw, ε of everything released, and what that
+does not cover.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +14,45 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.serialization import CLIENTS
 
 KEYS = (
-    "keys of the key agreement are signed only where nodes have a roster: without one, or with identities that follow from a seed that the"
-    " server knows, as in a simulation, it can name itself a peer and read the mask seed, or play leader and set it"
+    "keys of the key agreement are signed only where nodes have a roster: without one, or with "
+    "identities that follow from a seed that the"
+    " server knows, as in a simulation, it can name itself a peer and read the mask seed, or play "
+    "leader and set it"
 )
 NETWORK = "timing, message sizes, who takes part and who drops out are visible to the network"
 OBSERVED = "the observer's metrics and agreement lie outside the protocol and outside epsilon"
 EXACT = "what leaves without noise is not differentially private: epsilon is infinite (null) as soon as anything does"
 SUMS = (
-    "the sums of clipped gradients that DP-SGD adds noise to are rounded as they are made: beyond some ten thousand samples in"
+    "the sums of clipped gradients that DP-SGD adds noise to are rounded as they are made: beyond "
+    "some ten thousand samples in"
     " a batch that may exceed what the clip leaves for it (benchmarks.grid_noise)"
 )
 NOISED = [
-    "choosing the clip, the noise, the number of rounds or any other option by private data is a release of its own",
-    "epsilon is of this run, and newcomers add to it: other runs on the same clients cost more together (Ledger.union)",
-    "a server that asks for more than its protocol does spends more than this: clients keep no budget of their own",
-    "keys of noise follow from the run's seed in a simulation: whoever knows it takes the noise off",
-    "noise comes from a cipher's stream: epsilon holds against readers with bounded computing power, who cannot tell it from random",
+    "choosing the clip, the noise, the number of rounds or any other option by private data is a "
+    "release of its own",
+    "epsilon is of this run, and newcomers add to it: other runs on the same clients cost more "
+    "together (Ledger.union)",
+    "a server that asks for more than its protocol does spends more than this: clients keep no "
+    "budget of their own",
+    "keys of noise follow from the run's seed in a simulation: whoever knows it takes the noise "
+    "off",
+    "noise comes from a cipher's stream: epsilon holds against readers with bounded computing "
+    "power, who cannot tell it from random",
 ]
 ASSUMED = {
-    "client": "a client's contribution to each release is one clipped row; that it is absent counts as a row of zeros",
-    "example": "how many samples each client has is public: one that is absent leaves its place, without gradient, loss or features; which"
-    " are in a batch is drawn for each alone and nobody else knows; no sample, and no person's data, are at two clients, so clients compose"
+    "client": "a client's contribution to each release is one clipped row; that it is absent "
+    "counts as a row of zeros",
+    "example": "how many samples each client has is public: one that is absent leaves its place, "
+    "without gradient, loss or features; which"
+    " are in a batch is drawn for each alone and nobody else knows; no sample, and no person's "
+    "data, are at two clients, so clients compose"
     " in parallel, and epsilon is the largest of theirs",
 }
 ASKED = "who is asked in which round is visible, so no amplification by sampling clients is claimed"
 PLACED = {
     "local": "local: each client adds the noise itself, so the server, too, is held off",
-    "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates without it, and a full transcript holds"
+    "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates "
+    "without it, and a full transcript holds"
     " them so; losses, layers and Gram matrices have their clients' own noise",
 }
 NEIGHBOURS = {
@@ -123,11 +137,13 @@ def _public(config: dict[str, Any]) -> list[str]:
     kind, classes = config["objective"]["kind"], config["classes"]
     if kind == "classification":
         return [
-            f"the number of classes ({classes}) is public: where it was not given it is 1 + the largest label of any client"
+            f"the number of classes ({classes}) is public: where it was not given it is 1 + the "
+            "largest label of any client"
         ]
     if kind == "language":
         return [
-            f"the vocabulary ({classes} tokens) is public, also where it was counted on all training texts, as that of ag_news was"
+            f"the vocabulary ({classes} tokens) is public, also where it was counted on all "
+            "training texts, as that of ag_news was"
         ]
     return []
 
@@ -140,11 +156,13 @@ def _windows(config: dict[str, Any]) -> list[str]:
     if kind == "trajectory":
         count = places + 1
         return [
-            f"an example is a window of {count} positions: one position may be in {count} examples, and costs as much as all of them"
+            f"an example is a window of {count} positions: one position may be in {count} "
+            "examples, and costs as much as all of them"
         ]
     if kind == "language":
         return [
-            f"an example is a window of {places} tokens and the tokens that follow, and no article, speech or person: neighbouring windows"
+            f"an example is a window of {places} tokens and the tokens that follow, and no "
+            "article, speech or person: neighbouring windows"
             " share a token, and a text costs as much as all of its windows"
         ]
     return []
@@ -200,7 +218,8 @@ def show(console: Any, privacy: dict[str, Any]) -> None:
         if mask.get("padding_bytes"):
             table.add_row(
                 "padding",
-                f"the {mask['kind']} adds {mask['padding_bytes']:,} bytes to every update and every average",
+                f"the {mask['kind']} adds {mask['padding_bytes']:,} bytes to every update and "
+                "every average",
             )
     if _noised(privacy):
         table.add_row(
@@ -251,6 +270,7 @@ def _unshared(found: dict[str, Any]) -> str:
     few = ", ".join(map(str, labels[:20])) + (f" … ({len(labels)})" if len(labels) > 20 else "")
     word = "cluster" if len(labels) == 1 else "clusters"
     return (
-        f"{word} {few}: all that their clients hold was trained alone, without noise; it is in {found['file']}, for its owner alone,"
+        f"{word} {few}: all that their clients hold was trained alone, without noise; it is in "
+        f"{found['file']}, for its owner alone,"
         " and epsilon does not cover it"
     )

@@ -1,4 +1,6 @@
-"""Replays a run: the server's code alone against the recorded transcript, with no client in the process."""
+"""Replays a run: the server's code alone against the recorded transcript, with no client in the
+process.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ class Replayed:
 
     Args:
         calls: how many.
-        unused: releases of single clients that the ledger has beside those, to a server that was killed before it used
-            them. They are priced.
+        unused: releases of single clients that the ledger has beside those, to a server that was
+            killed before it used them. They are priced.
     """
 
     calls: int
@@ -36,10 +38,11 @@ class Replayed:
 def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
     """Replay a finished run folder.
 
-    Every file must be what the run wrote; the index must say what the frames are; the server must make the same
-    requests and end in the same state; and the result's labels, bytes and privacy must follow from these. Metrics and
-    the history are the observer's, and cannot be replayed. The ledger must have every release of these calls. It may
-    have more, which went to a server that was killed and have no frames any more.
+    Every file must be what the run wrote; the index must say what the frames are; the server must
+    make the same requests and end in the same state; and the result's labels, bytes and privacy
+    must follow from these. Metrics and the history are the observer's, and cannot be replayed. The
+    ledger must have every release of these calls. It may have more, which went to a server that was
+    killed and have no frames any more.
 
     Raises:
         ReplayError: the server asks for something else, or ends elsewhere, than it did in the run.
@@ -62,7 +65,8 @@ def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
     state, network = plan.protocol.replayed(transcript, agreed, settings.threads, settings.device)
     if pack(state) != kept.server:
         raise ReplayError(
-            f"{folder}: the server's final state differs from the recorded one: it used something that no message brought it"
+            f"{folder}: the server's final state differs from the recorded one: it used something "
+            "that no message brought it"
         )
     recorded = _recorded_events(folder / "ledger.jsonl")
     unused = _check_ledger(folder / "ledger.jsonl", recorded, network.ledger.events)
@@ -78,7 +82,9 @@ def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
 
 
 def _check_index(folder: Path, transcript: Transcript) -> None:
-    """Raise where the index says anything else than the frames, or frames lie there that it does not list."""
+    """Raise where the index says anything else than the frames, or frames lie there that it does
+    not list.
+    """
     for path in transcript.surplus():
         raise RunFolderError(
             f"{path} belongs to no call that the index lists: one of the two is not the run's"
@@ -86,7 +92,8 @@ def _check_index(folder: Path, transcript: Transcript) -> None:
     for position, entry in enumerate(transcript.entries):
         if entry_of(*transcript.content(position)) != entry:
             raise ReplayError(
-                f"line {position + 1} of {folder / 'index.jsonl'} differs from the frames of that call"
+                f"line {position + 1} of {folder / 'index.jsonl'} differs from the frames of that "
+                "call"
             )
 
 
@@ -122,7 +129,9 @@ def _check_result(
     state: Any,
     transcript: Transcript,
 ) -> None:
-    """Raise where result.json says anything else of labels, bytes and privacy than follows from the replay."""
+    """Raise where result.json says anything else of labels, bytes and privacy than follows from the
+    replay.
+    """
     labels = [int(label) for label in state.labels]
     names = list(fitted.kept_.learned.names)
     found = {

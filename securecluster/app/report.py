@@ -23,8 +23,9 @@ def result(
     """The content of result.json.
 
     Args:
-        state: the server's final state. From its parameter tree, where it has one, come each cluster's leaf (`leaves`) and the node
-            whose model it was handed in the end, with the validation losses that decided (`fallback`).
+        state: the server's final state. From its parameter tree, where it has one, come each
+            cluster's leaf (`leaves`) and the node whose model it was handed in the end, with the
+            validation losses that decided (`fallback`).
     """
     labels = [int(c) for c in fitted.labels_]
     return {
@@ -159,7 +160,8 @@ def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
     exact = "–" if score["exact"] is None else score["exact"]
     console.print(
         f"{metric} before clusters {before}, after {after}; {reached}"
-        f"ARI {number(score['ari'])}, NMI {number(score['nmi'])}, purity {number(score['purity'])}, exact {exact}"
+        f"ARI {number(score['ari'])}, NMI {number(score['nmi'])}, purity "
+        f"{number(score['purity'])}, exact {exact}"
     )
     _show_bytes(console, content["bytes"])
     privacy_report.show(console, content["privacy"])
@@ -191,7 +193,8 @@ def _show_clusters(console: Any, content: dict[str, Any], names: tuple[str, ...]
 
     data = printable(content["data"])
     clusters = Table(
-        title=f"{content['protocol']} on {data} ({content['scenario']}), {content['clients']} clients"
+        title=f"{content['protocol']} on {data} ({content['scenario']}), {content['clients']} "
+        "clients"
     )
     handed = content.get("fallback", {}).get("nodes")
     for heading in (

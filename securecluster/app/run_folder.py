@@ -1,8 +1,9 @@
-"""Run folders: claimed by one process at a time, marked as ours, and checked when they are read back.
+"""Run folders: claimed by one process at a time, marked as ours, and checked when they are read
+back.
 
-Nothing but what a run wrote is ever removed: a folder without our marker, or with a file of somebody else in it, is
-refused. Whoever writes holds a lock from before the first check until the end; the operating system lets go of it when
-the process ends, however it ends.
+Nothing but what a run wrote is ever removed: a folder without our marker, or with a file of
+somebody else in it, is refused. Whoever writes holds a lock from before the first check until the
+end; the operating system lets go of it when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class RunPlan:
     """Enough to repeat a run: what `config.json` holds.
 
     Args:
-        simulation: how the clients are made; None for data that came from Python and are not ours to make again.
+        simulation: how the clients are made; None for data that came from Python and are not ours
+            to make again.
     """
 
     protocol: ClusteringProtocol
@@ -88,7 +90,8 @@ def _default_name(name: str) -> Path:
 
 
 def check_free(target: Path | None, force: bool) -> None:
-    """Raise UsageError where a run cannot be put: a folder that is in use, or anything that is no folder.
+    """Raise UsageError where a run cannot be put: a folder that is in use, or anything that is no
+    folder.
 
     Args:
         force: whether the run in the folder, if there is one, is to be replaced.
@@ -97,7 +100,8 @@ def check_free(target: Path | None, force: bool) -> None:
         return
     if not force:
         raise UsageError(
-            f"{target} exists and is not empty: choose another --out, or --force to replace the run in it"
+            f"{target} exists and is not empty: choose another --out, or --force to replace the "
+            "run in it"
         )
     if not _is_marker(target / MARKER):
         raise UsageError(
@@ -142,7 +146,9 @@ def _is_marker(path: Path) -> bool:
 
 
 def foreign(folder: Path) -> list[Path]:
-    """Return what lies in a run folder, or in the runs of a comparison, and was not written by them."""
+    """Return what lies in a run folder, or in the runs of a comparison, and was not written by
+    them.
+    """
     names = _names_compared(folder)
     written = WRITTEN | ({LOCK, COMPARISON} if names else {LOCK})
     found: list[Path] = []
@@ -157,7 +163,9 @@ def foreign(folder: Path) -> list[Path]:
 
 
 def _names_compared(folder: Path) -> list[str]:
-    """Return the runs that a folder says it compares; none where it holds a single run, or is damaged."""
+    """Return the runs that a folder says it compares; none where it holds a single run, or is
+    damaged.
+    """
     try:
         return compared(folder) or []
     except RunFolderError:
@@ -165,7 +173,9 @@ def _names_compared(folder: Path) -> list[str]:
 
 
 def _foreign_below(folder: Path, runs: Collection[str]) -> list[Path]:
-    """Return what lies in a folder within a run folder and was not written by the run, or by one of `runs`."""
+    """Return what lies in a folder within a run folder and was not written by the run, or by one of
+    `runs`.
+    """
     if folder.name in runs and _is_marker(folder / MARKER):
         return foreign(folder)
     if folder.name == ".checkpoint.tmp" or re.fullmatch(r"checkpoint-\d{6,}", folder.name):
@@ -187,8 +197,9 @@ def _is_file_called(path: Path, names: re.Pattern[str]) -> bool:
 def claimed(out: Path | None, force: bool, name: str, texts: Mapping[str, str]) -> Iterator[Path]:
     """Take a folder for a run, write its first files, and hold its lock.
 
-    The lock comes before every check, so of two processes that start at once one is refused and neither loses
-    anything. The folder itself is never renamed or removed: `.`, a mount point and a link to a folder will do.
+    The lock comes before every check, so of two processes that start at once one is refused and
+    neither loses anything. The folder itself is never renamed or removed: `.`, a mount point and a
+    link to a folder will do.
 
     Args:
         out: where; None is a new folder `runs/NAME-TIME-PID`.
@@ -237,8 +248,8 @@ def _replace(target: Path) -> None:
 def _clear(target: Path) -> None:
     """Remove what a run wrote, up to the lock.
 
-    `config.json` goes first, so that what a kill leaves half-way is no run; the marker goes last, so that it can
-    still be replaced.
+    `config.json` goes first, so that what a kill leaves half-way is no run; the marker goes last,
+    so that it can still be replaced.
     """
     try:
         (target / CONFIG).unlink(missing_ok=True)
@@ -251,7 +262,8 @@ def _clear(target: Path) -> None:
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise RunFolderError(
-            f"cannot remove all of the run in {target} ({reason}): remove the rest by hand, or choose another folder"
+            f"cannot remove all of the run in {target} ({reason}): remove the rest by hand, or "
+            "choose another folder"
         ) from error
 
 
@@ -286,18 +298,21 @@ def config_of(folder: Path) -> dict[str, Any]:
     with _refused(folder):
         if not (folder / CONFIG).is_file():
             raise RunFolderError(
-                f"{folder} is not a run folder (it has no {CONFIG}): give the folder that a run printed"
+                f"{folder} is not a run folder (it has no {CONFIG}): give the folder that a run "
+                "printed"
             )
         if not (folder / MARKER).is_file():
             raise RunFolderError(
-                f"{folder} is not a run folder (it has no {MARKER}): give the folder that a run printed"
+                f"{folder} is not a run folder (it has no {MARKER}): give the folder that a run "
+                "printed"
             )
     text = manifest.checked(folder, CONFIG, manifest.read(folder, MARKER))
     config = json.loads(text)
     schema = config.get("schema") if isinstance(config, dict) else None
     if schema != SCHEMA:
         raise RunFolderError(
-            f"{folder} was written in schema {schema}, this version reads {SCHEMA}: use the version that wrote it"
+            f"{folder} was written in schema {schema}, this version reads {SCHEMA}: use the "
+            "version that wrote it"
         )
     found: dict[str, Any] = config
     return found
@@ -330,7 +345,9 @@ def load(folder: Path) -> tuple[RunPlan, dict[str, Any]]:
 
 
 def check_same(folder: Path, recorded: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
-    """Raise RunFolderError where a folder holds a run that differs from the planned one in anything but the version."""
+    """Raise RunFolderError where a folder holds a run that differs from the planned one in anything
+    but the version.
+    """
     for name in ("protocol", "settings", "clients", "data_digest", "network"):
         old, new = recorded[name], planned[name]
         if old == new:
@@ -342,7 +359,8 @@ def check_same(folder: Path, recorded: Mapping[str, Any], planned: Mapping[str, 
         else:
             text = _difference(old, new)
         raise RunFolderError(
-            f"{folder} holds a run of another configuration ({text}): resume with the same one, or give another folder"
+            f"{folder} holds a run of another configuration ({text}): resume with the same one, or "
+            "give another folder"
         )
 
 
@@ -370,7 +388,8 @@ def finished(folder: Path) -> bool:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """Return the content of a finished run's result.json, after a check of every file of the run but its frames.
+    """Return the content of a finished run's result.json, after a check of every file of the run
+    but its frames.
 
     Raises:
         RunFolderError: a file is missing or differs from what the run wrote.
@@ -386,14 +405,18 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 
 def tidy(folder: Path) -> None:
-    """Remove the checkpoints that a kill at the very end left beside a result, where that is possible."""
+    """Remove the checkpoints that a kill at the very end left beside a result, where that is
+    possible.
+    """
     if checkpoints(folder):
         with suppress(RunFolderError), locked(folder):
             remove_checkpoints(folder)
 
 
 def seal(folder: Path, result: bytes) -> None:
-    """Write the manifest of a run that has ended, and then its result.json, whose presence says that it is whole."""
+    """Write the manifest of a run that has ended, and then its result.json, whose presence says
+    that it is whole.
+    """
     marks = {RESULT: manifest.Mark.of(result)}
     for path in sorted([*folder.iterdir(), folder / TRANSCRIPT / INDEX]):
         name = path.relative_to(folder).as_posix()
@@ -404,7 +427,9 @@ def seal(folder: Path, result: bytes) -> None:
 
 
 def comparison_json(names: Sequence[str]) -> str:
-    """The text of a comparison's config.json; what each protocol runs with stands in the folder of its name."""
+    """The text of a comparison's config.json; what each protocol runs with stands in the folder of
+    its name.
+    """
     return (
         json.dumps(
             {"schema": SCHEMA, "version": securecluster.__version__, "compare": list(names)},

@@ -12,7 +12,9 @@ from securecluster.errors import UsageError
 
 
 class Bipartition(NamedTuple):
-    """Two halves (sorted positions; the first holds position 0) and the largest similarity across them."""
+    """Two halves (sorted positions; the first holds position 0) and the largest similarity across
+    them.
+    """
 
     first: tuple[int, ...]
     second: tuple[int, ...]
@@ -20,10 +22,12 @@ class Bipartition(NamedTuple):
 
 
 def bipartition(alpha: Array) -> Bipartition:
-    """The bipartition whose largest cross-similarity is smallest, in O(m²) (Sattler et al. 2019, eq. 35 and Algorithm 1).
+    """The bipartition whose largest cross-similarity is smallest, in O(m²) (Sattler et al. 2019,
+    eq. 35 and Algorithm 1).
 
-    An optimum is the cut of the weakest edge of the maximum spanning tree, which is the last merge of single linkage on -alpha.
-    Cutting at that merge, and not at its height, gives two non-empty halves under ties as well.
+    An optimum is the cut of the weakest edge of the maximum spanning tree, which is the last merge
+    of single linkage on -alpha. Cutting at that merge, and not at its height, gives two non-empty
+    halves under ties as well.
 
     Args:
         alpha: similarities, (m, m), symmetric, m >= 2; the diagonal is not read.
@@ -37,7 +41,8 @@ def bipartition(alpha: Array) -> Bipartition:
     m = len(alpha)
     if m < 2 or alpha.shape != (m, m) or not np.isfinite(alpha).all():
         raise UsageError(
-            f"a bipartition needs a finite square similarity matrix of at least two clients, not {alpha.shape}"
+            "a bipartition needs a finite square similarity matrix of at least two clients, not "
+            f"{alpha.shape}"
         )
     if m == 2:
         return Bipartition((0,), (1,), float(alpha[0, 1]))
@@ -69,17 +74,19 @@ class Separated(NamedTuple):
 def separated(alpha: Array) -> Separated:
     """Score clusters C by (|C| - 1)·(α_intra^min(C) - α_cross^max(C, rest)), in O(m²) (ours).
 
-    A positive score is Sattler et al.'s separation gap (2019, eq. 28) of one cluster against all others, so it does not vanish
-    where both halves of a correct bipartition hold several clusters. Clusters count by size, since two of many noisy updates
-    align by chance while larger groups do not. A cluster whose least similarity exceeds those to the rest is one of single
-    linkage, so only these are looked at; α_cross^max of each is where it is merged with another.
+    A positive score is Sattler et al.'s separation gap (2019, eq. 28) of one cluster against all
+    others, so it does not vanish where both halves of a correct bipartition hold several clusters.
+    Clusters count by size, since two of many noisy updates align by chance while larger groups do
+    not. A cluster whose least similarity exceeds those to the rest is one of single linkage, so
+    only these are looked at; α_cross^max of each is where it is merged with another.
 
     Args:
         alpha: similarities, (m, m), symmetric and finite, m >= 2; the diagonal is not read.
 
     Returns:
-        The largest score, minus infinity for two clients; a partition (m,): disjoint clusters with a positive score, those with
-        larger scores first, and one group of all clients that are in none; and the members of the best cluster.
+        The largest score, minus infinity for two clients; a partition (m,): disjoint clusters with
+        a positive score, those with larger scores first, and one group of all clients that are in
+        none; and the members of the best cluster.
     """
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform

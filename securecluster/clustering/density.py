@@ -14,7 +14,8 @@ TRIED = 50  # values of DBSCAN's eps
 
 
 def dbscan(distance: Array, eps: float, least: int) -> list[int]:
-    """DBSCAN's clusters, numbered from 0, of points that are known by their distances (m, m) (Ester et al. 1996); noise is -1.
+    """DBSCAN's clusters, numbered from 0, of points that are known by their distances (m, m) (Ester
+    et al. 1996); noise is -1.
 
     Args:
         eps: points are neighbours up to this distance.
@@ -31,7 +32,9 @@ def dbscan(distance: Array, eps: float, least: int) -> list[int]:
 
 
 def check_dbscan(eps: object, least: object) -> None:
-    """Raise UsageError for what is no distance, or no number of neighbours; None leaves either open."""
+    """Raise UsageError for what is no distance, or no number of neighbours; None leaves either
+    open.
+    """
     if eps is not None and not (isinstance(eps, Real) and 0 <= float(eps) < np.inf):
         raise UsageError(
             f"eps = {eps!r} is no distance: give a finite number from 0, or leave it out"
@@ -55,7 +58,9 @@ def most_similar(similarity: Array, labels: Sequence[int]) -> list[int]:
 
 
 def neighbourhood(similarity: Array, least: int) -> float:
-    """An eps for `dbscan` on 1 - similarity (m, m): of those at which users become cores, the one of the largest modularity (ours)."""
+    """An eps for `dbscan` on 1 - similarity (m, m): of those at which users become cores, the one
+    of the largest modularity (ours).
+    """
     distance = 1 - similarity
     cores = np.sort(distance, axis=1)[
         :, min(least, len(distance)) - 1
@@ -68,7 +73,8 @@ def neighbourhood(similarity: Array, least: int) -> float:
 
 
 def modularity(similarity: Array, labels: Sequence[int]) -> float:
-    """How far the similarity within clusters exceeds what the clusters' shares of all similarity let expect (Newman 2004, weighted).
+    """How far the similarity within clusters exceeds what the clusters' shares of all similarity
+    let expect (Newman 2004, weighted).
 
     One cluster has 0, and clusters of one less than that. The diagonal is not read.
     """

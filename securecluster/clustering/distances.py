@@ -1,4 +1,6 @@
-"""Pairwise distances of update rows, as (m, m) float64, by column blocks: what hierarchical clustering merges by (Briggs et al. 2020)."""
+"""Pairwise distances of update rows, as (m, m) float64, by column blocks: what hierarchical
+clustering merges by (Briggs et al. 2020).
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,20 @@ METRICS = ("l1", "l2", "cosine", "chord")
 WIDE = (
     1 << 18
 )  # numbers of a float64 column block: 2 MB, which stay in cache while every pair reads them
-CLOSE = 1e-6  # rows whose squared distance is below this share of their squared norms are compared number by number
+# rows whose squared distance is below this share of their squared norms are compared number by
+# number
+CLOSE = 1e-6
 
 
 def distances(rows: torch.Tensor, metric: str, noise: float | torch.Tensor = 0.0) -> torch.Tensor:
-    """Distances of all pairs of rows (m, d), symmetric and zero on the diagonal; one block of columns is held beside them.
+    """Distances of all pairs of rows (m, d), symmetric and zero on the diagonal; one block of
+    columns is held beside them.
 
     Args:
-        noise: expected squared norm of the independent noise in each row, one for all or (m,). A squared L2 distance exceeds that of the
-            rows without noise by both rows' noise, which is taken off (down to 0), as it is of norms in cosines; L1 has no such
-            correction and stays as it is.
+        noise: expected squared norm of the independent noise in each row, one for all or (m,). A
+            squared L2 distance exceeds that of the rows without noise by both rows' noise, which is
+            taken off (down to 0), as it is of norms in cosines; L1 has no such correction and stays
+            as it is.
 
     Raises:
         UsageError: an unknown metric.
@@ -36,11 +42,12 @@ def distances(rows: torch.Tensor, metric: str, noise: float | torch.Tensor = 0.0
 
 
 def alike(rows: torch.Tensor, metric: str, noise: float = 0.0) -> torch.Tensor:
-    """Similarities of all pairs of rows, (m, m) in [-1, 1], for clusterings that ask for more than distances (ours).
+    """Similarities of all pairs of rows, (m, m) in [-1, 1], for clusterings that ask for more than
+    distances (ours).
 
-    Under cosine and chord the cosines; under L1 and L2, which do not mind where the origin is, the cosines of the rows less
-    their mean: under L1 of points whose squared Euclidean distances are the L1 distances (such points exist: L1 is of negative
-    type, Schoenberg 1938).
+    Under cosine and chord the cosines; under L1 and L2, which do not mind where the origin is, the
+    cosines of the rows less their mean: under L1 of points whose squared Euclidean distances are
+    the L1 distances (such points exist: L1 is of negative type, Schoenberg 1938).
     """
     if metric in ("cosine", "chord"):
         return cosine(gram(rows, None, noise), FLOOR if noise else 0.0)
@@ -62,8 +69,8 @@ def manhattan(rows: torch.Tensor) -> torch.Tensor:
 def euclidean(rows: torch.Tensor, noise: float | torch.Tensor = 0.0) -> torch.Tensor:
     """L2: ‖x − y‖, relative error below 1e-9.
 
-    From the Gram matrix of the rows less their mean; where that cancels, for rows much closer to each other than to the mean,
-    from the differences themselves.
+    From the Gram matrix of the rows less their mean; where that cancels, for rows much closer to
+    each other than to the mean, from the differences themselves.
 
     Args:
         noise: as in `distances`.
@@ -85,7 +92,9 @@ def euclidean(rows: torch.Tensor, noise: float | torch.Tensor = 0.0) -> torch.Te
 
 
 def to_others(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """L2 of each row (m, d) to each of a few others (k, d), (m, k) float64; from the differences, by column blocks."""
+    """L2 of each row (m, d) to each of a few others (k, d), (m, k) float64; from the differences,
+    by column blocks.
+    """
     total = torch.zeros(len(rows), len(others), dtype=torch.float64, device=rows.device)
     width = max(1, WIDE // max(len(rows), 1))
     for block, few in zip(
@@ -112,7 +121,8 @@ def _squared(rows: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> t
 
 
 def angular(rows: torch.Tensor, noise: float | torch.Tensor = 0.0) -> torch.Tensor:
-    """Cosine distance 1 − cos, in [0, 2], absolute error below 1e-12; a zero row is at distance 1 from every other (`cosine`).
+    """Cosine distance 1 − cos, in [0, 2], absolute error below 1e-12; a zero row is at distance 1
+    from every other (`cosine`).
 
     Args:
         noise: as in `distances`.

@@ -1,7 +1,9 @@
-"""Leading eigenvectors of a client's Gram matrix, and how relevant another client's are to it (Ali & Arafa 2024, II-B).
+"""Leading eigenvectors of a client's Gram matrix, and how relevant another client's are to it (Ali
+& Arafa 2024, II-B).
 
-The Gram matrix of features Φ (n, D) is G = ΦᵀΦ/n (eq. 1). With p ≪ D it is never decomposed whole: scipy's ARPACK needs products with it
-alone, and where there are fewer samples than features these go through Φ or the smaller ΦΦᵀ/n, so that no (D, D) is made.
+The Gram matrix of features Φ (n, D) is G = ΦᵀΦ/n (eq. 1). With p ≪ D it is never decomposed whole:
+scipy's ARPACK needs products with it alone, and where there are fewer samples than features these
+go through Φ or the smaller ΦΦᵀ/n, so that no (D, D) is made.
 """
 
 from __future__ import annotations
@@ -16,16 +18,19 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 
 Operator = Callable[["torch.Tensor"], "torch.Tensor"]
-SMALL = 1024  # up to so many rows a Gram matrix is cheaper to form than to multiply with through the features
+# up to so many rows a Gram matrix is cheaper to form than to multiply with through the features
+SMALL = 1024
 WHOLE = 80  # a matrix of fewer than so many times the wanted eigenvectors is decomposed whole
 
 
 def top(features: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The p largest eigenvalues (p,) of ΦᵀΦ/n and their eigenvectors as rows (p, D), float64, on the features' device.
+    """The p largest eigenvalues (p,) of ΦᵀΦ/n and their eigenvectors as rows (p, D), float64, on
+    the features' device.
 
-    Eigenvalues descend; each vector has unit length and its entry of largest magnitude is positive (ours). Beyond the rank both are
-    zero, so that shapes agree between clients (ours). Holds Φ in float64 once, and nothing of size (D, D) where n < D or D > SMALL
-    unless p is within a factor WHOLE of both, or ARPACK does not converge.
+    Eigenvalues descend; each vector has unit length and its entry of largest magnitude is positive
+    (ours). Beyond the rank both are zero, so that shapes agree between clients (ours). Holds Φ in
+    float64 once, and nothing of size (D, D) where n < D or D > SMALL unless p is within a factor
+    WHOLE of both, or ARPACK does not converge.
 
     Args:
         features: Φ (n, D), finite.
@@ -64,7 +69,8 @@ def _leading(wide: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def leading(matrix: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The p ≤ D algebraically largest eigenvalues (p,), descending, of a symmetric matrix (D, D) float64, and eigenvectors (p, D).
+    """The p ≤ D algebraically largest eigenvalues (p,), descending, of a symmetric matrix (D, D)
+    float64, and eigenvectors (p, D).
 
     Signs are those of `top`; eigenvalues may be negative.
     """
@@ -94,13 +100,14 @@ def _signed(vectors: torch.Tensor) -> torch.Tensor:
 def arpack(
     product: Operator, side: int, k: int, like: torch.Tensor, which: str = "LM"
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The k largest eigenvalues (k,) of a symmetric operator and its eigenvectors (side, k), by scipy's `eigsh`, on the CPU.
+    """The k largest eigenvalues (k,) of a symmetric operator and its eigenvectors (side, k), by
+    scipy's `eigsh`, on the CPU.
 
     The start is the same in every run.
 
     Args:
-        product: (side,) -> (side,). like: a tensor of the wanted type and device. which: "LM", largest in magnitude, as suits positive
-            semidefinite operators; or "LA", algebraically.
+        product: (side,) -> (side,). like: a tensor of the wanted type and device. which: "LM",
+            largest in magnitude, as suits positive semidefinite operators; or "LA", algebraically.
 
     Returns:
         None where it does not converge.
@@ -129,7 +136,8 @@ def arpack(
 def projected(features: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     """λ̂ = ‖G v‖ of vectors (r, D), as (r,) float64 (Ali & Arafa 2024, eq. 2), not vᵀGv.
 
-    By G or through Φ (n, D), whichever takes fewer operations; it holds blocks of about `BLOCK` numbers, and G where that is used.
+    By G or through Φ (n, D), whichever takes fewer operations; it holds blocks of about `BLOCK`
+    numbers, and G where that is used.
     """
     (n, d), r = features.shape, len(vectors)
     out = torch.zeros(r, dtype=torch.float64, device=features.device)
@@ -163,15 +171,19 @@ def relevance(
     floor: float = 0.0,
     shared: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """r(i, j) = Π_k (min(λ_k, λ̂_k) / max(λ_k, λ̂_k))^(1/p) in [0, 1], (j,) float64, in logs (Ali & Arafa 2024, eq. 3, 4).
+    """r(i, j) = Π_k (min(λ_k, λ̂_k) / max(λ_k, λ̂_k))^(1/p) in [0, 1], (j,) float64, in logs (Ali &
+    Arafa 2024, eq. 3, 4).
 
-    Eq. 4 takes the root over all D; over the p shared ones is ours. Only the client's own eigenvalues above floor · λ_1 and above 0
-    count, and the root is over as many (ours): a small λ̂ is evidence and stays in. λ̂ = 0 gives 0; so does a client where none counts.
+    Eq. 4 takes the root over all D; over the p shared ones is ours. Only the client's own
+    eigenvalues above floor · λ_1 and above 0 count, and the root is over as many (ours): a small λ̂
+    is evidence and stays in. λ̂ = 0 gives 0; so does a client where none counts.
 
     Args:
-        values: the client's own eigenvalues λ, (p,), descending. projected: λ̂ of j other clients' vectors, (j, p).
+        values: the client's own eigenvalues λ, (p,), descending. projected: λ̂ of j other clients'
+            vectors, (j, p).
         floor: share of λ_1, in [0, 1).
-        shared: (j, p), which vectors there are; those beyond the other's rank are none, and do not count either.
+        shared: (j, p), which vectors there are; those beyond the other's rank are none, and do not
+            count either.
     """
     own, other = values.double(), projected.double()
     counts = _counted(own, other, floor, shared)
@@ -191,14 +203,15 @@ def span_relevance(
     floor: float = 0.0,
     shared: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return r(i, j) of whole spans, min(E, Ê) / max(E, Ê) with E² = Σ_k λ_k² and Ê² = Σ_k λ̂_k² (ours).
+    """Return r(i, j) of whole spans, min(E, Ê) / max(E, Ê) with E² = Σ_k λ_k² and Ê² = Σ_k λ̂_k²
+    (ours).
 
     For one vector it is `relevance`. With more, `relevance` compares each vector on its own, and an
     error of angle θ in one mixes λ_1 into its λ̂_k: the ratio is wrong by about (θ λ_1 / λ_k)² / 2,
-    which is large for every k but the first. Noise turns the vectors, so clients of one distribution
-    may look farther apart the more vectors there are. Ê² = tr(V G² Vᵀ) is the same for all bases V
-    of a span and at most E² for the exact eigenvalues (Ky Fan 1949), so it falls with the square of
-    the angle between spans, and isotropic noise adds equally to all λ̂_k².
+    which is large for every k but the first. Noise turns the vectors, so clients of one
+    distribution may look farther apart the more vectors there are. Ê² = tr(V G² Vᵀ) is the same for
+    all bases V of a span and at most E² for the exact eigenvalues (Ky Fan 1949), so it falls with
+    the square of the angle between spans, and isotropic noise adds equally to all λ̂_k².
 
     Args:
         values: the client's own eigenvalues λ, (p,), descending.

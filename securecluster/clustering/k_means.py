@@ -12,8 +12,9 @@ from securecluster.clustering.labels import Array
 def kmeans(inner: Array, k: int, seed: int) -> list[int]:
     """k-means clusters, numbered from 0, of points that are known by their inner products (m, m).
 
-    Points of m or fewer numbers have the same inner products, and so the same distances: the clusters are those of the points
-    themselves. Of ten starts the best is taken; there are fewer clusters where fewer points differ.
+    Points of m or fewer numbers have the same inner products, and so the same distances: the
+    clusters are those of the points themselves. Of ten starts the best is taken; there are fewer
+    clusters where fewer points differ.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning

@@ -22,7 +22,9 @@ def members(labels: Sequence[int]) -> list[list[int]]:
 
 
 def largest(labels: Sequence[int]) -> int:
-    """The cluster with most clients, of equal ones the first: where a client of which nothing is known most likely belongs (ours)."""
+    """The cluster with most clients, of equal ones the first: where a client of which nothing is
+    known most likely belongs (ours).
+    """
     return max(range(1 + max(labels)), key=list(labels).count)
 
 
@@ -30,12 +32,15 @@ def check_number(k: object, clients: int, name: str = "k") -> None:
     """Raise UsageError for a number of clusters that cannot be made of so many clients."""
     if not isinstance(k, Integral) or not 1 <= int(k) <= clients:
         raise UsageError(
-            f"{name} = {k!r} clusters cannot be made of {clients} clients: it is a whole number from 1 to that of clients"
+            f"{name} = {k!r} clusters cannot be made of {clients} clients: it is a whole number "
+            "from 1 to that of clients"
         )
 
 
 def relabel(labels: Sequence[int]) -> list[int]:
-    """Clusters numbered from 0 in the order of their first members; each of those labelled -1 is one of its own."""
+    """Clusters numbered from 0 in the order of their first members; each of those labelled -1 is
+    one of its own.
+    """
     found: dict[tuple[int, int], int] = {}
     return [
         found.setdefault((label, k if label < 0 else -1), len(found))

@@ -9,7 +9,9 @@ import numpy as np
 
 
 class Agreement(TypedDict):
-    """Clustering scores; 1 is perfect for each. `exact`: the same partition up to the names of the clusters."""
+    """Clustering scores; 1 is perfect for each. `exact`: the same partition up to the names of the
+    clusters.
+    """
 
     ari: float
     nmi: float
@@ -18,7 +20,9 @@ class Agreement(TypedDict):
 
 
 def agreement(labels: Sequence[int], truth: Sequence[int]) -> Agreement:
-    """Adjusted Rand index, normalised mutual information, purity and exact recovery of `truth` by `labels`."""
+    """Adjusted Rand index, normalised mutual information, purity and exact recovery of `truth` by
+    `labels`.
+    """
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
     from sklearn.metrics.cluster import contingency_matrix
 
@@ -42,13 +46,17 @@ def mean(values: np.ndarray[Any, Any]) -> float | None:
 
 
 def share_at(values: np.ndarray[Any, Any], target: float) -> float | None:
-    """The share of clients whose value reaches the target, of those that have test data; None where nobody has."""
+    """The share of clients whose value reaches the target, of those that have test data; None where
+    nobody has.
+    """
     known = values[~np.isnan(values)]
     return float((known >= target).mean()) if known.size else None
 
 
 def pearson(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
-    """Pearson's correlation of two arrays of one shape, in float64; NaN where one of them is constant or has fewer than two numbers."""
+    """Pearson's correlation of two arrays of one shape, in float64; NaN where one of them is
+    constant or has fewer than two numbers.
+    """
     x, y = (
         values.astype(np.float64).ravel() - np.mean(values, dtype=np.float64)
         if values.size

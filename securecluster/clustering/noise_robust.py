@@ -1,4 +1,6 @@
-"""Clusterings that bear noise: average linkage, spectral clustering and k-means of similarities, and how many clusters there are."""
+"""Clusterings that bear noise: average linkage, spectral clustering and k-means of similarities,
+and how many clusters there are.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,14 @@ CLUSTERERS = ("paper", "average", "spectral", "kmeans")
 
 
 def partition(similarity: Array, clusterer: str, k: int | None = None, seed: int = 0) -> list[int]:
-    """Clusters of points that are known by their similarities (m, m) in [-1, 1], numbered from 0 in the order of their first members.
+    """Clusters of points that are known by their similarities (m, m) in [-1, 1], numbered from 0 in
+    the order of their first members.
 
-    "average" merges by average linkage of 1 − similarity, "kmeans" is k-means of points with these inner products, "spectral" that of
-    the unit rows of the first k eigenvectors of the normalised affinity, which is similarity where it is positive, else 0 (Ng, Jordan,
-    Weiss 2001). Equal points stay together where k lets them; there may be fewer clusters than k where fewer points differ.
+    "average" merges by average linkage of 1 − similarity, "kmeans" is k-means of points with these
+    inner products, "spectral" that of the unit rows of the first k eigenvectors of the normalised
+    affinity, which is similarity where it is positive, else 0 (Ng, Jordan, Weiss 2001). Equal
+    points stay together where k lets them; there may be fewer clusters than k where fewer points
+    differ.
 
     Args:
         k: how many clusters; None: `eigengap`.
@@ -56,9 +61,11 @@ def partition(similarity: Array, clusterer: str, k: int | None = None, seed: int
 
 
 def contrasted(distance: Array) -> Array:
-    """Return exp(−d / mean d) of distances (m, m): similarities that differ however small distances are.
+    """Return exp(−d / mean d) of distances (m, m): similarities that differ however small distances
+    are.
 
-    Similarities that are all near 1 leave spectral clustering the eigenvalues of the diagonal alone.
+    Similarities that are all near 1 leave spectral clustering the eigenvalues of the diagonal
+    alone.
     """
     others = distance[~np.eye(len(distance), dtype=bool)]
     mean = float(others.mean()) if others.size else 0.0
@@ -66,7 +73,9 @@ def contrasted(distance: Array) -> Array:
 
 
 def affinity(similarity: Array) -> Array:
-    """D^-½·W·D^-½ of W = max(similarity, 0) off the diagonal, 0 on it; D its row sums. Eigenvalues lie in [-1, 1]."""
+    """D^-½·W·D^-½ of W = max(similarity, 0) off the diagonal, 0 on it; D its row sums. Eigenvalues
+    lie in [-1, 1].
+    """
     weight = np.where(np.eye(len(similarity), dtype=bool), 0.0, similarity.clip(0))
     total = weight.sum(1)
     scale = np.where(total > 0, 1 / np.sqrt(np.where(total > 0, total, 1.0)), 0.0)
@@ -74,10 +83,11 @@ def affinity(similarity: Array) -> Array:
 
 
 def eigengap(similarity: Array) -> int:
-    """How many clusters, where nobody knows (ours): as many as eigenvalues of `affinity` stand before its largest gap, at most m / 2.
+    """How many clusters, where nobody knows (ours): as many as eigenvalues of `affinity` stand
+    before its largest gap, at most m / 2.
 
-    Points that are alike within clusters only give an eigenvalue 1 for each, points without clusters, or with similarities that noise
-    has drowned, one alone (von Luxburg 2007, 8.3).
+    Points that are alike within clusters only give an eigenvalue 1 for each, points without
+    clusters, or with similarities that noise has drowned, one alone (von Luxburg 2007, 8.3).
     """
     values = np.linalg.eigvalsh(affinity(similarity))[::-1]
     most = max(1, len(values) // 2)
@@ -85,10 +95,12 @@ def eigengap(similarity: Array) -> int:
 
 
 def split_into_two(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
-    """The bipartition that a clusterer makes, with the mean similarity across it (ours); "paper" is `bipartition`, with the largest.
+    """The bipartition that a clusterer makes, with the mean similarity across it (ours); "paper" is
+    `bipartition`, with the largest.
 
-    As many clusters as `eigengap` sees, two at least, are put together into two: halving at once would cut through clusters where there
-    are more. The largest and smallest of many similarities follow their noise; means do not.
+    As many clusters as `eigengap` sees, two at least, are put together into two: halving at once
+    would cut through clusters where there are more. The largest and smallest of many similarities
+    follow their noise; means do not.
     """
     if clusterer == "paper" or len(alpha) < 3:
         return bipartition(alpha)
@@ -106,7 +118,9 @@ def split_into_two(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
 
 
 def gap_between(alpha: Array, halves: Bipartition) -> float:
-    """Return how far the more coherent half's least similarity exceeds the one across; -2 without a half of two."""
+    """Return how far the more coherent half's least similarity exceeds the one across; -2 without a
+    half of two.
+    """
     coherent = [intra_min(alpha, half) for half in (halves.first, halves.second) if len(half) > 1]
     if not coherent:
         return -2.0
@@ -114,10 +128,12 @@ def gap_between(alpha: Array, halves: Bipartition) -> float:
 
 
 def with_company(alpha: Array, found: Bipartition) -> Bipartition:
-    """Return a bipartition as it is, or, where it parts a lone client from all others, the best separated cluster and its rest (ours).
+    """Return a bipartition as it is, or, where it parts a lone client from all others, the best
+    separated cluster and its rest (ours).
 
-    The client that is least like anyone, often the one with the fewest samples, is no evidence of a cluster, and that of the
-    others lies elsewhere, unless they are the best separated cluster themselves.
+    The client that is least like anyone, often the one with the fewest samples, is no evidence of a
+    cluster, and that of the others lies elsewhere, unless they are the best separated cluster
+    themselves.
     """
     if min(len(found.first), len(found.second)) > 1:
         return found
@@ -139,17 +155,20 @@ class SplitEvidence(NamedTuple):
 def evidence_for_split(
     alpha: Array, clusterer: str, least: float, level: float, seed: int
 ) -> SplitEvidence:
-    """Return how separated clients are, and the p-value: how often clients without clusters would be as separated (ours).
+    """Return how separated clients are, and the p-value: how often clients without clusters would
+    be as separated (ours).
 
-    The separation is `clustering.separated` for the paper's bipartition, and `mean_separation` of the clusters that another
-    clusterer makes of each draw. The null distribution is `significance.Null`, the residual noise within the clusters found.
-    Among a hundred clients a few pairs are more alike than Gaussian noise makes them, though they are no cluster that is worth
-    a model: hence `least`.
+    The separation is `clustering.separated` for the paper's bipartition, and `mean_separation` of
+    the clusters that another clusterer makes of each draw. The null distribution is
+    `significance.Null`, the residual noise within the clusters found. Among a hundred clients a few
+    pairs are more alike than Gaussian noise makes them, though they are no cluster that is worth a
+    model: hence `least`.
 
     Args:
         alpha: cosines, (m, m), m >= 2.
         least: separations up to this are not tested: their p-value is 1.
-        level: draws are made until one is as separated, or until the p-value is known to be at most this.
+        level: draws are made until one is as separated, or until the p-value is known to be at most
+            this.
         seed: of the draws, and of the clusterer's starts.
     """
 
@@ -170,12 +189,14 @@ def evidence_for_split(
 
 
 def default_threshold(tree: Array, gap: float, alpha: Array, seed: int) -> float:
-    """Return where to cut merges when nobody knows (ours): at their largest gap, if it is large or clusters are significant.
+    """Return where to cut merges when nobody knows (ours): at their largest gap, if it is large or
+    clusters are significant.
 
     Args:
         tree: scipy's linkage matrix.
         gap: the ratio of heights from which a gap is large (`hierarchy.gap_of`).
-        alpha: cosines of what was merged, (m, m); `evidence_for_split` of these is tested where the gap is smaller.
+        alpha: cosines of what was merged, (m, m); `evidence_for_split` of these is tested where the
+            gap is smaller.
         seed: of the test's draws.
     """
     everyone = threshold(tree, math.inf)
@@ -187,10 +208,11 @@ def default_threshold(tree: Array, gap: float, alpha: Array, seed: int) -> float
 
 
 def mean_separation(alpha: Array, labels: Sequence[int]) -> float:
-    """Return the mean similarity of pairs of clients in one cluster less that of pairs in different clusters (ours).
+    """Return the mean similarity of pairs of clients in one cluster less that of pairs in different
+    clusters (ours).
 
-    The largest and smallest of many similarities follow their noise; means do not. Minus infinity where either kind of pair is
-    missing.
+    The largest and smallest of many similarities follow their noise; means do not. Minus infinity
+    where either kind of pair is missing.
 
     Args:
         alpha: similarities, (m, m); the diagonal is not read.

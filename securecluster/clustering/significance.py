@@ -1,9 +1,11 @@
 """Whether clusters are more than chance: Monte-Carlo tests against clients without clusters.
 
-The null hypothesis is that of SigClust (Liu, Hayes, Nobel, Marron 2008, "Statistical significance of clustering for high-dimension,
-low-sample-size data", JASA 103): the clients' vectors are independent draws of one Gaussian. It is simulated from the similarities
-alone, so nothing more has to leave the clients. Unlike a fixed threshold it allows for how many clients there are and in how few
-directions their vectors vary: few clients, and vectors of few directions, look clustered by chance.
+The null hypothesis is that of SigClust (Liu, Hayes, Nobel, Marron 2008, "Statistical significance
+of clustering for high-dimension, low-sample-size data", JASA 103): the clients' vectors are
+independent draws of one Gaussian. It is simulated from the similarities alone, so nothing more has
+to leave the clients. Unlike a fixed threshold it allows for how many clients there are and in how
+few directions their vectors vary: few clients, and vectors of few directions, look clustered by
+chance.
 """
 
 from __future__ import annotations
@@ -39,12 +41,14 @@ class Null:
 
     @classmethod
     def within(cls, similarity: Array, labels: Sequence[int]) -> Null:
-        """Estimate the distribution from what is left of the similarities once each group's mean is taken off.
+        """Estimate the distribution from what is left of the similarities once each group's mean is
+        taken off.
 
-        So clusters do not widen the null that they are tested against. Orthonormal contrasts within groups are n independent
-        draws of the noise. The least eigenvalue of their similarities, times 1 - 1 / n², is the bulk, of which a single
-        contrast tells nothing; the eigenvalues less the bulk, over n, are variances. That overstates variances of noise in
-        many directions by up to five times, so the test errs on the side of no clusters.
+        So clusters do not widen the null that they are tested against. Orthonormal contrasts within
+        groups are n independent draws of the noise. The least eigenvalue of their similarities,
+        times 1 - 1 / n², is the bulk, of which a single contrast tells nothing; the eigenvalues
+        less the bulk, over n, are variances. That overstates variances of noise in many directions
+        by up to five times, so the test errs on the side of no clusters.
 
         Args:
             similarity: cosines or inner products, (m, m), symmetric.
@@ -71,9 +75,11 @@ class Null:
 def p_value(
     statistic: Statistic, observed: float, null: Null, level: float, generator: np.random.Generator
 ) -> float:
-    """Return how often chance reaches the observed statistic, or at least whether it does so more rarely than `level`.
+    """Return how often chance reaches the observed statistic, or at least whether it does so more
+    rarely than `level`.
 
-    Draws stop at the first that reaches it (Besag, Clifford 1991, "Sequential Monte Carlo p-values", Biometrika 78).
+    Draws stop at the first that reaches it (Besag, Clifford 1991, "Sequential Monte Carlo
+    p-values", Biometrika 78).
 
     Args:
         statistic: of the cosines (m, m); the larger, the more clustered.
@@ -81,7 +87,8 @@ def p_value(
         level: in (0, 1); `ceil(1 / level) - 1` draws are made at most.
 
     Returns:
-        One over the number of draws up to the first that reaches `observed`. Without such a draw at most `level`.
+        One over the number of draws up to the first that reaches `observed`. Without such a draw at
+        most `level`.
     """
     draws = math.ceil(1 / level) - 1
     for made in range(1, draws + 1):

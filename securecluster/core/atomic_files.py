@@ -45,7 +45,8 @@ def _said(path: Path, what: str) -> Iterator[None]:
 def write_atomic(path: Path, data: bytes, mode: int = EVERYONE, durable: bool = False) -> None:
     """Write a file that appears whole or not at all, also when killed half-way.
 
-    The bytes go to a new file of an unpredictable name first, so that none that was put there before is used.
+    The bytes go to a new file of an unpredictable name first, so that none that was put there
+    before is used.
 
     Args:
         path: of the file; a link there is replaced, and not followed.
@@ -98,7 +99,9 @@ def final_name(name: str) -> str:
 
 
 def remove_half_written(folder: Path) -> None:
-    """Delete what kills left half-written in a folder; the caller is the only one that writes there."""
+    """Delete what kills left half-written in a folder; the caller is the only one that writes
+    there.
+    """
     if not folder.is_dir() or folder.is_symlink():
         return
     for path in folder.iterdir():
@@ -175,7 +178,8 @@ def make_private_folder(path: Path) -> None:
 
 
 def make_new_folder(path: Path) -> None:
-    """Make an empty folder, in place of whatever is there; a link is removed, and what it leads to is not touched.
+    """Make an empty folder, in place of whatever is there; a link is removed, and what it leads to
+    is not touched.
 
     Raises:
         RunFolderError: the disk says no.

@@ -13,7 +13,9 @@ from securecluster.errors import UsageError
 
 @contextmanager
 def cpu_threads(number: int) -> Iterator[None]:
-    """Let torch use `number` threads for a while (0: as many as it uses now); sums round differently with another number."""
+    """Let torch use `number` threads for a while (0: as many as it uses now); sums round
+    differently with another number.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -26,9 +28,10 @@ def cpu_threads(number: int) -> Iterator[None]:
 def reproducible(device: torch.device) -> Iterator[None]:
     """Let a GPU compute float32 in float32, and every time in the same order, for a while.
 
-    By default cuDNN rounds float32 to 10 bits of mantissa (TF32), and some kernels add numbers up in whatever order threads
-    come. A run could then neither equal the CPU's to float32, nor be resumed or replayed bit for bit. Kernels that have no
-    deterministic form run all the same. The settings are the process's; they are put back at the end. Nothing changes on a CPU.
+    By default cuDNN rounds float32 to 10 bits of mantissa (TF32), and some kernels add numbers up
+    in whatever order threads come. A run could then neither equal the CPU's to float32, nor be
+    resumed or replayed bit for bit. Kernels that have no deterministic form run all the same. The
+    settings are the process's; they are put back at the end. Nothing changes on a CPU.
     """
     if device.type != "cuda":
         yield

@@ -1,6 +1,7 @@
 """The one lazy import: `torch` takes over a second to load, and `--help` must not wait for it.
 
-Modules that the command line reads before a run starts write `from securecluster.core.lazy_torch import torch`.
+Modules that the command line reads before a run starts write `from securecluster.core.lazy_torch
+import torch`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import os
 from types import ModuleType
 from typing import Any
 
-# What torch reads when it is loaded: threads that wait by spinning slow a busy machine down a hundredfold, and large pages save
+# What torch reads when it is loaded: threads that wait by spinning slow a busy machine down a
+# hundredfold, and large pages save
 # page faults where tensors are large.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"}
 

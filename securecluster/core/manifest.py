@@ -52,7 +52,8 @@ def digest(data: bytes) -> str:
 def damaged(path: Path) -> RunFolderError:
     """Return the error for a file that differs from what was written."""
     return RunFolderError(
-        f"{path} differs from what was written there: restore it from a copy, or run anew into another folder"
+        f"{path} differs from what was written there: restore it from a copy, or run anew into "
+        "another folder"
     )
 
 
@@ -166,7 +167,8 @@ class Log:
         self._count((text + "\n").encode())
 
     def restore(self, mark: Mark, decode: Callable[[str], T]) -> list[T]:
-        """Go back to an earlier mark: cut off what was appended later, and return the lines before it.
+        """Go back to an earlier mark: cut off what was appended later, and return the lines before
+        it.
 
         Args:
             decode: makes an item of a line.
@@ -177,13 +179,15 @@ class Log:
         return self._read(mark, decode, lasting=False)[0]
 
     def recall(self, mark: Mark, decode: Callable[[str], T]) -> tuple[list[T], list[T]]:
-        """Return the lines before an earlier mark, and those after it, which stay; a torn last line is cut off.
+        """Return the lines before an earlier mark, and those after it, which stay; a torn last line
+        is cut off.
 
         Args:
             decode: makes an item of a line.
 
         Raises:
-            RunFolderError: what stood there at the mark is missing or damaged, or what follows does not parse.
+            RunFolderError: what stood there at the mark is missing or damaged, or what follows does
+                not parse.
         """
         return self._read(mark, decode, lasting=True)
 

@@ -1,7 +1,8 @@
 """Randomness that is derived, never consumed.
 
-Every draw is a function of (run seed, party, purpose, round, step, …), so that a resumed run, another chunk size or a
-batch of one client makes the same draws, and nothing depends on what was drawn before.
+Every draw is a function of (run seed, party, purpose, round, step, …), so that a resumed run,
+another chunk size or a batch of one client makes the same draws, and nothing depends on what was
+drawn before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Dataclass trees (of tensors, numbers, strings, lists, dicts) to bytes and back: what checkpoints and run folders are made of."""
+"""Dataclass trees (of tensors, numbers, strings, lists, dicts) to bytes and back: what checkpoints
+and run folders are made of.
+"""
 
 from __future__ import annotations
 

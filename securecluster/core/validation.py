@@ -32,11 +32,14 @@ SMALLEST, GREATEST = (
 
 
 def check_noise(given: Any, name: str) -> None:
-    """Raise UsageError where an attribute of `given` is no noise multiplier: 0, or a number whose price is a number."""
+    """Raise UsageError where an attribute of `given` is no noise multiplier: 0, or a number whose
+    price is a number.
+    """
     value = getattr(given, name)
     if not (_float(value) == 0 or SMALLEST <= _float(value) <= GREATEST):
         raise UsageError(
-            f"{name} = {value!r} is not possible: it is 0, for none, or a number from {SMALLEST:g} to {GREATEST:g}"
+            f"{name} = {value!r} is not possible: it is 0, for none, or a number from {SMALLEST:g} "
+            f"to {GREATEST:g}"
         )
 
 
@@ -48,7 +51,9 @@ def check_number(
     low_in: bool = True,
     high_in: bool = False,
 ) -> None:
-    """Raise UsageError where an attribute of `given` is no finite number in the interval from `low` to `high`."""
+    """Raise UsageError where an attribute of `given` is no finite number in the interval from `low`
+    to `high`.
+    """
     value = getattr(given, name)
     x = _float(value)
     if not (
@@ -58,7 +63,8 @@ def check_number(
     ):
         top = "finite" if math.isinf(high) else f"{'at most' if high_in else 'below'} {high:g}"
         raise UsageError(
-            f"{name} = {value!r} is not possible: it is a number {'from' if low_in else 'above'} {low:g}, {top}"
+            f"{name} = {value!r} is not possible: it is a number {'from' if low_in else 'above'} "
+            f"{low:g}, {top}"
         )
 
 

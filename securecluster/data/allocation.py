@@ -17,7 +17,9 @@ Shares = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SampleSupply:
-    """Rows (r,) of a pool with their labels y (r,), or numbers of their groups; `part` is "train" or "test"."""
+    """Rows (r,) of a pool with their labels y (r,), or numbers of their groups; `part` is "train"
+    or "test".
+    """
 
     part: str
     rows: Labels
@@ -30,7 +32,8 @@ class SampleSupply:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What clients should get: shares (m, K) of the labels, each row adding to 1, and relative numbers of samples (m,), the largest 1.
+    """What clients should get: shares (m, K) of the labels, each row adding to 1, and relative
+    numbers of samples (m,), the largest 1.
 
     With `overlap` two clients may get the same sample; one client never gets a sample twice.
     """
@@ -40,7 +43,9 @@ class Wanted:
     overlap: bool = False
 
     def counts(self, each: int, randomness: Randomness) -> Labels:
-        """Samples (m, K) per client and label: sizes · each in all, each number its share rounded up or down at random, without bias."""
+        """Samples (m, K) per client and label: sizes · each in all, each number its share rounded
+        up or down at random, without bias.
+        """
         total = np.maximum(1, np.round(self.sizes * each)).astype(np.int64)
         start = randomness.generator("scenario", "rounding").random(len(total))
         out = np.zeros(self.shares.shape, np.int64)
@@ -70,7 +75,9 @@ class Wanted:
 
 
 def halves(source: Source, randomness: Randomness) -> tuple[SampleSupply, SampleSupply]:
-    """What may be trained on and what is held out: the source's two pools, or four fifths and a fifth of its only one at random."""
+    """What may be trained on and what is held out: the source's two pools, or four fifths and a
+    fifth of its only one at random.
+    """
     y = source.train.y
     if source.test is not None:
         return SampleSupply("train", np.arange(len(y)), y), SampleSupply(
@@ -91,7 +98,8 @@ def amount(
     """
     if wanted.overlap and samples is None:
         raise UsageError(
-            "clients that may share samples need a number of samples: say how many (samples, --samples)"
+            "clients that may share samples need a number of samples: say how many (samples, "
+            "--samples)"
         )
     most = wanted.most(stock.counts(wanted.shares.shape[1]), randomness)
     if samples is not None and 1 <= samples <= most:
@@ -100,7 +108,8 @@ def amount(
         return most
     clients = len(wanted.sizes)
     raise UsageError(
-        f"{source.name} has {len(stock.y)} samples to train on: in this scenario {clients} clients can train on at most {most} each"
+        f"{source.name} has {len(stock.y)} samples to train on: in this scenario {clients} clients "
+        f"can train on at most {most} each"
         + (": use fewer clients" if samples is None else f", not {samples}")
         + (
             ""
@@ -118,11 +127,14 @@ def held_out(
     samples: int | None,
     randomness: Randomness,
 ) -> int:
-    """Held-out samples per client: a quarter of the training samples where their number was asked for, at most what there is."""
+    """Held-out samples per client: a quarter of the training samples where their number was asked
+    for, at most what there is.
+    """
     most = wanted.most(stock.counts(wanted.shares.shape[1]), randomness)
     if not most:
         raise UsageError(
-            f"{source.name} has {len(stock.y)} samples to test on, too few for {len(wanted.sizes)} clients in this scenario: use fewer"
+            f"{source.name} has {len(stock.y)} samples to test on, too few for {len(wanted.sizes)} "
+            "clients in this scenario: use fewer"
         )
     return most if samples is None else min(most, max(1, round(train / 4)))
 

@@ -10,7 +10,9 @@ from securecluster.models.objectives import CLASSIFICATION, Objective
 
 @dataclass(frozen=True)
 class Task:
-    """A group of labels that clients learn together (Ali & Arafa 2024); relative number of clients, and of samples per client."""
+    """A group of labels that clients learn together (Ali & Arafa 2024); relative number of clients,
+    and of samples per client.
+    """
 
     name: str
     labels: tuple[int, ...]
@@ -22,8 +24,9 @@ class Task:
 class Source:
     """A data set: a pool to train on and, where the set has an official one, a pool to test on.
 
-    Samples have `shape`, images (channels, height, width) with values in [0, 1]; labels lie in 0 … classes − 1. Other objectives than
-    classification have other samples and targets, and `classes` is the number of outputs: words, or coordinates.
+    Samples have `shape`, images (channels, height, width) with values in [0, 1]; labels lie in 0 …
+    classes − 1. Other objectives than classification have other samples and targets, and `classes`
+    is the number of outputs: words, or coordinates.
     """
 
     name: str

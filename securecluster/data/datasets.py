@@ -1,4 +1,6 @@
-"""The data sets by name: scikit-learn's digits, image sets in parquet files or from the Hugging Face hub, text and trajectories."""
+"""The data sets by name: scikit-learn's digits, image sets in parquet files or from the Hugging
+Face hub, text and trajectories.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ class ImageSet:
 
 
 DIGITS = (Task("0-4", (0, 1, 2, 3, 4)), Task("5-9", (5, 6, 7, 8, 9)))
-# The paper has five, three and two users and "significantly" fewer samples from task to task. The sizes 12 : 10 : 5 are ours: so many
-# samples does each user get when the 36,000, 18,000 and 6,000 images of the three tasks are dealt to their users.
+# The paper has five, three and two users and "significantly" fewer samples from task to task. The
+# sizes 12 : 10 : 5 are ours: so many
+# samples does each user get when the 36,000, 18,000 and 6,000 images of the three tasks are dealt
+# to their users.
 FASHION = (
     Task("clothes", (0, 1, 2, 3, 4, 6), 5, 12),
     Task("shoes", (5, 7, 9), 3, 10),
@@ -82,7 +86,9 @@ IMAGE_SETS = {
 
 @cache
 def digits() -> Source:
-    """scikit-learn's bundled handwritten digits: 1797 images of 8 × 8, ten classes, one pool; nothing is downloaded."""
+    """scikit-learn's bundled handwritten digits: 1797 images of 8 × 8, ten classes, one pool;
+    nothing is downloaded.
+    """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -91,10 +97,12 @@ def digits() -> Source:
 
 
 def image_set(name: str) -> Source:
-    """An image set: parquet files under the folder SECURECLUSTER_DATA where that is set, else the hub through `datasets`.
+    """An image set: parquet files under the folder SECURECLUSTER_DATA where that is set, else the
+    hub through `datasets`.
 
     Raises:
-        UsageError: files, packages or the connection are missing, or the files are not in the hub's layout.
+        UsageError: files, packages or the connection are missing, or the files are not in the hub's
+            layout.
     """
     spec = IMAGE_SETS[name]
     train, test = _images(name, spec, "train"), _images(name, spec, "test") if spec.test else None
@@ -105,7 +113,8 @@ def image_set(name: str) -> Source:
             and not 0 <= part.y.min() <= part.y.max() < spec.classes
         ):
             raise UsageError(
-                f"{name} has a label outside 0 … {spec.classes - 1}: this is not the data set that the hub calls {spec.hub}"
+                f"{name} has a label outside 0 … {spec.classes - 1}: this is not the data set that "
+                f"the hub calls {spec.hub}"
             )
     return Source(name, spec.classes, spec.shape, train, test, spec.tasks)
 
@@ -141,7 +150,9 @@ _SCENARIOS = {"ag_news": "topics", "shakespeare": "natural", "mobility": "natura
 
 
 BRIGHT = frozenset({"cifar10", "cifar100", "femnist"})
-"""sets whose images have a mean squared norm of 700 and more; that of digits is 15, of mnist 90, of fashion_mnist 160"""
+"""sets whose images have a mean squared norm of 700 and more; that of digits is 15, of mnist 90, of
+fashion_mnist 160
+"""
 DARK = frozenset({"mnist", "fashion_mnist"})
 """sets whose negatives have a mean squared norm of 670 and 500; that of digits' is 40"""
 
@@ -173,7 +184,8 @@ def source(name: str) -> Source:
 def default_scenario(name: str) -> str:
     """The scenario a data set is dealt in unless another is named.
 
-    natural where it has clients of its own, topics where its samples lie in groups, else label-swap.
+    natural where it has clients of its own, topics where its samples lie in groups, else
+    label-swap.
     """
     return _SCENARIOS.get(name) or (
         "natural" if name in IMAGE_SETS and IMAGE_SETS[name].owner else "label-swap"

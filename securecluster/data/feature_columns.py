@@ -18,8 +18,8 @@ SHOWN = 5
 def names_of(given: Any) -> Names | None:
     """Return the column names of a table, or None for an array.
 
-    A table is whatever has `columns` (pandas, polars) or `column_names` (pyarrow). The numbers 0, 1, …
-    that pandas gives to columns without names are no names.
+    A table is whatever has `columns` (pandas, polars) or `column_names` (pyarrow). The numbers 0,
+    1, … that pandas gives to columns without names are no names.
     """
     labels = getattr(given, "column_names", None)
     if labels is None:
@@ -53,7 +53,8 @@ class Columns:
         """Return the samples `x` (n, …) of a table or array with columns in the shared order.
 
         Raises:
-            UsageError: a column is missing, is one too many or occurs twice, or only some have names.
+            UsageError: a column is missing, is one too many or occurs twice, or only some have
+                names.
         """
         own = names_of(given)
         if not x.size:

@@ -32,9 +32,11 @@ OWN = "own"  # the scenario of users' own data
 
 @dataclass(frozen=True, repr=False)
 class Shard:
-    """One client's samples: x (n, …) and y (n, …) to train on, x_test and y_test held out (possibly empty).
+    """One client's samples: x (n, …) and y (n, …) to train on, x_test and y_test held out (possibly
+    empty).
 
-    For classification x is float32 and y (n,) int64; for text both are int64 tokens (n, L); for trajectories both are float32.
+    For classification x is float32 and y (n,) int64; for text both are int64 tokens (n, L); for
+    trajectories both are float32.
     """
 
     x: NDArray[Any]
@@ -52,8 +54,9 @@ class Shard:
 class Federation:
     """Clients and their data; `truth` holds each client's true cluster where it is known.
 
-    `classes` is the number of outputs: classes, tokens of the vocabulary, or coordinates of a position. `feature_names` are the columns
-    that samples are made of, where they have names: one for each feature, or the one column of images or lists.
+    `classes` is the number of outputs: classes, tokens of the vocabulary, or coordinates of a
+    position. `feature_names` are the columns that samples are made of, where they have names: one
+    for each feature, or the one column of images or lists.
 
     Build one with `simulate`, `from_arrays` or `from_parquet`.
     """
@@ -68,13 +71,16 @@ class Federation:
     objective: Objective = CLASSIFICATION
     feature_names: tuple[str, ...] | None = None
     recipe: Mapping[str, Any] | None = field(default=None, compare=False)
-    """The arguments of `simulate` or `from_parquet` that make this federation again; None where there are none."""
+    """The arguments of `simulate` or `from_parquet` that make this federation again; None where
+    there are none.
+    """
 
     def __post_init__(self) -> None:
         _check(self.names, self.shards, self.classes, self.objective)
         if self.feature_names is not None and len(self.feature_names) not in (1, self.shape[0]):
             raise UsageError(
-                f"{len(self.feature_names)} feature names do not fit samples of shape {self.shape}: give one for each feature"
+                f"{len(self.feature_names)} feature names do not fit samples of shape "
+                f"{self.shape}: give one for each feature"
             )
 
     def __repr__(self) -> str:
@@ -102,7 +108,9 @@ class Federation:
 
     @property
     def bright(self) -> bool:
-        """Whether it is a known image set, in a scenario, that needs a lower learning rate; of users' own data it is not known."""
+        """Whether it is a known image set, in a scenario, that needs a lower learning rate; of
+        users' own data it is not known.
+        """
         return self.scenario != OWN and is_bright(self.data, self.scenario)
 
     @classmethod
@@ -119,15 +127,18 @@ class Federation:
 
         Args:
             data: a name in `SOURCES`, or a source of your own.
-            scenario: how clusters differ, as an object or by its name on the command line ("label-swap", "tasks+rotation"); by
-                default label swap in four clusters, the set's own clients where it has some (femnist, shakespeare, mobility), and four
-                topics where its samples lie in groups (ag_news).
-            samples: training samples per client, with up to a quarter as many for testing; None deals as many as the scenario allows.
-                Test samples come from the set's test pool where it has one, else from its only pool.
+            scenario: how clusters differ, as an object or by its name on the command line
+                ("label-swap", "tasks+rotation"); by default label swap in four clusters, the set's
+                own clients where it has some (femnist, shakespeare, mobility), and four topics
+                where its samples lie in groups (ag_news).
+            samples: training samples per client, with up to a quarter as many for testing; None
+                deals as many as the scenario allows. Test samples come from the set's test pool
+                where it has one, else from its only pool.
             seed: of every draw, here and in the runs on this federation.
 
         Raises:
-            UsageError: an unknown name, data that cannot be read, or more samples, clients or clusters than can be dealt.
+            UsageError: an unknown name, data that cannot be read, or more samples, clients or
+                clusters than can be dealt.
         """
         given, randomness = source(data) if isinstance(data, str) else data, Randomness(seed)
         if clients < 1:
@@ -183,24 +194,28 @@ class Federation:
         classes: int | None = None,
         seed: int,
     ) -> Federation:
-        """A federation of your own arrays: name -> (X, y), X (n, …) numbers, y (n,) class numbers from 0.
+        """A federation of your own arrays: name -> (X, y), X (n, …) numbers, y (n,) class numbers
+        from 0.
 
-        Tables (pandas, polars, pyarrow) have their columns matched by name, in the order of the first client's; then all clients' X are
-        tables, held-out ones too. Labels may also be truth values, whole floats or one column (n, 1). What works but is probably not
-        meant (columns on a large or tiny scale, ids among the features, labels that do not start at 0) is said in a SecureClusterWarning.
+        Tables (pandas, polars, pyarrow) have their columns matched by name, in the order of the
+        first client's; then all clients' X are tables, held-out ones too. Labels may also be truth
+        values, whole floats or one column (n, 1). What works but is probably not meant (columns on
+        a large or tiny scale, ids among the features, labels that do not start at 0) is said in a
+        SecureClusterWarning.
 
         Args:
-            test: held-out samples by the same names; without it a fifth of each client's samples is held out at random, of sequences the
-                last fifth.
+            test: held-out samples by the same names; without it a fifth of each client's samples is
+                held out at random, of sequences the last fifth.
             truth: each client's true cluster, where it is known.
-            objective: what is learned. `Language()`: X and y (n, L) tokens, y the next one at each place; `Trajectory(metres)`: X (n, T, k)
-                past positions and y (n, k) the next one.
-            classes: outputs of the network, such as the vocabulary; None is one more than the largest label or token that occurs. A
-                largest label far beyond the number of different labels is refused then; a number given here is taken as it is.
+            objective: what is learned. `Language()`: X and y (n, L) tokens, y the next one at each
+                place; `Trajectory(metres)`: X (n, T, k) past positions and y (n, k) the next one.
+            classes: outputs of the network, such as the vocabulary; None is one more than the
+                largest label or token that occurs. A largest label far beyond the number of
+                different labels is refused then; a number given here is taken as it is.
 
         Raises:
-            UsageError: no client, two of one name, a client without samples, mismatched shapes or columns, values that are not finite, or
-                labels below zero.
+            UsageError: no client, two of one name, a client without samples, mismatched shapes or
+                columns, values that are not finite, or labels below zero.
         """
         made, doubted = _gathered(
             clients, test, truth, objective, classes, seed, "leave it out of X"
@@ -221,15 +236,18 @@ class Federation:
         drop_columns: Sequence[str] = (),
         seed: int,
     ) -> Federation:
-        """A federation of your own parquet file, or of all parquet files of a folder in the order of their names.
+        """A federation of your own parquet file, or of all parquet files of a folder in the order
+        of their names.
 
-        Features are an image column (encoded images, or structs with a field `bytes`) alone, else a column of equally long lists alone,
-        else all other columns, which must be numbers, in the order of the file. Labels of any type become class numbers in ascending order.
-        Clients are ordered by name, and a fifth of each client's rows is held out at random.
+        Features are an image column (encoded images, or structs with a field `bytes`) alone, else a
+        column of equally long lists alone, else all other columns, which must be numbers, in the
+        order of the file. Labels of any type become class numbers in ascending order. Clients are
+        ordered by name, and a fifth of each client's rows is held out at random.
 
         Args:
             truth_column: each client's true cluster, where it is known: one value per client.
-            feature_columns: the columns that are features, in this order; None is all that are left.
+            feature_columns: the columns that are features, in this order; None is all that are
+                left.
             drop_columns: columns that are no features, such as row numbers.
 
         Raises:
@@ -263,7 +281,8 @@ class Federation:
         """
         if self.feature_names is None:
             raise UsageError(
-                f"the features of this federation have no names: it cannot be put in the order {listed(names)}"
+                "the features of this federation have no names: it cannot be put in the order "
+                f"{listed(names)}"
             )
         places = order(
             self.feature_names, names, "the federation has other features than it should have"
@@ -277,7 +296,8 @@ class Federation:
         return replace(self, shards=tuple(shards), feature_names=tuple(names), recipe=None)
 
     def select(self, clients: Sequence[int]) -> Federation:
-        """The federation of some of the clients, in this order; what was held back can join later (`Protocol.predict`).
+        """The federation of some of the clients, in this order; what was held back can join later
+        (`Protocol.predict`).
 
         Raises:
             UsageError: a number that is no client's, or one twice.
@@ -319,7 +339,8 @@ def _gathered(
     """
     if not isinstance(objective, Objective):
         raise UsageError(
-            f"objective = {objective!r} is none: pass Classification(), Language() or Trajectory(metres)"
+            f"objective = {objective!r} is none: pass Classification(), Language() or "
+            "Trajectory(metres)"
         )
     given = by_name("clients", clients)
     if not given:
@@ -357,14 +378,17 @@ def _gathered(
 
 
 def _scenario(given: Any, data: Source) -> Scenario:
-    """Return the scenario that a user gives, by name or as an object; by default the data set's own."""
+    """Return the scenario that a user gives, by name or as an object; by default the data set's
+    own.
+    """
     if given is None:
         return _default(data)
     if isinstance(given, str):
         return scenario_named(given)
     if not isinstance(given, Scenario):
         raise UsageError(
-            f"scenario = {given!r} is none: give a name such as 'label-swap', or an object such as LabelSwap()"
+            f"scenario = {given!r} is none: give a name such as 'label-swap', or an object such as "
+            "LabelSwap()"
         )
     return given
 
@@ -399,7 +423,8 @@ def _cluster(name: str, cluster: Any) -> int:
         return operator.index(cluster)
     except TypeError:
         raise UsageError(
-            f"truth of client {name!r} is the number of its cluster, not {cluster!r}: number the clusters from 0"
+            f"truth of client {name!r} is the number of its cluster, not {cluster!r}: number the "
+            "clusters from 0"
         ) from None
 
 
@@ -421,7 +446,8 @@ def _check(
         ):
             if own.shape[1:] != shards[0].x.shape[1:]:
                 raise UsageError(
-                    f"client {name!r}: its {what} have shape {own.shape[1:]}, those of {names[0]!r} have {shards[0].x.shape[1:]}"
+                    f"client {name!r}: its {what} have shape {own.shape[1:]}, those of "
+                    f"{names[0]!r} have {shards[0].x.shape[1:]}"
                 )
         if len(shard.x_test) != len(shard.y_test):
             raise UsageError(

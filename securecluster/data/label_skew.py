@@ -57,9 +57,11 @@ class ByLabel(Partitioner):
 class Pathological(Partitioner):
     """A few labels per client (McMahan et al. 2017; Briggs et al. 2020).
 
-    As printed (`clusters` None): samples sorted by label are cut into clients × labels shards of equal size, and each client gets
-    `labels` of them; clients that hold the same set of labels are a true cluster. With `clusters` given (ours) there are that many disjoint
-    groups of `labels` labels, and the clients of a cluster draw from its group.
+    As printed (`clusters` None): samples sorted by label are cut into clients × labels shards of
+        equal size, and each client gets
+    `labels` of them; clients that hold the same set of labels are a true cluster. With `clusters`
+    given (ours) there are that many disjoint groups of `labels` labels, and the clients of a
+    cluster draw from its group.
     """
 
     name: ClassVar[str] = "pathological"
@@ -72,15 +74,18 @@ class Pathological(Partitioner):
         super().check(source, clients)
         if not 1 <= self.labels <= source.classes:
             raise UsageError(
-                f"scenario 'pathological' gives each client 1 to {source.classes} of {source.name}'s labels, not {self.labels}"
+                f"scenario 'pathological' gives each client 1 to {source.classes} of "
+                f"{source.name}'s labels, not {self.labels}"
             )
         if self.clusters is None and self.overlap:
             raise UsageError(
-                "scenario 'pathological' deals shards, which clients cannot share: give the number of clusters, or no overlap"
+                "scenario 'pathological' deals shards, which clients cannot share: give the number "
+                "of clusters, or no overlap"
             )
         if self.labels * (self.clusters or 1) > source.classes:
             raise UsageError(
-                f"{self.clusters} clusters with {self.labels} labels of their own need {self.labels * (self.clusters or 1)} labels, and "
+                f"{self.clusters} clusters with {self.labels} labels of their own need "
+                f"{self.labels * (self.clusters or 1)} labels, and "
                 f"{source.name} has {source.classes}: ask for fewer clusters or labels"
             )
 
@@ -118,7 +123,8 @@ class Pathological(Partitioner):
             )
         if rest and samples is not None:
             raise UsageError(
-                f"each client gets {self.labels} shards of equal size, which {samples} samples do not make: use {samples - rest}"
+                f"each client gets {self.labels} shards of equal size, which {samples} samples do "
+                f"not make: use {samples - rest}"
             )
         hands = self._cut(train, clients, size, randomness)
         held = np.array(
@@ -142,9 +148,11 @@ class Pathological(Partitioner):
 
 @dataclass(frozen=True)
 class Dirichlet(ByLabel):
-    """Shares of the labels drawn from Dir(alpha, …, alpha) (Hsu et al. 2019): the smaller alpha, the fewer labels dominate.
+    """Shares of the labels drawn from Dir(alpha, …, alpha) (Hsu et al. 2019): the smaller alpha,
+    the fewer labels dominate.
 
-    Each client draws its own and so is a true cluster of its own; with `clusters` given, the clients of a cluster have the same shares.
+    Each client draws its own and so is a true cluster of its own; with `clusters` given, the
+    clients of a cluster have the same shares.
     """
 
     name: ClassVar[str] = "dirichlet"
@@ -190,10 +198,12 @@ class _Windows(ByLabel):
 
 @dataclass(frozen=True)
 class LabelSplit(Partitioner):
-    """Each cluster holds a window of successive labels (Vardhan et al. 2024, Label CIFAR-10: the first and the last 7 of 10).
+    """Each cluster holds a window of successive labels (Vardhan et al. 2024, Label CIFAR-10: the
+    first and the last 7 of 10).
 
-    `labels` is the width of a window, 0.7 of all where None is given; the windows' starts are spread evenly (ours for more than two).
-    Labels that several windows share limit what can be dealt; with `overlap` clients may hold the same samples, as the paper's 4375 need.
+    `labels` is the width of a window, 0.7 of all where None is given; the windows' starts are
+    spread evenly (ours for more than two). Labels that several windows share limit what can be
+    dealt; with `overlap` clients may hold the same samples, as the paper's 4375 need.
     """
 
     name: ClassVar[str] = "label-split"
@@ -207,11 +217,13 @@ class LabelSplit(Partitioner):
         width = self._width(source)
         if not 1 <= width <= source.classes:
             raise UsageError(
-                f"scenario 'label-split' gives each client 1 to {source.classes} of {source.name}'s labels, not {width}"
+                f"scenario 'label-split' gives each client 1 to {source.classes} of "
+                f"{source.name}'s labels, not {width}"
             )
         if self.clusters > source.classes - width + 1:
             raise UsageError(
-                f"scenario 'label-split' has {source.classes - width + 1} different windows of {width} of {source.classes} labels, "
+                f"scenario 'label-split' has {source.classes - width + 1} different windows of "
+                f"{width} of {source.classes} labels, "
                 f"not {self.clusters}: ask for fewer clusters or labels"
             )
 
@@ -230,11 +242,13 @@ class LabelSplit(Partitioner):
 
 @dataclass(frozen=True)
 class Tasks(ByLabel):
-    """Clients learn one of the data set's tasks, groups of labels, and hold a minority of samples of the others (Ali & Arafa 2024).
+    """Clients learn one of the data set's tasks, groups of labels, and hold a minority of samples
+    of the others (Ali & Arafa 2024).
 
-    Clients are apportioned to tasks as the data set says (Fashion-MNIST 5 : 3 : 2, else evenly). `sizes` are relative numbers of samples
-    per client of each task (None: the data set's own, Fashion-MNIST 12 : 10 : 5, else equal); the largest get `samples`. Within a task,
-    and within the minority, labels are as frequent as in the pool.
+    Clients are apportioned to tasks as the data set says (Fashion-MNIST 5 : 3 : 2, else evenly).
+    `sizes` are relative numbers of samples per client of each task (None: the data set's own,
+    Fashion-MNIST 12 : 10 : 5, else equal); the largest get `samples`. Within a task, and within the
+    minority, labels are as frequent as in the pool.
     """
 
     name: ClassVar[str] = "tasks"
@@ -247,21 +261,25 @@ class Tasks(ByLabel):
         super().check(source, clients)
         if not source.tasks:
             raise UsageError(
-                f"scenario 'tasks' needs groups of labels, and none are defined for {source.name}: use another scenario"
+                f"scenario 'tasks' needs groups of labels, and none are defined for {source.name}: "
+                "use another scenario"
             )
         if not 0 <= self.minority <= 0.5:
             raise UsageError(
-                f"the minority of a client's samples is a share between 0 and 0.5, not {self.minority}"
+                "the minority of a client's samples is a share between 0 and 0.5, not "
+                f"{self.minority}"
             )
         if clients < len(source.tasks):
             raise UsageError(
-                f"{len(source.tasks)} tasks of {source.name} need at least as many clients, not {clients}"
+                f"{len(source.tasks)} tasks of {source.name} need at least as many clients, not "
+                f"{clients}"
             )
         if self.sizes is not None and (
             len(self.sizes) != len(source.tasks) or not all(0 < s < math.inf for s in self.sizes)
         ):
             raise UsageError(
-                f"{source.name} has {len(source.tasks)} tasks, so their sizes are as many numbers above 0, not {self.sizes}"
+                f"{source.name} has {len(source.tasks)} tasks, so their sizes are as many numbers "
+                f"above 0, not {self.sizes}"
             )
 
     def wanted(
@@ -297,7 +315,8 @@ def within(source: Source, labels: tuple[int, ...]) -> Shares:
     chosen[list(labels)] = counts[list(labels)]
     if not chosen.sum():
         raise UsageError(
-            f"{source.name} here has no sample with a label among {sorted(labels)}: use the whole data set"
+            f"{source.name} here has no sample with a label among {sorted(labels)}: use the whole "
+            "data set"
         )
     share: Shares = chosen / chosen.sum()
     return share

@@ -1,4 +1,6 @@
-"""Where data sets lie: parquet files under a folder that the environment names, else the Hugging Face hub."""
+"""Where data sets lie: parquet files under a folder that the environment names, else the Hugging
+Face hub.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def parquet_files(where: Path, name: str, hub: str, split: str) -> tuple[Path, .
     )
     if not files:
         raise UsageError(
-            f"{FOLDER} is {where}, where no {name}/{split}-*.parquet lies: put {hub} there, or unset {FOLDER} to load it from the hub"
+            f"{FOLDER} is {where}, where no {name}/{split}-*.parquet lies: put {hub} there, or "
+            f"unset {FOLDER} to load it from the hub"
         )
     return tuple(files)
 
@@ -74,7 +77,8 @@ def hub_rows(
     ) as error:  # a registry's, a server's and a file system's errors have no common base
         raise UsageError(
             f"{name} could not be loaded from the hub as {hub!r} ({type(error).__name__}): "
-            f"check the connection, or set {FOLDER} to a folder that holds {files or f'{name}/{split}-*.parquet'}"
+            f"check the connection, or set {FOLDER} to a folder that holds "
+            f"{files or f'{name}/{split}-*.parquet'}"
         ) from error
     for wanted in columns:
         if wanted not in rows.column_names:
@@ -96,7 +100,8 @@ def texts(path: Path, name: str) -> list[str]:
     cells, types = column(path, name), need("pyarrow").types
     if not (types.is_string(cells.type) or types.is_large_string(cells.type)):
         raise UsageError(
-            f"column {name!r} of {path} holds {cells.type}, not text: download or write the file again"
+            f"column {name!r} of {path} holds {cells.type}, not text: download or write the file "
+            "again"
         )
     return list(cells.to_pylist())
 
@@ -110,12 +115,14 @@ def numbers(path: Path, name: str) -> NDArray[Any]:
     cells, types = column(path, name), need("pyarrow").types
     if not (types.is_integer(cells.type) or types.is_floating(cells.type)):
         raise UsageError(
-            f"column {name!r} of {path} holds {cells.type}, not numbers: download or write the file again"
+            f"column {name!r} of {path} holds {cells.type}, not numbers: download or write the "
+            "file again"
         )
     values = np.asarray(cells.to_numpy())
     if not np.isfinite(values).all():
         raise UsageError(
-            f"column {name!r} of {path} has a value that is NaN or infinite: download or write the file again"
+            f"column {name!r} of {path} has a value that is NaN or infinite: download or write the "
+            "file again"
         )
     return values
 

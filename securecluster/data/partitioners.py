@@ -20,8 +20,8 @@ from securecluster.errors import UsageError
 class Iid(Partitioner):
     """Everyone holds a random subset of the same data: one true cluster.
 
-    Of trajectories these are random windows, and neighbouring ones, which have positions in common, may be held by different clients, or be
-    trained on and held out.
+    Of trajectories these are random windows, and neighbouring ones, which have positions in common,
+    may be held by different clients, or be trained on and held out.
     """
 
     name: ClassVar[str] = "iid"
@@ -34,7 +34,8 @@ class Iid(Partitioner):
         super().check(source, clients)
         if self.clusters != 1:
             raise UsageError(
-                f"scenario 'iid' has one cluster, not {self.clusters}: use --clusters 1, or another scenario"
+                f"scenario 'iid' has one cluster, not {self.clusters}: use --clusters 1, or "
+                "another scenario"
             )
 
     def deal(
@@ -77,7 +78,8 @@ class Iid(Partitioner):
         train, test = halves(source, randomness)
         if samples is None or not 1 <= samples <= len(train.y) or not len(test.y):
             raise UsageError(
-                f"clients that may share samples of {source.name} train on 1 to {len(train.y)} each, not {samples or 'all'}: "
+                f"clients that may share samples of {source.name} train on 1 to {len(train.y)} "
+                f"each, not {samples or 'all'}: "
                 "say how many (samples, --samples)"
             )
         held = min(len(test.y), max(1, round(samples / 4)))
@@ -88,9 +90,11 @@ class Iid(Partitioner):
 class Natural(Partitioner):
     """The data set's own clients, such as FEMNIST's writers; which ones take part is drawn.
 
-    True clusters are not known, but where the set has groups of clients (mobility's home and work areas) they stand in their place as a
-    reference. A fifth of each client's samples is held out, at random, or the last fifth where samples are in the order of time, with the
-    set's gap left out before it. With `samples`, a client trains on at most so many, the first ones, and holds out a quarter as many.
+    True clusters are not known, but where the set has groups of clients (mobility's home and work
+    areas) they stand in their place as a reference. A fifth of each client's samples is held out,
+    at random, or the last fifth where samples are in the order of time, with the set's gap left out
+    before it. With `samples`, a client trains on at most so many, the first ones, and holds out a
+    quarter as many.
     """
 
     name: ClassVar[str] = "natural"
@@ -100,12 +104,14 @@ class Natural(Partitioner):
         """Adds this scenario's own limits."""
         if source.train.owners is None:
             raise UsageError(
-                f"scenario 'natural' needs a data set whose samples belong to clients, as femnist's do, not {source.name}"
+                "scenario 'natural' needs a data set whose samples belong to clients, as "
+                f"femnist's do, not {source.name}"
             )
         known = len(np.unique(source.train.owners))
         if clients > known:
             raise UsageError(
-                f"{source.name} here has {known} clients of its own, not {clients}: use at most {known} clients"
+                f"{source.name} here has {known} clients of its own, not {clients}: use at most "
+                f"{known} clients"
             )
 
     def deal(
@@ -121,7 +127,9 @@ class Natural(Partitioner):
 
 @dataclass(frozen=True)
 class OwnedSamples:
-    """A pool's owners: names (o,) and reference groups (o,), and whose each row is (n,), in the order of time where there is a gap."""
+    """A pool's owners: names (o,) and reference groups (o,), and whose each row is (n,), in the
+    order of time where there is a gap.
+    """
 
     names: NDArray[Any]
     groups: Labels | None
@@ -190,7 +198,9 @@ def _drawn(stock: SampleSupply, clients: int, each: int, randomness: Randomness)
 
 
 def too_many(source: Source, pool: int, clients: int, most: int, samples: int | None) -> UsageError:
-    """The error for more samples than `most` per client, or where None were asked for and there is none."""
+    """The error for more samples than `most` per client, or where None were asked for and there is
+    none.
+    """
     return UsageError(
         f"{source.name} has {pool} samples: {clients} clients can train on at most {most} each"
         + (f", not {samples}" if samples is not None else ": use fewer clients")

@@ -1,10 +1,11 @@
 """Doubts about users' own data: labels, scales and columns that are probably not meant.
 
-The scale thresholds follow `benchmarks.scales`: scikit-learn's digits, wine and breast cancer data, standardised, six
-clients, 20 rounds of FedAvg with the default network. One more column of noise does no harm up to a root mean square
-of 10 and breaks training on digits and wine at 20; all values may have one of 3.9, and digits diverge at 8; digits
-whose samples have norm 0.16 reach an accuracy of 0.46 to 0.62, at 0.4 of 0.85 to 0.90. The limit of 3.8 on all values
-is for values that are not centred: digits reach 0.97 to 0.99 at 2.9, and 0.19 to 0.87 at 3.9.
+The scale thresholds follow `benchmarks.scales`: scikit-learn's digits, wine and breast cancer data,
+standardised, six clients, 20 rounds of FedAvg with the default network. One more column of noise
+does no harm up to a root mean square of 10 and breaks training on digits and wine at 20; all values
+may have one of 3.9, and digits diverge at 8; digits whose samples have norm 0.16 reach an accuracy
+of 0.46 to 0.62, at 0.4 of 0.85 to 0.90. The limit of 3.8 on all values is for values that are not
+centred: digits reach 0.97 to 0.99 at 2.9, and 0.19 to 0.87 at 3.9.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def count_classes(labels: Sequence[Array]) -> tuple[int, list[str]]:
         doubts.append(f"{classes} classes are learned, and only {kinds} of them occur: {cure}")
     if kinds >= ROWS and 2 * kinds > len(every):
         doubts.append(
-            f"{len(every)} samples have {kinds} different labels: labels are classes, not numbers to predict, so group them"
+            f"{len(every)} samples have {kinds} different labels: labels are classes, not numbers "
+            "to predict, so group them"
         )
     return classes, doubts
 
@@ -102,7 +104,8 @@ def _scale_doubts(samples: Sequence[Array], called: Sequence[str], ids: set[int]
         sizes = listed([f"{root[k]:.3g}" for k in large])
         columns = listed([called[k] for k in large])
         return [
-            f"the root mean square of column{'s' * (len(large) > 1)} {columns} is {sizes}, and above"
+            f"the root mean square of column{'s' * (len(large) > 1)} {columns} is {sizes}, and "
+            "above"
             f" {limit:g} a network often learns nothing: standardise the features, (x - mean) / std"
         ]
     return _small_doubts(float(np.sqrt(squares.sum())))
@@ -115,7 +118,8 @@ def _image_doubts(samples: Sequence[Array]) -> list[str]:
     if root > LARGE:
         largest = max(float(np.abs(x).max(initial=0)) for x in samples)
         return [
-            f"the root mean square of the samples' values is {root:.3g}, and above {LARGE:g} a network"
+            f"the root mean square of the samples' values is {root:.3g}, and above {LARGE:g} a "
+            "network"
             f" often learns nothing: divide them by the largest, {largest:g}, or standardise them"
         ]
     return _small_doubts(root * float(np.prod(samples[0].shape[1:])) ** 0.5)
@@ -125,7 +129,8 @@ def _small_doubts(norm: float) -> list[str]:
     if not 0 < norm < SMALL:
         return []
     return [
-        f"the root mean square of the samples' norms is {norm:.2g}, and below {SMALL:g} a network hardly"
+        f"the root mean square of the samples' norms is {norm:.2g}, and below {SMALL:g} a network "
+        "hardly"
         " learns: standardise the features, (x - mean) / std"
     ]
 

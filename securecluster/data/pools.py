@@ -1,4 +1,6 @@
-"""Pools of samples and their targets: targets are read at once, images are decoded only for the rows that are asked for."""
+"""Pools of samples and their targets: targets are read at once, images are decoded only for the
+rows that are asked for.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ _BATCH = 1000  # rows whose bytes or floats are in memory besides the result
 
 
 class Pool(Protocol):
-    """Samples and their targets `y` (n, …), natural `owners` and `groups` (n,) where samples have them, and `read`."""
+    """Samples and their targets `y` (n, …), natural `owners` and `groups` (n,) where samples have
+    them, and `read`.
+    """
 
     @property
     def y(self) -> NDArray[Any]:
@@ -43,19 +47,27 @@ class Pool(Protocol):
 
     @property
     def groups(self) -> NDArray[Any] | None:
-        """The name of the group each sample belongs to (n,), such as its topic, or None; an owner's samples belong to one group."""
+        """The name of the group each sample belongs to (n,), such as its topic, or None; an owner's
+        samples belong to one group.
+        """
 
     @property
     def gap(self) -> int | None:
-        """None where an owner's rows are in no order; where they ascend in time, how many are left out before the held-out ones."""
+        """None where an owner's rows are in no order; where they ascend in time, how many are left
+        out before the held-out ones.
+        """
 
     def read(self, rows: Labels) -> NDArray[Any]:
-        """Samples (k, …) of the given rows (k,), in their order, float32 or int64 tokens: copies, which the caller may change."""
+        """Samples (k, …) of the given rows (k,), in their order, float32 or int64 tokens: copies,
+        which the caller may change.
+        """
 
 
 @dataclass(frozen=True)
 class ArrayPool:
-    """Samples x (n, …), float32 or int64 tokens, and targets y (n, …) that lie in memory; the rest as in `Pool`."""
+    """Samples x (n, …), float32 or int64 tokens, and targets y (n, …) that lie in memory; the rest
+    as in `Pool`.
+    """
 
     x: NDArray[Any]
     y: NDArray[Any]
@@ -69,7 +81,9 @@ class ArrayPool:
 
 
 def lasting(owners: NDArray[Any], gap: int) -> Labels:
-    """Rows of owners who have enough of them to hold out the last fifth, leave a gap out, and keep one to train on."""
+    """Rows of owners who have enough of them to hold out the last fifth, leave a gap out, and keep
+    one to train on.
+    """
     _, number, counts = np.unique(owners, return_inverse=True, return_counts=True)
     held = counts // 5
     return np.flatnonzero(((held > 0) & (counts - held > gap))[number])
@@ -88,14 +102,18 @@ class _Images(ABC):
         ...
 
     def read(self, rows: Labels) -> Features:
-        """Images (k, channels, height, width) in [0, 1]; each row is decoded once, however often it is asked for."""
+        """Images (k, channels, height, width) in [0, 1]; each row is decoded once, however often it
+        is asked for.
+        """
         unique, order = np.unique(rows, return_inverse=True)
         return floats(decode(self.blobs(unique), len(unique), self.shape), order)
 
 
 @dataclass(frozen=True)
 class ParquetPool(_Images):
-    """Rows of parquet files in the hub's layout: an image column (struct of bytes and path) and a label column."""
+    """Rows of parquet files in the hub's layout: an image column (struct of bytes and path) and a
+    label column.
+    """
 
     files: tuple[Path, ...]
     image: str
@@ -200,7 +218,8 @@ def reading(path: Path) -> Iterator[None]:
     except (OSError, broken) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise UsageError(
-                f"{path} cannot be opened ({error.strerror or 'no access'}): check the path and its permissions"
+                f"{path} cannot be opened ({error.strerror or 'no access'}): check the path and "
+                "its permissions"
             ) from None
         raise UsageError(
             f"{path} is no parquet file, or not a whole one: download or write it again"
@@ -232,7 +251,8 @@ def column(path: Path, name: str) -> Any:
         cells = file.read(columns=[name]).column(name)
     if cells.null_count:
         raise UsageError(
-            f"column {name!r} of {path} has {cells.null_count} empty cells (null): fill or drop these rows"
+            f"column {name!r} of {path} has {cells.null_count} empty cells (null): fill or drop "
+            "these rows"
         )
     return cells
 
@@ -240,7 +260,8 @@ def column(path: Path, name: str) -> Any:
 def _integers(cells: Any, path: Path, name: str) -> Labels:
     if not need("pyarrow").types.is_integer(cells.type):
         raise UsageError(
-            f"column {name!r} of {path} holds {cells.type}, not class numbers: this is not the layout of the hub"
+            f"column {name!r} of {path} holds {cells.type}, not class numbers: this is not the "
+            "layout of the hub"
         )
     return np.asarray(cells.to_numpy(), dtype=np.int64)
 
@@ -252,7 +273,8 @@ def encoded(cells: Any, path: Path) -> list[bytes | None]:
         cells = importlib.import_module("pyarrow.compute").struct_field(cells, "bytes")
     if not (arrow.types.is_binary(cells.type) or arrow.types.is_large_binary(cells.type)):
         raise UsageError(
-            f"{path} has no images where they should be, but {cells.type}: images are bytes, or structs with a field bytes"
+            f"{path} has no images where they should be, but {cells.type}: images are bytes, or "
+            "structs with a field bytes"
         )
     return list(cells.to_pylist())
 
@@ -282,7 +304,9 @@ def opened(where: str, blob: bytes | None) -> Any:
 def decode(
     blobs: Iterable[tuple[str, bytes | None]], count: int, shape: tuple[int, int, int]
 ) -> Pixels:
-    """Encoded images as pixels (count, height, width, channels); grey where the shape has one channel, else RGB."""
+    """Encoded images as pixels (count, height, width, channels); grey where the shape has one
+    channel, else RGB.
+    """
     channels, height, width = shape
     pixels = np.empty((count, height, width, channels), np.uint8)
     mode = "L" if channels == 1 else "RGB"
@@ -291,7 +315,8 @@ def decode(
         came, image = k + 1, opened(where, blob)
         if image.size != (width, height):
             raise UsageError(
-                f"{where} has {image.size[0]} × {image.size[1]} pixels, the first one {width} × {height}: use one size"
+                f"{where} has {image.size[0]} × {image.size[1]} pixels, the first one {width} × "
+                f"{height}: use one size"
             )
         pixels[k] = np.asarray(image if image.mode == mode else image.convert(mode)).reshape(
             height, width, channels
@@ -304,7 +329,9 @@ def decode(
 
 
 def floats(pixels: Pixels, order: NDArray[np.intp]) -> Features:
-    """Pixels (u, height, width, channels) as float32 (k, channels, height, width) in [0, 1], row order[k] each, without a second copy."""
+    """Pixels (u, height, width, channels) as float32 (k, channels, height, width) in [0, 1], row
+    order[k] each, without a second copy.
+    """
     n, height, width, channels = len(order), *pixels.shape[1:]
     out = np.empty((n, channels, height, width), np.float32)
     for start in range(0, n, _BATCH):

@@ -1,4 +1,6 @@
-"""What scenarios are made of: a dealing (who gets which samples) and changes (what a cluster does to its own)."""
+"""What scenarios are made of: a dealing (who gets which samples) and changes (what a cluster does
+to its own).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from securecluster.models.objectives import Classification
 
 
 class Scenario(ABC):
-    """How clients come to hold data from different distributions; `a + b` combines one dealing with changes."""
+    """How clients come to hold data from different distributions; `a + b` combines one dealing with
+    changes.
+    """
 
     @property
     @abstractmethod
@@ -46,14 +50,17 @@ class Part(Scenario):
 
     @property
     def declared(self) -> int:
-        """The number of clusters this part makes, as far as that is known beforehand; 1 where it is not."""
+        """The number of clusters this part makes, as far as that is known beforehand; 1 where it is
+        not.
+        """
         return getattr(self, "clusters", None) or 1
 
     def check(self, source: Source, clients: int) -> None:
         """Raise UsageError where the combination cannot be made."""
         if self.classified and source.objective.kind != Classification.kind:
             raise UsageError(
-                f"scenario {self.name!r} deals with labelled samples, and those of {source.name} have no labels: use {_suited(source)}"
+                f"scenario {self.name!r} deals with labelled samples, and those of {source.name} "
+                f"have no labels: use {_suited(source)}"
             )
         clusters = getattr(self, "clusters", None)
         if clusters is not None and clusters < 1:
@@ -75,9 +82,11 @@ class Combined(Scenario):
 
 @dataclass(frozen=True)
 class Partition:
-    """Rows of the train pool and of the test pool per client (where the source has no test pool, both are rows of the only one).
+    """Rows of the train pool and of the test pool per client (where the source has no test pool,
+    both are rows of the only one).
 
-    `clusters` (clients,) holds each client's true cluster, None where it is not known; `names` the clients' own names.
+    `clusters` (clients,) holds each client's true cluster, None where it is not known; `names` the
+    clients' own names.
     """
 
     train: list[Labels]
@@ -152,7 +161,8 @@ def arrange(
     dealings = [p for p in parts if isinstance(p, Partitioner)]
     if len(dealings) > 1:
         raise UsageError(
-            f"scenarios {dealings[0].name!r} and {dealings[1].name!r} both say who gets which samples: choose one of them"
+            f"scenarios {dealings[0].name!r} and {dealings[1].name!r} both say who gets which "
+            "samples: choose one of them"
         )
     for part in parts:
         part.check(source, clients)
@@ -172,5 +182,6 @@ def _suited(source: Source) -> str:
 def _enough(clusters: int, clients: int) -> None:
     if clusters > clients:
         raise UsageError(
-            f"{clusters} clusters among {clients} clients leave some cluster empty: use at most {clients} clusters"
+            f"{clusters} clusters among {clients} clients leave some cluster empty: use at most "
+            f"{clients} clusters"
         )

@@ -1,4 +1,6 @@
-"""Scenarios by name: how clients come to hold data from different distributions, with each client's true cluster known."""
+"""Scenarios by name: how clients come to hold data from different distributions, with each client's
+true cluster known.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,10 @@ def scenario(text: str, clusters: int | None = None, **given: Any) -> Scenario:
     """The named scenario, or the combination of names joined by "+".
 
     Args:
-        clusters: true clusters, of the change where there is one; None is the scenario's own default.
-        given: the scenario's own fields (alpha, labels, minority, sizes, overlap); those that are None are left at their defaults.
+        clusters: true clusters, of the change where there is one; None is the scenario's own
+            default.
+        given: the scenario's own fields (alpha, labels, minority, sizes, overlap); those that are
+            None are left at their defaults.
 
     Raises:
         UsageError: an unknown name, or a field that the scenario does not have.
@@ -99,13 +103,15 @@ def _counted(text: str, kinds: list[type[Part]]) -> int:
     changes = [k for k, kind in enumerate(kinds) if issubclass(kind, Transform)]
     if len(changes) > 1:
         raise UsageError(
-            f"scenario {text!r} has several numbers of clusters: leave --clusters out, or combine the scenarios in Python"
+            f"scenario {text!r} has several numbers of clusters: leave --clusters out, or combine "
+            "the scenarios in Python"
         )
     if changes:
         return changes[0]
     if not _has(kinds[0], "clusters"):
         raise UsageError(
-            f"scenario {text!r} takes its clusters from the data set: leave the number of clusters out"
+            f"scenario {text!r} takes its clusters from the data set: leave the number of clusters "
+            "out"
         )
     return 0
 

@@ -28,7 +28,9 @@ from securecluster.models.objectives import Language
 HUBS = {"shakespeare": "flwrlabs/shakespeare", "ag_news": "fancyzhx/ag_news"}
 
 CHARACTERS = " !\"&'(),-.0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz}"
-"""what a role's text is made of; any other character is number 0, and a line's end counts as a space"""
+"""what a role's text is made of; any other character is number 0, and a line's end counts as a
+space
+"""
 SPAN = 80
 """characters of a window (Caldas et al. 2018, LEAF)"""
 
@@ -44,12 +46,14 @@ Windows = tuple[Labels, Labels]
 
 
 def shakespeare() -> Source:
-    """Speeches by role: x and y (n, 80) int64 characters, where every place of y is the character after that place of x.
+    """Speeches by role: x and y (n, 80) int64 characters, where every place of y is the character
+    after that place of x.
 
-    Windows of a role do not overlap (ours: LEAF predicts one character from each window of 80, which costs 80 times as much a
-    prediction; McMahan et al. 2017 predict every next character as well). Owners are roles, which are named by play and character; their
-    windows are in the order of the play, and one is left out before the held-out ones, as in LEAF. Roles with less than five windows are
-    left out here.
+    Windows of a role do not overlap (ours: LEAF predicts one character from each window of 80,
+        which costs 80 times as much a
+    prediction; McMahan et al. 2017 predict every next character as well). Owners are roles, which
+    are named by play and character; their windows are in the order of the play, and one is left out
+    before the held-out ones, as in LEAF. Roles with less than five windows are left out here.
 
     Raises:
         UsageError: files, packages or the connection are missing, or the columns are others.
@@ -58,11 +62,13 @@ def shakespeare() -> Source:
 
 
 def ag_news() -> Source:
-    """News articles of four topics: x and y (n, 20) int64 words, where every place of y is the word after that place of x.
+    """News articles of four topics: x and y (n, 20) int64 words, where every place of y is the word
+    after that place of x.
 
-    The articles of a topic are one stream in the order of the file, each ended by <eos>, cut into windows without overlap; groups are the
-    topics. Words are runs of letters, lower-cased, or of digits. The vocabulary are the 1998 most frequent words of the training
-    articles, <unk> and <eos>: it is taken as public, so clients reveal nothing by it only where that holds.
+    The articles of a topic are one stream in the order of the file, each ended by <eos>, cut into
+    windows without overlap; groups are the topics. Words are runs of letters, lower-cased, or of
+    digits. The vocabulary are the 1998 most frequent words of the training articles, <unk> and
+    <eos>: it is taken as public, so clients reveal nothing by it only where that holds.
 
     Raises:
         UsageError: files, packages or the connection are missing, or the columns are others.
@@ -83,7 +89,8 @@ def _shakespeare(where: Path | None) -> Source:
     keep = lasting(owners, gap=1)
     if not len(keep):
         raise UsageError(
-            f"no role of shakespeare has five windows of {SPAN} characters: download or write the set again"
+            f"no role of shakespeare has five windows of {SPAN} characters: download or write the "
+            "set again"
         )
     x, y = _joined([windows for _, windows in pieces])
     return Source(
@@ -111,17 +118,21 @@ def _roles(where: Path | None) -> dict[str, list[str]]:
 
 
 def _whole(names: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> dict[str, list[str]]:
-    """The joined texts, unless they are scraps: windows cut from rows that overlap would lie on both sides of the gap."""
+    """The joined texts, unless they are scraps: windows cut from rows that overlap would lie on
+    both sides of the gap.
+    """
     found = joined(names, xs, ys)
     if len(names) < SPAN * sum(len(pieces) for pieces in found.values()):
         raise UsageError(
-            "the windows of shakespeare do not follow each other, so they make no text: keep the rows in their order"
+            "the windows of shakespeare do not follow each other, so they make no text: keep the "
+            "rows in their order"
         )
     return found
 
 
 def joined(names: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> dict[str, list[str]]:
-    """Texts from the hub's form, windows x of 80 characters that move on by one and their next characters y.
+    """Texts from the hub's form, windows x of 80 characters that move on by one and their next
+    characters y.
 
     Where a window does not go on from the one before, a new piece of text begins.
     """
@@ -170,7 +181,8 @@ def _articles(where: Path | None, split: str) -> list[list[str]]:
         )
     if not np.isin(labels, np.arange(len(TOPICS))).all():
         raise UsageError(
-            f"{name} has a label outside 0 … {len(TOPICS) - 1}: this is not the data set that the hub calls {hub}"
+            f"{name} has a label outside 0 … {len(TOPICS) - 1}: this is not the data set that the "
+            f"hub calls {hub}"
         )
     return [
         words([found[row] for row in np.flatnonzero(labels == topic)])
@@ -185,7 +197,9 @@ _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*|[0-9]+|\n")
 
 
 def words(articles: Iterable[str]) -> list[str]:
-    r"""All words, each article's followed by \n, without the marks kept from the raw form (#39; quot; &lt;b&gt; and backslashes)."""
+    r"""All words, each article's followed by \n, without the marks kept from the raw form (#39;
+    quot; &lt;b&gt; and backslashes).
+    """
     plain = "".join(
         article.replace("\n", " ") + "\n" for article in articles
     ).lower()  # one text: far fewer calls
@@ -198,7 +212,9 @@ def words(articles: Iterable[str]) -> list[str]:
 
 
 def vocabulary(streams: Iterable[Sequence[str]]) -> dict[str, int]:
-    """Numbers from 2 for the most frequent words, ties in alphabetical order, and that of an article's end."""
+    """Numbers from 2 for the most frequent words, ties in alphabetical order, and that of an
+    article's end.
+    """
     counts = Counter(chain.from_iterable(streams))
     counts.pop("\n", None)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))

@@ -19,11 +19,13 @@ from securecluster.errors import UsageError
 
 @dataclass(frozen=True)
 class Topics(Partitioner):
-    """Each client holds samples of one group (Sattler et al. 2019, Fig. 9: AG News, 20 clients, four topics): a true cluster each.
+    """Each client holds samples of one group (Sattler et al. 2019, Fig. 9: AG News, 20 clients,
+    four topics): a true cluster each.
 
-    These are the set's largest groups, and clients are spread over them as evenly as can be. Clients hold equally many samples, no two the
-    same unless with `overlap`, and test on samples of the same group. Of a set that has clients of its own (mobility, whose groups are a
-    reference) equally many clients of each group are drawn, who hold their own samples as in `natural`.
+    These are the set's largest groups, and clients are spread over them as evenly as can be.
+    Clients hold equally many samples, no two the same unless with `overlap`, and test on samples of
+    the same group. Of a set that has clients of its own (mobility, whose groups are a reference)
+    equally many clients of each group are drawn, who hold their own samples as in `natural`.
     """
 
     name: ClassVar[str] = "topics"
@@ -37,16 +39,19 @@ class Topics(Partitioner):
         groups = source.train.groups
         if groups is None:
             raise UsageError(
-                f"scenario 'topics' needs a data set whose samples lie in groups, as those of ag_news and mobility, not {source.name}"
+                "scenario 'topics' needs a data set whose samples lie in groups, as those of "
+                f"ag_news and mobility, not {source.name}"
             )
         known = len(np.unique(groups))
         if self.clusters > known:
             raise UsageError(
-                f"scenario 'topics' makes at most {known} clusters of {source.name}, a group each, not {self.clusters}"
+                f"scenario 'topics' makes at most {known} clusters of {source.name}, a group each, "
+                f"not {self.clusters}"
             )
         if self.overlap and source.train.owners is not None:
             raise UsageError(
-                f"clients of {source.name} hold their own samples and share none: leave the overlap out, or use iid"
+                f"clients of {source.name} hold their own samples and share none: leave the "
+                "overlap out, or use iid"
             )
 
     def deal(
@@ -67,7 +72,9 @@ class Topics(Partitioner):
         )
 
     def _stocks(self, source: Source, randomness: Randomness) -> tuple[SampleSupply, SampleSupply]:
-        """What may be trained on and held out, of the chosen groups, with the groups' numbers in place of labels."""
+        """What may be trained on and held out, of the chosen groups, with the groups' numbers in
+        place of labels.
+        """
         assert source.train.groups is not None
         names, counts = np.unique(source.train.groups, return_counts=True)
         chosen = names[_largest(counts, self.clusters)].tolist()
@@ -75,7 +82,8 @@ class Topics(Partitioner):
         tested = source.train.groups if source.test is None else source.test.groups
         if tested is None:
             raise UsageError(
-                f"the test samples of {source.name} lie in no groups: give its test pool groups, as its train pool has"
+                f"the test samples of {source.name} lie in no groups: give its test pool groups, "
+                "as its train pool has"
             )
         return _of(train, source.train.groups, chosen), _of(test, tested, chosen)
 
@@ -92,7 +100,8 @@ class Topics(Partitioner):
             mine, members = np.flatnonzero(truth == cluster), np.flatnonzero(owned.groups == group)
             if len(mine) > len(members):
                 raise UsageError(
-                    f"a group of {source.name} has {len(members)} clients, not {len(mine)}: use fewer clients, or fewer clusters"
+                    f"a group of {source.name} has {len(members)} clients, not {len(mine)}: use "
+                    "fewer clients, or fewer clusters"
                 )
             chosen[mine] = randomness.generator("scenario", "topics", cluster).permutation(members)[
                 : len(mine)

@@ -21,16 +21,21 @@ PAST = 10
 STEP = 10
 """seconds between two samples of a leg"""
 AREA = (10_000.0, 6_200.0)
-"""metres, from the origin of the network's coordinates: the declared area, which is public and not taken from the data"""
+"""metres, from the origin of the network's coordinates: the declared area, which is public and not
+taken from the data
+"""
 
 
 def mobility() -> Source:
-    """Positions of 400 simulated persons over one day (the MoST scenario, Codeca and Haerri 2017), one each ten seconds.
+    """Positions of 400 simulated persons over one day (the MoST scenario, Codeca and Haerri 2017),
+    one each ten seconds.
 
-    A sample is a window within one leg: x (n, 10, 2) past positions and y (n, 2) the next one, float32, in units of the declared area of
-    10,000 by 6,200 metres; a few lie a hair outside [0, 1]. Owners are persons, their windows ascend in time, and ten are left out before
-    the held-out ones, so that no position lies on both sides; whoever has too few windows for that is left out here. Groups are pairs of
-    home and work area: a reference to compare clusters with, since nobody knows the true ones.
+    A sample is a window within one leg: x (n, 10, 2) past positions and y (n, 2) the next one,
+        float32, in units of the declared area of
+    10,000 by 6,200 metres; a few lie a hair outside [0, 1]. Owners are persons, their windows
+    ascend in time, and ten are left out before the held-out ones, so that no position lies on both
+    sides; whoever has too few windows for that is left out here. Groups are pairs of home and work
+    area: a reference to compare clusters with, since nobody knows the true ones.
 
     Raises:
         UsageError: the folder or a file is missing, or a file has another layout.
@@ -38,7 +43,8 @@ def mobility() -> Source:
     where = folder()
     if where is None:
         raise UsageError(
-            f"mobility is no set of the hub: set {FOLDER} to a folder that holds most_mobility/traces.parquet"
+            f"mobility is no set of the hub: set {FOLDER} to a folder that holds "
+            "most_mobility/traces.parquet"
         )
     return _mobility(where)
 
@@ -61,7 +67,8 @@ def _mobility(where: Path) -> Source:
     keep = lasting(owners[order][last], PAST)
     if not len(keep):
         raise UsageError(
-            f"no user of {traces} has a held-out window of {PAST + 1} positions: download or write the file again"
+            f"no user of {traces} has a held-out window of {PAST + 1} positions: download or write "
+            "the file again"
         )
     names = owners[order][last][keep]
     pool = ArrayPool(x[keep], y[keep], names, _groups(users, names), gap=PAST)
@@ -99,7 +106,8 @@ def _groups(path: Path, owners: NDArray[Any]) -> NDArray[Any]:
     for name in names:
         if name not in group:
             raise UsageError(
-                f"{path} has no row for user {name!r} of the traces: download or write both files again"
+                f"{path} has no row for user {name!r} of the traces: download or write both files "
+                "again"
             )
     return np.array([group[name] for name in names], object)[number]
 

@@ -19,7 +19,9 @@ TURNS = {2: (0, 2), 3: (0, 1, 2), 4: (0, 1, 2, 3)}
 
 @dataclass(frozen=True)
 class LabelSwap(Transform):
-    """Each cluster swaps two labels of its own, disjoint pairs (Sattler et al. 2019, VI-A; Briggs et al. 2020)."""
+    """Each cluster swaps two labels of its own, disjoint pairs (Sattler et al. 2019, VI-A; Briggs
+    et al. 2020).
+    """
 
     name: ClassVar[str] = "label-swap"
     clusters: int = 4
@@ -29,7 +31,8 @@ class LabelSwap(Transform):
         super().check(source, clients)
         if self.clusters > source.classes // 2:
             raise UsageError(
-                f"scenario 'label-swap' makes at most {source.classes // 2} clusters of {source.classes} classes, "
+                f"scenario 'label-swap' makes at most {source.classes // 2} clusters of "
+                f"{source.classes} classes, "
                 f"a pair each, not {self.clusters}"
             )
 
@@ -47,7 +50,9 @@ class LabelSwap(Transform):
 
 @dataclass(frozen=True)
 class LabelPermutation(Transform):
-    """Each cluster permutes all labels by a random permutation of its own (Sattler et al. 2019, Fig. 8)."""
+    """Each cluster permutes all labels by a random permutation of its own (Sattler et al. 2019,
+    Fig. 8).
+    """
 
     name: ClassVar[str] = "label-permutation"
     clusters: int = 4
@@ -59,7 +64,8 @@ class LabelPermutation(Transform):
             source.classes
         ):  # 6! is more than anyone asks for
             raise UsageError(
-                f"scenario 'label-permutation' has only {math.factorial(source.classes)} permutations of {source.classes} labels, "
+                f"scenario 'label-permutation' has only {math.factorial(source.classes)} "
+                f"permutations of {source.classes} labels, "
                 f"not {self.clusters}: ask for fewer clusters"
             )
 
@@ -70,7 +76,9 @@ class LabelPermutation(Transform):
         return x, self.permutation(cluster, classes, randomness)[y].astype(np.int64)
 
     def permutation(self, cluster: int, classes: int, randomness: Randomness) -> Labels:
-        """The cluster's permutation (classes,): the first in a random sequence that no earlier cluster has."""
+        """The cluster's permutation (classes,): the first in a random sequence that no earlier
+        cluster has.
+        """
         draw, seen = randomness.generator("scenario", "permutation"), dict[tuple[int, ...], None]()
         while len(seen) <= cluster:
             seen[tuple(draw.permutation(classes).tolist())] = None
@@ -79,7 +87,9 @@ class LabelPermutation(Transform):
 
 @dataclass(frozen=True)
 class Rotation(Transform):
-    """Clusters see images turned counterclockwise by 0/180, 0/90/180 or 0/90/180/270 degrees (Vardhan et al. 2024, rotated MNIST)."""
+    """Clusters see images turned counterclockwise by 0/180, 0/90/180 or 0/90/180/270 degrees
+    (Vardhan et al. 2024, rotated MNIST).
+    """
 
     name: ClassVar[str] = "rotation"
     clusters: int = 4
@@ -89,11 +99,13 @@ class Rotation(Transform):
         super().check(source, clients)
         if self.clusters not in TURNS:
             raise UsageError(
-                f"scenario 'rotation' turns by quarters and makes 2, 3 or 4 clusters, not {self.clusters}"
+                "scenario 'rotation' turns by quarters and makes 2, 3 or 4 clusters, not "
+                f"{self.clusters}"
             )
         if not source.is_image or source.shape[-1] != source.shape[-2]:
             raise UsageError(
-                f"scenario 'rotation' turns square images, and samples of {source.name} have shape {source.shape}"
+                f"scenario 'rotation' turns square images, and samples of {source.name} have shape "
+                f"{source.shape}"
             )
 
     def transform(
@@ -115,11 +127,13 @@ class Inversion(Transform):
         super().check(source, clients)
         if self.clusters != 2:
             raise UsageError(
-                f"scenario 'inversion' has two clusters, images and their negatives, not {self.clusters}"
+                "scenario 'inversion' has two clusters, images and their negatives, not "
+                f"{self.clusters}"
             )
         if not source.is_image:
             raise UsageError(
-                f"scenario 'inversion' needs images, and samples of {source.name} have shape {source.shape}"
+                f"scenario 'inversion' needs images, and samples of {source.name} have shape "
+                f"{source.shape}"
             )
 
     def transform(

@@ -37,7 +37,8 @@ def by_name(what: str, given: Any) -> dict[str, Any]:
         name = str(key)
         if name in found:
             raise UsageError(
-                f"{what}: {spelled[name]!r} and {key!r} would both be the client {name!r}: give them different names"
+                f"{what}: {spelled[name]!r} and {key!r} would both be the client {name!r}: give "
+                "them different names"
             )
         found[name], spelled[name] = value, key
     return found
@@ -68,7 +69,8 @@ def own_samples(
     randomness: Randomness,
     key: str | int,
 ) -> tuple[Pair, Pair]:
-    """What a client trains on and what is held out: `held` where it is given, else a fifth, at random or of sequences the last.
+    """What a client trains on and what is held out: `held` where it is given, else a fifth, at
+    random or of sequences the last.
 
     Raises:
         UsageError: samples that are not numbers, or do not fit each other.
@@ -112,13 +114,16 @@ def _labelled(name: str, pair: Pair, objective: Objective) -> Pair:
     features, labels = _single(name, pair[0]), _class_numbers(name, pair[1])
     if features.ndim < 2 or not features.shape[1] or labels.shape != features.shape[:1]:
         raise UsageError(
-            f"client {name!r}: X {features.shape} and y {labels.shape} must have one label per sample of at least one feature"
+            f"client {name!r}: X {features.shape} and y {labels.shape} must have one label per "
+            "sample of at least one feature"
         )
     return features, labels.astype(np.int64)
 
 
 def _class_numbers(name: str, labels: NDArray[Any]) -> NDArray[Any]:
-    """Return labels as integers: of (n, 1) the column, of truth values 0 and 1, of floats those that are whole."""
+    """Return labels as integers: of (n, 1) the column, of truth values 0 and 1, of floats those
+    that are whole.
+    """
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if not labels.size or labels.dtype.kind in "iu":
@@ -138,7 +143,9 @@ def _whole(values: NDArray[Any]) -> bool:
 
 
 def _sequences(name: str, pair: Pair, objective: Objective) -> Pair:
-    """Positions as float32, tokens as int64 and never through floats; their shapes and ranges are the objective's to check."""
+    """Positions as float32, tokens as int64 and never through floats; their shapes and ranges are
+    the objective's to check.
+    """
     x, y = (
         _single(name, part)
         if objective.kind == Trajectory.kind or part.dtype.kind not in "iu"
@@ -147,7 +154,8 @@ def _sequences(name: str, pair: Pair, objective: Objective) -> Pair:
     )
     if x.ndim < 2 or not y.ndim or len(x) != len(y):
         raise UsageError(
-            f"client {name!r}: X {x.shape} and y {y.shape} must have one target per sample of at least one step"
+            f"client {name!r}: X {x.shape} and y {y.shape} must have one target per sample of at "
+            "least one step"
         )
     return tuple(part.astype(np.int64) if part.dtype.kind in "iu" else part for part in (x, y))  # type: ignore[return-value]
 

@@ -1,4 +1,6 @@
-"""Users' own parquet files: a column names each row's client, another its label, the others are features."""
+"""Users' own parquet files: a column names each row's client, another its label, the others are
+features.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from securecluster.errors import UsageError
 
 @dataclass(frozen=True)
 class ClientColumns:
-    """Samples by client, each client's true cluster where it is known, and the columns that are features."""
+    """Samples by client, each client's true cluster where it is known, and the columns that are
+    features.
+    """
 
     clients: dict[str, tuple[NDArray[Any], Labels]]
     truth: dict[str, int] | None
@@ -64,12 +68,14 @@ def read_clients(
     classes, y = _values(files, label)
     if len(classes) < 2:
         raise UsageError(
-            f"column {label!r} of {path} has the same value in every row, so there is nothing to learn: choose another label"
+            f"column {label!r} of {path} has the same value in every row, so there is nothing to "
+            "learn: choose another label"
         )
     single = np.flatnonzero(np.bincount(owner) < 2)
     if len(single):
         raise UsageError(
-            f"client {str(names[single[0]])!r} of {path} has a single row, so none can be held out: leave it out"
+            f"client {str(names[single[0]])!r} of {path} has a single row, so none can be held "
+            "out: leave it out"
         )
     known = None if truth is None else _truth(names, owner, *_values(files, truth), truth)
     x, columns = _features(files, {*named, *left_out}, wanted)
@@ -89,7 +95,8 @@ def _several(option: str, given: Sequence[str], named: Sequence[str]) -> tuple[s
     taken = [name for name in columns if name in named]
     if taken:
         raise UsageError(
-            f"column {taken[0]!r} names the client, the label or the true cluster: leave it out of {option}"
+            f"column {taken[0]!r} names the client, the label or the true cluster: leave it out of "
+            f"{option}"
         )
     if not columns and option == "feature_columns":
         raise UsageError(
@@ -112,11 +119,14 @@ def _files(path: Path) -> list[Path]:
 
 
 def _values(files: Sequence[Path], name: str) -> tuple[NDArray[Any], Labels]:
-    """The distinct values (k,) of a column in ascending order, and each row's number among them (n,)."""
+    """The distinct values (k,) of a column in ascending order, and each row's number among them
+    (n,).
+    """
     cells = np.concatenate([column(file, name).to_numpy(zero_copy_only=False) for file in files])
     if not len(cells):
         raise UsageError(
-            f"{files[0].parent if len(files) > 1 else files[0]} has no rows: give a file that has some"
+            f"{files[0].parent if len(files) > 1 else files[0]} has no rows: give a file that has "
+            "some"
         )
     if cells.dtype.kind == "f" and np.isnan(cells).any():
         raise UsageError(
@@ -126,7 +136,8 @@ def _values(files: Sequence[Path], name: str) -> tuple[NDArray[Any], Labels]:
         values, number = np.unique(cells, return_inverse=True)
     except (TypeError, ValueError):
         raise UsageError(
-            f"column {name!r} of {files[0]} holds values that cannot be put in order: use numbers or text"
+            f"column {name!r} of {files[0]} holds values that cannot be put in order: use numbers "
+            "or text"
         ) from None
     return values, number.reshape(-1).astype(np.int64)
 
@@ -139,7 +150,8 @@ def _truth(
     several = np.flatnonzero(np.bincount(pairs[:, 0]) > 1)
     if len(several):
         raise UsageError(
-            f"client {str(names[several[0]])!r} has several values in column {column!r}: a true cluster is one value per client"
+            f"client {str(names[several[0]])!r} has several values in column {column!r}: a true "
+            "cluster is one value per client"
         )
     return {str(names[client]): int(cluster) for client, cluster in pairs}
 
@@ -172,12 +184,14 @@ def _features(
     chosen = pictures or lists
     if len(chosen) > 1:
         raise UsageError(
-            f"{files[0]} has several columns of {'images' if pictures else 'lists'} ({', '.join(chosen)}): leave one, drop the others"
+            f"{files[0]} has several columns of {'images' if pictures else 'lists'} "
+            f"({', '.join(chosen)}): leave one, drop the others"
         )
     if chosen and wanted is not None and len(wanted) > 1:
         kind = "images" if pictures else "lists"
         raise UsageError(
-            f"column {chosen[0]!r} of {files[0]} holds {kind}, which are the only feature then: name it alone"
+            f"column {chosen[0]!r} of {files[0]} holds {kind}, which are the only feature then: "
+            "name it alone"
         )
     if pictures:
         return _images(files, pictures[0]), (pictures[0],)
@@ -222,17 +236,21 @@ def _rows(file: Path, name: str) -> Features:
         ) from None
     if rows.dtype.kind not in "biuf":
         raise UsageError(
-            f"column {name!r} of {file} has lists with empty cells or of other things than numbers: use numbers"
+            f"column {name!r} of {file} has lists with empty cells or of other things than "
+            "numbers: use numbers"
         )
     return _single(rows)
 
 
 def _numbers(file: Path, name: str) -> NDArray[Any]:
-    """A column of numbers; in double precision where single precision would make large whole numbers equal."""
+    """A column of numbers; in double precision where single precision would make large whole
+    numbers equal.
+    """
     values = np.asarray(column(file, name).to_numpy(zero_copy_only=False))
     if values.dtype.kind not in "biuf":
         raise UsageError(
-            f"column {name!r} of {file} holds {_kind(file, name)}, not numbers: drop it, or encode it as numbers"
+            f"column {name!r} of {file} holds {_kind(file, name)}, not numbers: drop it, or encode "
+            "it as numbers"
         )
     if values.dtype.kind in "iu" and np.abs(values.astype(np.float64)).max(initial=0) >= 2**24:
         return values.astype(np.float64)

@@ -5,8 +5,8 @@ A message class declares beside each field what it may hold, in terms of named s
     models: Annotated[Picks, Real((Upto("owners", "clients"), "dimension"), sent="delta")]
     k: Annotated[int, Exactly("models")]
 
-`check` holds a message to that before anyone computes with it, so a number that somebody else chose never
-sizes an allocation or a loop unless the configuration allows it.
+`check` holds a message to that before anyone computes with it, so a number that somebody else chose
+never sizes an allocation or a loop unless the configuration allows it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Real:
 
     Args:
         axes: of one frame's tensor; of `Picks` the first one counts the rows.
-        sent: the field of replies whose pipeline and seal laid out the last axes, for what is relayed.
+        sent: the field of replies whose pipeline and seal laid out the last axes, for what is
+            relayed.
         sealed: whether what is relayed was sealed, in runs that seal.
         low: the least number, or None.
         most: the largest number, or None.
@@ -143,7 +144,9 @@ class Limits:
         return self.sizes.get(named) if isinstance(named, str) else named
 
     def beside(self, query: Any) -> Limits:
-        """Return these limits and, as further sizes, the lengths that a query gives to its free axes: its reply has the same."""
+        """Return these limits and, as further sizes, the lengths that a query gives to its free
+        axes: its reply has the same.
+        """
         lengths = {name: set(found) for name, found in axes_of(query).items()}
         own = {name: found.pop() for name, found in lengths.items() if len(found) == 1}
         return replace(self, sizes={**own, **self.sizes})
@@ -167,7 +170,9 @@ def squared(message: Any) -> list[str]:
 
 
 def undeclared(message: type) -> list[str]:
-    """Return the fields of a message class that need a bound and declare none: all but texts, shares and flags."""
+    """Return the fields of a message class that need a bound and declare none: all but texts,
+    shares and flags.
+    """
     bounds = declared(cast(Hashable, message))
     return [
         name
@@ -257,7 +262,9 @@ def _most(bound: Between | Whole | Octets, limits: Limits) -> int | None:
 def _row(
     name: str, bound: Tensorial, value: Tensors, limits: Limits, through: Mapping[str, bool]
 ) -> tuple[str, Sequence[Axis]] | None:
-    """Return the kind and the axes of one row; None where a pipeline laid it out whose sizes are unknown."""
+    """Return the kind and the axes of one row; None where a pipeline laid it out whose sizes are
+    unknown.
+    """
     axes = bound.axes[1:] if isinstance(value, Picks) else bound.axes
     if not isinstance(bound, Real):
         return WHOLE if isinstance(bound, Whole) else OCTETS, axes
@@ -273,7 +280,9 @@ def _row(
 
 
 def _lengths(bound: Tensorial, value: Tensors) -> Iterator[tuple[Axis, tuple[int, ...]]]:
-    """Yield the axes that a bound names and their lengths: one number, or of the rows of `Picks` one per frame."""
+    """Yield the axes that a bound names and their lengths: one number, or of the rows of `Picks`
+    one per frame.
+    """
     axes: Sequence[Axis] = bound.axes
     if isinstance(value, Picks):
         yield axes[0], tuple(len(own) for own in value.picks)
@@ -308,7 +317,8 @@ def _check_shape(
     shape = _row_shape(value)
     if len(shape) != len(axes):
         raise FrameError(
-            f"{where} has rows of {len(shape)} axes, and {len(axes)} were expected: the frame is refused"
+            f"{where} has rows of {len(shape)} axes, and {len(axes)} were expected: the frame is "
+            "refused"
         )
     for axis, length in zip(axes, shape, strict=True):
         _check_axis(where, axis, (length,), limits, bindings)
@@ -329,7 +339,8 @@ def _check_axis(
         wrong = [length for length in lengths if length != fixed]
         if wrong:
             raise FrameError(
-                f"{where} has {wrong[0]} numbers or rows where {fixed} were expected: the frame is refused"
+                f"{where} has {wrong[0]} numbers or rows where {fixed} were expected: the frame is "
+                "refused"
             )
     elif isinstance(axis, Upto):
         most = limits.size(axis.most)
@@ -338,7 +349,8 @@ def _check_axis(
             raise out_of_range(f"the number of {axis.name} in {where}", wrong[0], axis.least, most)
         if bindings.setdefault(axis.name, lengths) != lengths:
             raise FrameError(
-                f"{where} has another number of {axis.name} than the fields beside it: the frame is refused"
+                f"{where} has another number of {axis.name} than the fields beside it: the frame "
+                "is refused"
             )
 
 
@@ -367,7 +379,8 @@ def _check_reals(where: str, bound: Real, table: torch.Tensor, finite: bool) -> 
     outside = (table < bound.low) | (table > bound.most)
     if bool(outside.any()):
         raise FrameError(
-            f"{where} holds a number outside of [{bound.low:g}, {bound.most:g}]: the frame is refused"
+            f"{where} holds a number outside of [{bound.low:g}, {bound.most:g}]: the frame is "
+            "refused"
         )
 
 

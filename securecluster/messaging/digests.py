@@ -30,7 +30,9 @@ def reply_digests(reply: Any, count: int) -> tuple[str, ...]:
 
 
 def tells_noise(reply: Any) -> bool:
-    """Return whether two draws of noise give two replies: not so of choices, which are few whatever the noise was."""
+    """Return whether two draws of noise give two replies: not so of choices, which are few whatever
+    the noise was.
+    """
     kinds = (torch.uint8, torch.float32, torch.float64)  # codes and numbers
     tables = [
         value.value if isinstance(value, Shared) else value.table

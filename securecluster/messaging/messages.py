@@ -1,8 +1,9 @@
 """Messages, and the batch of frames that one call is.
 
-A message is a frozen dataclass whose fields are `Shared`, `Rows`, `Picks` (tensors) or plain scalars. One message object stands for
-the frames of a whole batch of recipients (or senders); `take` cuts out the single frame of one of them and `stack` puts single
-frames together, so that the simulator keeps one (clients, d) matrix where a deployment sends many frames.
+A message is a frozen dataclass whose fields are `Shared`, `Rows`, `Picks` (tensors) or plain
+scalars. One message object stands for the frames of a whole batch of recipients (or senders);
+`take` cuts out the single frame of one of them and `stack` puts single frames together, so that the
+simulator keeps one (clients, d) matrix where a deployment sends many frames.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 FIRST_SEPARATE_STEP = (
     1 << 32
-)  # calls for models, made only under a mask, are numbered from here: later calls draw the same batches without a mask
-RELAY = "relay"  # the verb of frames between servers: a local parameter server sends, the server replies
+    # calls for models, made only under a mask, are numbered from here: later calls draw the same
+    # batches without a mask
+)
+# the verb of frames between servers: a local parameter server sends, the server replies
+RELAY = "relay"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +40,9 @@ class Shared:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """One row of a tensor per frame: frame k carries `table[k]`, or `table[index[k]]` where equal rows are stored once."""
+    """One row of a tensor per frame: frame k carries `table[k]`, or `table[index[k]]` where equal
+    rows are stored once.
+    """
 
     table: torch.Tensor
     index: tuple[int, ...] | None = None
@@ -71,7 +77,9 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Picks:
-    """Several rows of one table per frame, possibly none: frame k carries `table[picks[k]]`, (len(picks[k]), …)."""
+    """Several rows of one table per frame, possibly none: frame k carries `table[picks[k]]`,
+    (len(picks[k]), …).
+    """
 
     table: torch.Tensor
     picks: tuple[tuple[int, ...], ...]
@@ -95,7 +103,8 @@ def kinds(message: Any) -> dict[str, type]:
         options = [t for t in get_args(hint) if t is not type(None)] or [hint]
         if len(options) != 1 or options[0] not in (Shared, Rows, Picks, int, float, str, bool):
             raise TypeError(
-                f"{message.__name__}.{name}: a message field is Shared, Rows, Picks or a scalar, not {hint}"
+                f"{message.__name__}.{name}: a message field is Shared, Rows, Picks or a scalar, "
+                f"not {hint}"
             )
         found[name] = options[0]
     return found
@@ -139,17 +148,22 @@ def placed(message: M, there: Sequence[str], device: torch.device) -> M:
 
 
 def frames(message: Any, default: int) -> int:
-    """How many frames a batch message stands for (`default` where it has no field with a frame axis)."""
+    """How many frames a batch message stands for (`default` where it has no field with a frame
+    axis).
+    """
     lengths = {len(v) for v in vars(message).values() if isinstance(v, Batched)}
     if len(lengths) > 1:
         raise FrameError(
-            f"{type(message).__name__}: its fields disagree on the number of frames: {sorted(lengths)}"
+            f"{type(message).__name__}: its fields disagree on the number of frames: "
+            f"{sorted(lengths)}"
         )
     return lengths.pop() if lengths else default
 
 
 def stack(messages: Sequence[M]) -> M:
-    """Single-frame messages of one class as one batch message; shapes, types and shared values must agree."""
+    """Single-frame messages of one class as one batch message; shapes, types and shared values must
+    agree.
+    """
     first = messages[0]
     fields: dict[str, Any] = {}
     for name, value in vars(first).items():
@@ -165,7 +179,8 @@ def _join(name: str, first: Any, column: list[Any]) -> Any:
         tables = [v.values if isinstance(v, Rows) else v.table for v in column]
         if len({(t.shape[1:], t.dtype) for t in tables}) > 1:
             raise FrameError(
-                f"{name}: the frames differ in shape or type: {sorted({str(tuple(t.shape[1:])) for t in tables})}"
+                f"{name}: the frames differ in shape or type: "
+                f"{sorted({str(tuple(t.shape[1:])) for t in tables})}"
             )
         if isinstance(first, Rows):
             return Rows(torch.cat(tables))
@@ -187,7 +202,9 @@ def _join(name: str, first: Any, column: list[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Header:
-    """What every frame says of itself; `config` is the hash of the configuration both sides were built from."""
+    """What every frame says of itself; `config` is the hash of the configuration both sides were
+    built from.
+    """
 
     config: str
     method: str

@@ -12,7 +12,9 @@ from securecluster.errors import UsageError
 
 @dataclass(frozen=True)
 class Party:
-    """A party of a run: the server, a client, a local parameter server, a key authority, or the wire itself."""
+    """A party of a run: the server, a client, a local parameter server, a key authority, or the
+    wire itself.
+    """
 
     kind: str
     index: int | None = None

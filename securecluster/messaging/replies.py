@@ -17,7 +17,9 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, eq=False)
 class Replies(Generic[A]):
-    """What `gather` brings: `rows` is the reply message over `ids` (None when nobody replied); `lost` did not reply."""
+    """What `gather` brings: `rows` is the reply message over `ids` (None when nobody replied);
+    `lost` did not reply.
+    """
 
     ids: tuple[int, ...]
     rows: A
@@ -30,7 +32,9 @@ class Replies(Generic[A]):
 
 @dataclass(frozen=True, eq=False)
 class Sums(Generic[A]):
-    """What `sum` brings: `rows` is the reply message with (groups, …) sums (None when nobody replied), `counts` their members."""
+    """What `sum` brings: `rows` is the reply message with (groups, …) sums (None when nobody
+    replied), `counts` their members.
+    """
 
     ids: tuple[int, ...]
     rows: A
@@ -60,7 +64,8 @@ def check_finite(call: Call, answer: Response) -> None:
                     if not good[k if value.index is None else value.index[k]]
                 ]
                 raise UpdateError(
-                    f"round {call.round}: {name} of client(s) {', '.join(map(str, bad[:5]))} is not finite: lower the learning rate (--lr)"
+                    f"round {call.round}: {name} of client(s) {', '.join(map(str, bad[:5]))} is "
+                    "not finite: lower the learning rate (--lr)"
                 )
         elif (
             isinstance(value, Shared)
@@ -68,7 +73,8 @@ def check_finite(call: Call, answer: Response) -> None:
             and not bool(torch.isfinite(value.value).all())
         ):
             raise UpdateError(
-                f"round {call.round}: {name} of the clients' replies is not finite: lower the learning rate (--lr)"
+                f"round {call.round}: {name} of the clients' replies is not finite: lower the "
+                "learning rate (--lr)"
             )
 
 
@@ -89,7 +95,8 @@ def check_squares(number: int, ids: Sequence[int], reply: object) -> None:
         if who:
             few = ", ".join(map(str, who[:5]))
             raise UpdateError(
-                f"round {number}: {name} of client(s) {few} is too large to be squared: scale the features, or lower the"
+                f"round {number}: {name} of client(s) {few} is too large to be squared: scale the "
+                "features, or lower the"
                 " learning rate (--lr)"
             )
 
@@ -97,7 +104,8 @@ def check_squares(number: int, ids: Sequence[int], reply: object) -> None:
 def _finite(table: torch.Tensor) -> torch.Tensor:
     """Which rows of a table (r, …) are finite, (r,); no copy of the table is made.
 
-    A sum is not finite when a term is not; only rows whose sum is not finite (it may have overflowed) are looked at number by number.
+    A sum is not finite when a term is not; only rows whose sum is not finite (it may have
+    overflowed) are looked at number by number.
     """
     good = torch.isfinite(table.flatten(1).sum(1) if table.ndim > 1 else table)
     for row in (~good).nonzero().flatten().tolist():

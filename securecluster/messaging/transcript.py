@@ -1,4 +1,6 @@
-"""What was sent: who, to whom, how many bytes and, where it is kept, what. The raw material of byte counts, audits and replay."""
+"""What was sent: who, to whom, how many bytes and, where it is kept, what. The raw material of byte
+counts, audits and replay.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,11 @@ INDEX = "index.jsonl"
 
 @dataclass(frozen=True)
 class Entry:
-    """One call: `down[k]` and `up[k]` are the bytes of the frames to `to[k]` and back (0: no reply came).
+    """One call: `down[k]` and `up[k]` are the bytes of the frames to `to[k]` and back (0: no reply
+    came).
 
-    Of a relay `to` are local parameter servers, `up` their frames to the server and `down` its replies.
+    Of a relay `to` are local parameter servers, `up` their frames to the server and `down` its
+    replies.
     """
 
     method: str
@@ -65,7 +69,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class ObservedMessage:
-    """One frame as a party saw it: `content` is its message (a batch of one), or None to a party that sees only its length."""
+    """One frame as a party saw it: `content` is its message (a batch of one), or None to a party
+    that sees only its length.
+    """
 
     sender: Party
     receiver: Party
@@ -102,7 +108,8 @@ class Transcript:
         mode: `sizes` keeps lengths, `full` keeps contents too, `none` keeps running totals only.
         folder: where the entries are written, one file a call; None keeps them in memory.
         messages: method name -> (query class, reply class), to read contents back.
-        names: the clients' names in the order of their numbers, for `seen_by`; empty where they are not known.
+        names: the clients' names in the order of their numbers, for `seen_by`; empty where they are
+            not known.
     """
 
     def __init__(
@@ -179,7 +186,9 @@ class Transcript:
         return self._folder / f"{position:06d}.safetensors"
 
     def totals(self) -> dict[str, Any]:
-        """Bytes sent so far: `up`, `down`, `servers` (between server-side parties) and `by_message`."""
+        """Bytes sent so far: `up`, `down`, `servers` (between server-side parties) and
+        `by_message`.
+        """
         both = ("up", "down")
         by = {
             name: {k: c[k] for k in (*both, "servers") if k in both or c[k]}
@@ -194,7 +203,8 @@ class Transcript:
         """The call and answer of one entry, from memory or disk."""
         if self.mode != "full":
             raise UsageError(
-                f"this transcript holds {self.mode} only: run with --transcript full to read its contents"
+                f"this transcript holds {self.mode} only: run with --transcript full to read its "
+                "contents"
             )
         if self._folder is None:
             return self._kept[position]
@@ -218,22 +228,28 @@ class Transcript:
     ) -> Iterator[ObservedMessage]:
         """Return the frames that a set of colluding parties saw, in order.
 
-        `WIRE` sees lengths and timing, never contents. A party that exists and took part in no call saw nothing.
+        `WIRE` sees lengths and timing, never contents. A party that exists and took part in no call
+        saw nothing.
 
         Args:
-            parties: one party or several: SERVER, WIRE, `lps(k)`, a client's number or name, "server" or "wire".
+            parties: one party or several: SERVER, WIRE, `lps(k)`, a client's number or name,
+                "server" or "wire".
 
         Raises:
-            UsageError: nobody is named, or somebody who does not exist in this run, or no entries were kept.
+            UsageError: nobody is named, or somebody who does not exist in this run, or no entries
+                were kept.
         """
         if self.mode == "none":
             raise UsageError(
-                "this transcript holds none only: run with --transcript sizes or full to see who saw what"
+                "this transcript holds none only: run with --transcript sizes or full to see who "
+                "saw what"
             )
         return self._seen(self._present().resolve(parties))
 
     def _present(self) -> Present:
-        """Return who exists: clients with a name or in a call, and local parameter servers in a call."""
+        """Return who exists: clients with a name or in a call, and local parameter servers in a
+        call.
+        """
         relays = [entry for entry in self.entries if entry.verb == RELAY]
         asked = [entry for entry in self.entries if entry.verb != RELAY]
         clients = max((max(entry.to, default=-1) for entry in asked), default=-1) + 1
@@ -283,7 +299,8 @@ class Transcript:
         return Recording(self.count, totals, self._index.mark if self._index else EMPTY)
 
     def rewind(self, to: Recording) -> None:
-        """Go back to a checkpoint: calls recorded after it are forgotten (the resumed run makes them again).
+        """Go back to a checkpoint: calls recorded after it are forgotten (the resumed run makes
+        them again).
 
         Raises:
             RunFolderError: the index differs from what it was then.
@@ -339,7 +356,9 @@ def _plain(message: Any) -> dict[str, Any]:
 
 
 def _at_rest(batch: B, field: str) -> B:
-    """Return a call or an answer whose message lies in main memory: a device has no room for all messages of a run."""
+    """Return a call or an answer whose message lies in main memory: a device has no room for all
+    messages of a run.
+    """
     message = getattr(batch, field)
     if message is None:
         return batch

@@ -1,7 +1,10 @@
-"""The one codec: messages and state to bytes and back, in the safetensors format. No pickle anywhere.
+"""The one codec: messages and state to bytes and back, in the safetensors format. No pickle
+anywhere.
 
-A frame is a safetensors file: its tensors are the tensor fields of the message, its metadata one JSON string with the header and the
-scalar fields. `size` gives `len(encode(...))` from shapes alone, so that an in-process run can count bytes without encoding.
+A frame is a safetensors file: its tensors are the tensor fields of the message, its metadata one
+    JSON string with the header and the
+scalar fields. `size` gives `len(encode(...))` from shapes alone, so that an in-process run can
+count bytes without encoding.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from securecluster.errors import FrameError
 from securecluster.messaging.messages import Header, Picks, Rows, Shared, kinds, optional
 
 A = TypeVar("A")
-VERSION = 2  # of messages and of what is signed and sealed; the configuration names it, so sides of two versions do not talk
+# of messages and of what is signed and sealed; the configuration names it, so sides of two versions
+# do not talk
+VERSION = 2
 MAX_FRAME = 1 << 32  # bytes; a longer frame is refused before it is parsed
 
 
@@ -34,7 +39,9 @@ def _dtypes() -> dict[torch.dtype, tuple[str, int]]:
 
 
 def _split(message: Any, position: int) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
-    """The scalars of a frame, and its tensors as name -> (table, row or rows or None for the whole)."""
+    """The scalars of a frame, and its tensors as name -> (table, row or rows or None for the
+    whole).
+    """
     scalars: dict[str, Any] = {}
     tensors: dict[str, tuple[Any, Any]] = {}
     for name, value in vars(message).items():
@@ -136,7 +143,8 @@ def _read(data: bytes) -> tuple[str, dict[str, torch.Tensor]]:
 
     if len(data) < 8 or len(data) > MAX_FRAME:
         raise FrameError(
-            f"a frame of {len(data)} bytes is refused: ask the sender for a frame between 8 bytes and {MAX_FRAME >> 30} GiB"
+            f"a frame of {len(data)} bytes is refused: ask the sender for a frame between 8 bytes "
+            f"and {MAX_FRAME >> 30} GiB"
         )
     length = int.from_bytes(data[:8], "little")
     try:
@@ -183,7 +191,8 @@ def decode(data: bytes, message: type[A]) -> tuple[Header, A]:
     """The header and the message (a batch of one) of a frame.
 
     Raises:
-        FrameError: the frame does not parse, or has fields that `message` has not, lacks some, or types them otherwise.
+        FrameError: the frame does not parse, or has fields that `message` has not, lacks some, or
+            types them otherwise.
     """
     text, tensors = _read(data)
     header, scalars = _header(text)
@@ -198,13 +207,15 @@ def decode(data: bytes, message: type[A]) -> tuple[Header, A]:
         )
         if value is None and not optional(message, name):
             raise FrameError(
-                f"a {message.__name__} frame lacks the field {name!r}: both sides must run the same version"
+                f"a {message.__name__} frame lacks the field {name!r}: both sides must run the "
+                "same version"
             )
         fields[name] = _wrap(message, name, kind, value)
     extra = sorted([*scalars, *tensors])
     if extra:
         raise FrameError(
-            f"a {message.__name__} frame has unknown fields {extra}: both sides must run the same version"
+            f"a {message.__name__} frame has unknown fields {extra}: both sides must run the same "
+            "version"
         )
     return header, message(**fields)
 

@@ -1,4 +1,6 @@
-"""The networks by name, from the papers this toolkit implements. No batch norm anywhere: its statistics cannot be averaged."""
+"""The networks by name, from the papers this toolkit implements. No batch norm anywhere: its
+statistics cannot be averaged.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,11 @@ def linear(shape: Shape, classes: int) -> nn.Module:
 
 
 def cnn_briggs(shape: Shape, classes: int) -> nn.Module:
-    """Two 5×5 convolutions of 32 and 64 channels that keep the size, each with 2×2 max-pooling, and a dense layer of 512.
+    """Two 5×5 convolutions of 32 and 64 channels that keep the size, each with 2×2 max-pooling, and
+    a dense layer of 512.
 
-    As McMahan et al. 2017 and Briggs et al. 2020, IV-A: 1,663,370 parameters on 28×28 images and 10 classes.
+    As McMahan et al. 2017 and Briggs et al. 2020, IV-A: 1,663,370 parameters on 28×28 images and 10
+    classes.
     """
     channels, height, width = _image("cnn-briggs", shape, 4)
     convolutions = [*_block(channels, 32, padding=2), *_block(32, 64, padding=2)]
@@ -49,9 +53,11 @@ def cnn_briggs(shape: Shape, classes: int) -> nn.Module:
 
 
 def cnn_ali(shape: Shape, classes: int) -> nn.Module:
-    """Two 5×5 convolutions of 6 and 16 channels with 2×2 max-pooling, and dense layers of 120 and 84 (Ali & Arafa 2024, IV).
+    """Two 5×5 convolutions of 6 and 16 channels with 2×2 max-pooling, and dense layers of 120 and
+    84 (Ali & Arafa 2024, IV).
 
-    The paper gives kernels, pools and dense layers; the channels are those of LeNet-5, whose dense layers these are.
+    The paper gives kernels, pools and dense layers; the channels are those of LeNet-5, whose dense
+    layers these are.
     """
     channels, height, width = _image("cnn-ali", shape, 16)
     size = ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2)
@@ -66,7 +72,8 @@ def cnn_ali(shape: Shape, classes: int) -> nn.Module:
 
 
 def cnn_cifar(shape: Shape, classes: int) -> nn.Module:
-    """Five layers for CIFAR: 5×5 convolutions of 32 and 64 channels with 2×2 max-pooling, dense layers of 384 and 192, the classes.
+    """Five layers for CIFAR: 5×5 convolutions of 32 and 64 channels with 2×2 max-pooling, dense
+    layers of 384 and 192, the classes.
 
     Sattler et al. 2019, VI-D, train "a 5-layer CNN" without printing its widths: these are ours.
     """
@@ -90,7 +97,9 @@ class Residual(nn.Module):
 
 
 def resnet9(shape: Shape, classes: int) -> nn.Module:
-    """ResNet-9 (Vardhan et al. 2024 train it on CIFAR-10), with group norm of 8 groups in place of batch norm."""
+    """ResNet-9 (Vardhan et al. 2024 train it on CIFAR-10), with group norm of 8 groups in place of
+    batch norm.
+    """
     channels, _, _ = _image("resnet9", shape, 8)
 
     def block(before: int, after: int, pool: bool = False) -> nn.Sequential:
@@ -146,7 +155,8 @@ RATES = {
     "adam": {"lstm-trajectory": 0.003},
 }
 DENSE = ("mlp", "mlp-32", "mlp-200", "linear")  # networks whose first layer sees a whole image
-BRIGHT_RATE = 0.03  # theirs with sgd, on images of large norm (`benchmarks.rates`); convolutions learn little at it
+# theirs with sgd, on images of large norm (`benchmarks.rates`); convolutions learn little at it
+BRIGHT_RATE = 0.03
 CHARACTERS = 256  # tokens up to which text is taken for characters
 
 
@@ -175,7 +185,8 @@ def network(name: str, objective: Objective, classes: int) -> Make:
     if name not in own:
         kinds = ", ".join(kind for kind, networks in NETWORKS.items() if name in networks)
         raise UsageError(
-            f"the model {name} is made for {kinds}, and these data are for {objective.kind}: choose {', '.join(own)}, or auto"
+            f"the model {name} is made for {kinds}, and these data are for {objective.kind}: "
+            f"choose {', '.join(own)}, or auto"
         )
     return own[name]
 
@@ -190,7 +201,8 @@ def rate(
     """Return the learning rate a network is trained with where none is given (ours).
 
     Args:
-        bright: whether the images are those of a known set, or their negatives, whose norms are too large for the usual rate.
+        bright: whether the images are those of a known set, or their negatives, whose norms are too
+            large for the usual rate.
     """
     own = chosen(name, objective, classes) if isinstance(name, str) else ""
     if bright and optimizer == "sgd" and (own in DENSE if own else not _convolves(name)):
@@ -220,17 +232,20 @@ def _image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
     printed = "×".join(map(str, shape))
     if len(shape) == 2:
         raise UsageError(
-            f"the model {name} takes images (channels, height, width), and samples of shape {printed} have no"
+            f"the model {name} takes images (channels, height, width), and samples of shape "
+            f"{printed} have no"
             " axis of channels: add one with X[:, None], or try mlp"
         )
     if len(shape) == 3 and shape[-1] in (1, 3) and shape[0] >= least:
         raise UsageError(
-            f"the model {name} takes images (channels, height, width), and in samples of shape {printed} channels"
+            f"the model {name} takes images (channels, height, width), and in samples of shape "
+            f"{printed} channels"
             " seem to come last: move them with np.moveaxis(X, -1, 1), or try mlp"
         )
     if len(shape) != 3 or min(shape[1:]) < least:
         raise UsageError(
-            f"the model {name} takes images of at least {least}×{least} pixels, not samples of shape {printed}: try mlp"
+            f"the model {name} takes images of at least {least}×{least} pixels, not samples of "
+            f"shape {printed}: try mlp"
         )
     channels, height, width = shape
     return channels, height, width

@@ -1,4 +1,6 @@
-"""Dropout whose masks follow from a key, so that a client's training does not depend on who else trains, or in which order."""
+"""Dropout whose masks follow from a key, so that a client's training does not depend on who else
+trains, or in which order.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from securecluster.errors import UsageError
 
 
 class SeededDropout(nn.Module):
-    """As `nn.Dropout` (whole channels where `channels`), drawn from a key; without a key it does nothing.
+    """As `nn.Dropout` (whole channels where `channels`), drawn from a key; without a key it does
+    nothing.
 
     Args:
         p: the share that is dropped, in [0, 1).
@@ -64,7 +67,8 @@ def with_seeded_dropout(module: nn.Module) -> nn.Module:
         if isinstance(part, nn.modules.dropout._DropoutNd):
             if type(part) not in _KINDS or not 0 <= part.p < 1:
                 raise UsageError(
-                    f"{type(part).__name__}(p={part.p}) cannot be drawn per client: use nn.Dropout or nn.Dropout2d with p < 1"
+                    f"{type(part).__name__}(p={part.p}) cannot be drawn per client: use nn.Dropout "
+                    "or nn.Dropout2d with p < 1"
                 )
             setattr(parent, name, SeededDropout(part.p, number, _KINDS[type(part)]))
     return module
@@ -83,7 +87,9 @@ def seeded(layers: list[SeededDropout], key: torch.Tensor | None) -> Iterator[No
 
 
 def example_keys(keys: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """A key for each example, from its mini-batch's key and its own number, int64: so its mask does not depend on who else is drawn."""
+    """A key for each example, from its mini-batch's key and its own number, int64: so its mask does
+    not depend on who else is drawn.
+    """
     return _mixed(keys + numbers * -0x61C8864680B583EB)
 
 

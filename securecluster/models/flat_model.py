@@ -22,9 +22,11 @@ Params = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class FlatModel:
-    """A module as a function of one flat parameter vector, in the order of `module.named_parameters()`.
+    """A module as a function of one flat parameter vector, in the order of
+    `module.named_parameters()`.
 
-    Frozen parameters (`requires_grad` False) are no part of the vector: they stay as they are and are never sent.
+    Frozen parameters (`requires_grad` False) are no part of the vector: they stay as they are and
+    are never sent.
 
     Args:
         together: whether `torch.vmap` takes it; if not, clients train one after the other.
@@ -47,7 +49,9 @@ class FlatModel:
 
     @cached_property
     def stack(self) -> Stack | None:
-        """The same computation with gradients by hand, where the module is a common stack of layers."""
+        """The same computation with gradients by hand, where the module is a common stack of
+        layers.
+        """
         plain = isinstance(self.objective, Classification) and all(
             p.requires_grad for p in self.module.parameters()
         )
@@ -55,7 +59,9 @@ class FlatModel:
 
     @cached_property
     def convolves(self) -> bool:
-        """Whether it has convolutions: for many clients at once these become grouped ones, which CPUs are slow at."""
+        """Whether it has convolutions: for many clients at once these become grouped ones, which
+        CPUs are slow at.
+        """
         return any(isinstance(part, nn.modules.conv._ConvNd) for part in self.module.modules())
 
     @cached_property
@@ -72,11 +78,14 @@ class FlatModel:
         }
 
     def call(self, views: Params, x: torch.Tensor, key: torch.Tensor | None = None) -> torch.Tensor:
-        """The module's output on x (n, …) with these parameters; dropout is drawn from `key`, or off without one."""
+        """The module's output on x (n, …) with these parameters; dropout is drawn from `key`, or
+        off without one.
+        """
         named = {place: views[first] for place, first in self._places.items()}
         try:
             with seeded(self.dropouts, key):
-                # torch's own tie_weights leaves a module that is used twice with a stranger's tensor
+                # torch's own tie_weights leaves a module that is used twice with a stranger's
+                # tensor
                 outputs: torch.Tensor = torch.func.functional_call(
                     self.module, named, (x,), tie_weights=False
                 )
@@ -90,7 +99,9 @@ class FlatModel:
     def stacked(
         self, views: Params, x: torch.Tensor, keys: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Outputs (b, n, …) of b models, views (b, *shape), each on its own samples x (b, n, …), with its own key (b,)."""
+        """Outputs (b, n, …) of b models, views (b, *shape), each on its own samples x (b, n, …),
+        with its own key (b,).
+        """
         if len(x) == 1:
             return self.call(
                 {n: v[0] for n, v in views.items()}, x[0], None if keys is None else keys[0]
@@ -107,7 +118,8 @@ class FlatModel:
         weight: torch.Tensor,
         keys: torch.Tensor | None,
     ) -> Params:
-        """Of b models' weighted losses, by name: one backward of their sum, for no parameter is shared.
+        """Of b models' weighted losses, by name: one backward of their sum, for no parameter is
+        shared.
 
         Args:
             views: (b, *shape). x: (b, n, …). y: targets (b, n, …). weight: of each loss, (b, n).
@@ -125,7 +137,9 @@ class FlatModel:
 
     @cached_property
     def _places(self) -> dict[str, str]:
-        """Every place that holds a parameter -> the parameter's first name (another one where weights are tied)."""
+        """Every place that holds a parameter -> the parameter's first name (another one where
+        weights are tied).
+        """
         first = {id(p): name for name, p in self.module.named_parameters() if p.requires_grad}
         places = (
             (f"{m}.{n}".lstrip("."), p)
@@ -141,7 +155,8 @@ class FlatModel:
         )
 
     def redrawn(self, randomness: Randomness, *path: Part) -> torch.Tensor:
-        """Initial weights drawn anew from (seed, *path) by the layers' own `reset_parameters`, (d,).
+        """Initial weights drawn anew from (seed, *path) by the layers' own `reset_parameters`,
+        (d,).
 
         A tied weight is drawn by the layer that has it under its first name.
 
@@ -168,12 +183,15 @@ class FlatModel:
         undrawn = [name for name, p in own.items() if not bool(p.isfinite().all())]
         if undrawn:
             raise UsageError(
-                f"the parameter {undrawn[0]!r} of {type(module).__name__} cannot be drawn anew: give its layer a method reset_parameters"
+                f"the parameter {undrawn[0]!r} of {type(module).__name__} cannot be drawn anew: "
+                "give its layer a method reset_parameters"
             )
         return FlatModel(module).initial().to(self.initial())
 
     def state_dict(self, flat: torch.Tensor) -> dict[str, Any]:
-        """The module's own `state_dict` with these parameters (d,): what is frozen and constant is in it, tied weights under each name."""
+        """The module's own `state_dict` with these parameters (d,): what is frozen and constant is
+        in it, tied weights under each name.
+        """
         views, names = self.views(flat), {id(p): name for name, p in self.module.named_parameters()}
         state = {
             place: views.get(names.get(id(value), ""), value)
@@ -202,7 +220,8 @@ def _reset(name: str, part: nn.Module) -> None:
             reset()
     except Exception as error:  # a user's own code
         raise UsageError(
-            f"reset_parameters of {name or 'the model'} ({type(part).__name__}) fails: {reason(error)}"
+            f"reset_parameters of {name or 'the model'} ({type(part).__name__}) fails: "
+            f"{reason(error)}"
         ) from error
 
 

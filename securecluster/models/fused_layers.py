@@ -1,9 +1,10 @@
 """Forward and backward by hand for the common stack of layers, all clients of a chunk at once.
 
-`torch.func` runs any module, but pays for it: a stored gradient, a grouped convolution. A stack of Conv2d, MaxPool2d, ReLU, then
-Flatten, then Linear and ReLU needs neither. Its dense layers are batched matrix products, whose gradient goes straight into the
-weights as one more product; its convolutions are those of one client, the layout channels last.
-Tensors are (b, n, …): b clients, n samples each. A test holds it equal to autograd.
+`torch.func` runs any module, but pays for it: a stored gradient, a grouped convolution. A stack of
+Conv2d, MaxPool2d, ReLU, then Flatten, then Linear and ReLU needs neither. Its dense layers are
+batched matrix products, whose gradient goes straight into the weights as one more product; its
+convolutions are those of one client, the layout channels last. Tensors are (b, n, …): b clients, n
+samples each. A test holds it equal to autograd.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _NO_WEIGHTS = Sgd({}, 0.0)  # for layers that have none
 
 
 class Layer(Protocol):
-    """One layer: what it computes, and what its output's gradient d does to its weights and its input."""
+    """One layer: what it computes, and what its output's gradient d does to its weights and its
+    input.
+    """
 
     def forward(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """The output, and what `backward` needs."""
@@ -120,7 +123,9 @@ class Conv:
     def examples(
         self, params: Params, d: torch.Tensor, kept: Any, needed: bool
     ) -> tuple[torch.Tensor, Parts]:
-        """The gradient at the input where it is `needed`, and those of each example at the weights, by the windows of its input."""
+        """The gradient at the input where it is `needed`, and those of each example at the weights,
+        by the windows of its input.
+        """
         inner, kernel = d, self._kernel(params)
         if needed:
             rest = (
@@ -177,7 +182,9 @@ class Pooling:
 
 @dataclass(frozen=True)
 class Relu:
-    """max(x, 0), in place: no layer here needs its own output for its backward pass, except this one."""
+    """max(x, 0), in place: no layer here needs its own output for its backward pass, except this
+    one.
+    """
 
     def forward(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """In place."""
@@ -225,7 +232,9 @@ class Stack:
         )
 
     def forward(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
-        """Outputs (b, n, classes) on x (b, n, …), which may be overwritten, and what `step` needs of each layer."""
+        """Outputs (b, n, classes) on x (b, n, …), which may be overwritten, and what `step` needs
+        of each layer.
+        """
         kept = []
         for layer in self.layers:
             x, own = layer.forward(params, x)
@@ -240,7 +249,9 @@ class Stack:
         weight: torch.Tensor,
         optimizer: Optimizer,
     ) -> None:
-        """One step of each client on its own mini-batch: x (b, n, …), labels y (b, n), the losses' weights (b, n)."""
+        """One step of each client on its own mini-batch: x (b, n, …), labels y (b, n), the losses'
+        weights (b, n).
+        """
         out, kept = self.forward(params, x)
         d = _cross_entropy(out, y).mul_(weight[..., None])
         optimizer.begin()
@@ -250,7 +261,9 @@ class Stack:
             )
 
     def examples(self, params: Params, x: torch.Tensor, y: torch.Tensor) -> Parts:
-        """The gradient of each example's loss, (b, n) of them, by the weights' names: one backward pass."""
+        """The gradient of each example's loss, (b, n) of them, by the weights' names: one backward
+        pass.
+        """
         out, kept = self.forward(params, x)
         d, found = _cross_entropy(out, y), Parts()
         for number in reversed(range(self._first, len(self.layers))):
@@ -351,7 +364,9 @@ def _padding(part: nn.Conv2d) -> tuple[int, ...] | None:
 
 
 def _channels_last(x: torch.Tensor) -> torch.Tensor:
-    """x (n, channels, height, width) in that layout, also by its strides where one channel makes them ambiguous."""
+    """x (n, channels, height, width) in that layout, also by its strides where one channel makes
+    them ambiguous.
+    """
     _, channels, height, width = x.shape
     x = x.contiguous(memory_format=torch.channels_last)
     return x.as_strided(x.shape, (height * width, 1, width, 1)) if channels == 1 else x

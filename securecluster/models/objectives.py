@@ -16,11 +16,14 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 
 MOST = 1e300
-"""what the metric of a model that has diverged is at most: files of numbers (JSON) have no infinity"""
+"""what the metric of a model that has diverged is at most: files of numbers (JSON) have no infinity
+"""
 
 
 class Objective(ABC):
-    """A kind of learning. Outputs and targets have a leading axis of samples, and every sample counts the same."""
+    """A kind of learning. Outputs and targets have a leading axis of samples, and every sample
+    counts the same.
+    """
 
     kind: ClassVar[str]
     metric: ClassVar[str]
@@ -49,10 +52,14 @@ class Objective(ABC):
     def example(
         self, shape: Sequence[int], classes: int
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-        """Three samples a network can be tried on, their targets, and the shape of one sample's outputs."""
+        """Three samples a network can be tried on, their targets, and the shape of one sample's
+        outputs.
+        """
 
     def predicted(self, outputs: torch.Tensor) -> torch.Tensor:
-        """What outputs say, as numbers that can be averaged over models: probabilities, or positions."""
+        """What outputs say, as numbers that can be averaged over models: probabilities, or
+        positions.
+        """
         return outputs.softmax(-1)
 
     def wanted(self, shape: Sequence[int]) -> str:
@@ -65,14 +72,17 @@ class Objective(ABC):
 
     @abstractmethod
     def chance_loss(self, y: NDArray[Any], classes: int) -> float:
-        """Return the mean loss that needs no learning, on samples with targets y (n, …): of an answer that ignores x.
+        """Return the mean loss that needs no learning, on samples with targets y (n, …): of an
+        answer that ignores x.
 
         Args:
             classes: outputs of the network.
         """
 
     def loss_bound(self, classes: int) -> float:
-        """B up to which a sample's loss counts where losses are released with noise in units of it (ours): half more than a guess has."""
+        """B up to which a sample's loss counts where losses are released with noise in units of it
+        (ours): half more than a guess has.
+        """
         return 1.5 * math.log(max(classes, 2))
 
     def as_json(self) -> dict[str, Any]:
@@ -82,7 +92,9 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class Classification(Objective):
-    """One label a sample: y (n,) int64, outputs (n, classes) logits; cross-entropy in nats, judged by accuracy."""
+    """One label a sample: y (n,) int64, outputs (n, classes) logits; cross-entropy in nats, judged
+    by accuracy.
+    """
 
     kind: ClassVar[str] = "classification"
     metric: ClassVar[str] = "accuracy"
@@ -115,9 +127,11 @@ class Classification(Objective):
 
 @dataclass(frozen=True)
 class Language(Objective):
-    """The next token at every place: x and y (n, L) int64, outputs (n, L, classes); cross-entropy, judged by perplexity.
+    """The next token at every place: x and y (n, L) int64, outputs (n, L, classes); cross-entropy,
+    judged by perplexity.
 
-    A sample's loss is the mean over its L tokens, in nats; the perplexity is exp of the mean over all of a client's tokens.
+    A sample's loss is the mean over its L tokens, in nats; the perplexity is exp of the mean over
+    all of a client's tokens.
     """
 
     kind: ClassVar[str] = "language"
@@ -154,7 +168,8 @@ class Language(Objective):
         """Tokens are whole numbers in 0 … classes − 1, and every place has a next one."""
         if x.dtype.kind not in "iu" or x.ndim != 2 or x.shape != y.shape:
             raise UsageError(
-                f"client {name!r}: text is x and y of token numbers, both (n, L), not {x.dtype} {x.shape} and {y.shape}"
+                f"client {name!r}: text is x and y of token numbers, both (n, L), not {x.dtype} "
+                f"{x.shape} and {y.shape}"
             )
         for tokens in (x, y):
             _check_range(name, "token", tokens, classes)
@@ -162,17 +177,20 @@ class Language(Objective):
     def chance_loss(self, y: NDArray[Any], classes: int) -> float:
         """Return that of a guess among all tokens, nats.
 
-        Their frequencies are a better answer, but networks take many rounds to learn more, so that a run which has not is no mistake.
+        Their frequencies are a better answer, but networks take many rounds to learn more, so that
+        a run which has not is no mistake.
         """
         return math.log(classes)
 
 
 @dataclass(frozen=True)
 class Trajectory(Objective):
-    """The next position: x (n, T, k), y (n, k) in units of the area, outputs (n, k); squared error, judged by the mean distance in metres.
+    """The next position: x (n, T, k), y (n, k) in units of the area, outputs (n, k); squared error,
+    judged by the mean distance in metres.
 
     Args:
-        metres: how many metres one unit of each of the k coordinates is; 1 where they are not given.
+        metres: how many metres one unit of each of the k coordinates is; 1 where they are not
+            given.
     """
 
     metres: tuple[float, ...] = ()
@@ -185,7 +203,8 @@ class Trajectory(Objective):
             isinstance(v, Real) and 0 < float(v) < np.inf for v in self.metres
         ):
             raise UsageError(
-                f"metres = {self.metres!r} are positive numbers, one for each coordinate, as (10_000, 6_200); () is no unit"
+                f"metres = {self.metres!r} are positive numbers, one for each coordinate, as "
+                "(10_000, 6_200); () is no unit"
             )
         object.__setattr__(self, "metres", tuple(float(v) for v in self.metres))
 
@@ -223,7 +242,8 @@ class Trajectory(Objective):
         """Positions are finite, and have as many coordinates as everyone's."""
         if x.ndim != 3 or y.ndim != 2 or y.shape[1] != classes or x.shape[2] != classes:
             raise UsageError(
-                f"client {name!r}: trajectories are x (n, T, {classes}) and y (n, {classes}), not {x.shape} and {y.shape}: the past T"
+                f"client {name!r}: trajectories are x (n, T, {classes}) and y (n, {classes}), not "
+                f"{x.shape} and {y.shape}: the past T"
                 " positions, and the next one"
             )
         if not np.isfinite(y).all():
@@ -232,7 +252,8 @@ class Trajectory(Objective):
             )
         if self.metres and len(self.metres) != classes:
             raise UsageError(
-                f"metres are {len(self.metres)} numbers, and positions have {classes} coordinates: give one for each"
+                f"metres are {len(self.metres)} numbers, and positions have {classes} coordinates: "
+                "give one for each"
             )
 
     def chance_loss(self, y: NDArray[Any], classes: int) -> float:
@@ -276,7 +297,8 @@ def _check_range(name: str, what: str, values: NDArray[Any], classes: int) -> No
         )
     if high >= classes:
         raise UsageError(
-            f"client {name!r}: a {what} lies outside 0 … {classes - 1}, {high}: give classes={high + 1} or more, or mend it"
+            f"client {name!r}: a {what} lies outside 0 … {classes - 1}, {high}: give "
+            f"classes={high + 1} or more, or mend it"
         )
 
 

@@ -1,6 +1,8 @@
-"""Optimizers of many clients at once: every tensor has a leading client axis, and a step may concern only the first rows.
+"""Optimizers of many clients at once: every tensor has a leading client axis, and a step may
+concern only the first rows.
 
-`params` maps a name to a tensor (b, …). A gradient arrives as values, or as a matrix product that need never be stored.
+`params` maps a name to a tensor (b, …). A gradient arrives as values, or as a matrix product that
+need never be stored.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class Optimizer(Protocol):
         ...
 
     def product(self, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
-        """The gradient left @ right, (k, o, n) @ (k, n, i), of the first k rows of a parameter (b, o, i)."""
+        """The gradient left @ right, (k, o, n) @ (k, n, i), of the first k rows of a parameter (b,
+        o, i).
+        """
         ...
 
 
@@ -76,7 +80,9 @@ class Adam:
         self._square = {name: torch.zeros_like(p) for name, p in params.items()}
 
     def begin(self) -> None:
-        """The number of the step, for the bias correction; whoever takes part in it has taken part in all before."""
+        """The number of the step, for the bias correction; whoever takes part in it has taken part
+        in all before.
+        """
         self._t += 1
 
     def value(self, name: str, gradient: torch.Tensor) -> None:
@@ -139,7 +145,8 @@ class Momenta:
         """
         if any(self._calls[k] > call for k in who):
             raise PolicyError(
-                "a client has trained for a later request than this one, and keeps its momentum since"
+                "a client has trained for a later request than this one, and keeps its momentum "
+                "since"
                 " then: the request comes too late, or from a server that started over without its"
                 " checkpoint"
             )

@@ -19,7 +19,9 @@ HUGE = (
 
 @dataclass(frozen=True)
 class Outer:
-    """Gradients of single examples as outer products left rightᵀ, never made: left (b, n, o), right (b, n, i)."""
+    """Gradients of single examples as outer products left rightᵀ, never made: left (b, n, o), right
+    (b, n, i).
+    """
 
     left: torch.Tensor
     right: torch.Tensor
@@ -27,7 +29,8 @@ class Outer:
     def sides(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the norms (b, n) of the left sides, which clipping scales, and of the right ones.
 
-        A gradient's norm is their product (Goodfellow 2015, "Efficient per-example gradient computations").
+        A gradient's norm is their product (Goodfellow 2015, "Efficient per-example gradient
+        computations").
         """
         return _norms(self.left), _norms(self.right)
 
@@ -55,7 +58,9 @@ class Each:
 
     @classmethod
     def of(cls, gradients: torch.Tensor) -> Each:
-        """Those of one client (n, …), in the order in which they lie in memory: autograd's own is often the transpose."""
+        """Those of one client (n, …), in the order in which they lie in memory: autograd's own is
+        often the transpose.
+        """
         turned = (
             gradients.ndim == 3 and not gradients.is_contiguous() and gradients.mT.is_contiguous()
         )
@@ -73,7 +78,9 @@ class Each:
         )
 
     def deal_to(self, total: torch.Tensor, factors: torch.Tensor, owners: torch.Tensor) -> None:
-        """As `add_to`, of one client's row of examples that belong to several rows of `total` (k, …)."""
+        """As `add_to`, of one client's row of examples that belong to several rows of `total` (k,
+        …).
+        """
         rows = self.rows[0] * factors[0, :, None]
         total.index_add_(
             0, owners, self._order(rows.view(len(rows), *self._order(total).shape[1:]))
@@ -88,7 +95,9 @@ class Each:
 
 
 def _norms(rows: torch.Tensor) -> torch.Tensor:
-    """L2 norms, in float64: in float32 a tiny side is rounded to nothing before a huge one makes it large."""
+    """L2 norms, in float64: in float32 a tiny side is rounded to nothing before a huge one makes it
+    large.
+    """
     found: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
     return found
 
@@ -101,8 +110,8 @@ def clipped(
 ) -> tuple[Mapping[str, Part], torch.Tensor]:
     """The parts of gradients g, and the factors min(1, C/‖g‖)·weight of examples, (b, n).
 
-    An example whose norm is no finite number, or so large that float32 could not scale it down to C, counts as nothing:
-    an error would tell that it is there.
+    An example whose norm is no finite number, or so large that float32 could not scale it down to
+    C, counts as nothing: an error would tell that it is there.
     """
     sides: list[tuple[torch.Tensor, torch.Tensor]] = [own.sides() for own in found.values()]
     norms = torch.linalg.vector_norm(

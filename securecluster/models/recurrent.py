@@ -1,9 +1,10 @@
 """An LSTM that `torch.vmap` takes, forward and backward by hand, all clients of a chunk at once.
 
-nn.LSTM refuses vmap, so its clients train one after the other, each paying for every step's small products and calls. Here a step is one
-batched product and a few elementwise operations for all clients. Tensors are (b, n, T, …): b clients, n samples each, T steps.
-Gates are kept (T, 4, b, n, H), so that what a step works on is one piece of memory, whatever H is.
-A test holds it equal to nn.LSTM.
+nn.LSTM refuses vmap, so its clients train one after the other, each paying for every step's small
+products and calls. Here a step is one batched product and a few elementwise operations for all
+clients. Tensors are (b, n, T, …): b clients, n samples each, T steps. Gates are kept (T, 4, b, n,
+H), so that what a step works on is one piece of memory, whatever H is. A test holds it equal to
+nn.LSTM.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from securecluster.errors import UsageError
 aten: Any = torch.ops.aten
 Tensors = tuple[torch.Tensor, ...]
 
-WIDE = 96  # cells from which on float32 goes to torch's fused kernel on a CPU, one client after the other (ours)
+# cells from which on float32 goes to torch's fused kernel on a CPU, one client after the other
+# (ours)
+WIDE = 96
 
 
 class LSTM(nn.Module):
-    """One layer, parameters named, shaped and drawn as nn.LSTM's: x (n, T, in) -> (n, T, H), from a state of zeros.
+    """One layer, parameters named, shaped and drawn as nn.LSTM's: x (n, T, in) -> (n, T, H), from a
+    state of zeros.
 
     Gates are i, f, g, o, in nn.LSTM's order: c_t = f c_{t−1} + i g, h_t = o tanh c_t.
     """
@@ -50,7 +54,8 @@ class LSTM(nn.Module):
         """
         if x.ndim != 3 or x.shape[2] != self.inputs or not x.shape[1]:
             raise UsageError(
-                f"an LSTM of {self.inputs} inputs takes (n, T, {self.inputs}) with T ≥ 1, not {tuple(x.shape)}"
+                f"an LSTM of {self.inputs} inputs takes (n, T, {self.inputs}) with T ≥ 1, not "
+                f"{tuple(x.shape)}"
             )
         weights = (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
         if x.device.type == "cpu" and not _vmapped(x, *weights):
@@ -99,7 +104,9 @@ def _own(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
 
 
 class _Vmap(torch.autograd.Function):
-    """Only its rule for vmap is ever used: the axis of clients becomes part of b, and `lstm` goes on with ordinary tensors."""
+    """Only its rule for vmap is ever used: the axis of clients becomes part of b, and `lstm` goes
+    on with ordinary tensors.
+    """
 
     @staticmethod
     def forward(*every: torch.Tensor) -> torch.Tensor:
@@ -151,7 +158,9 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _forward(projected: torch.Tensor, w_hh: torch.Tensor, bias: torch.Tensor) -> Tensors:
-    """h (b, T, n, H), the gates (T, 4, b, n, H) and c (T, b, n, H) from the inputs' products (b, T, n, 4H)."""
+    """h (b, T, n, H), the gates (T, 4, b, n, H) and c (T, b, n, H) from the inputs' products (b, T,
+    n, 4H).
+    """
     b, steps, n, width = projected.shape
     weight, bias = w_hh.mT.contiguous(), bias[:, None]  # the faster order for few samples
     gates, out = (

@@ -1,4 +1,6 @@
-"""The networks for sequences: tokens of text and positions of a trajectory. Dropout layers are replaced by seeded ones (`models.adopt`)."""
+"""The networks for sequences: tokens of text and positions of a trajectory. Dropout layers are
+replaced by seeded ones (`models.adopt`).
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ MIDDLE, SPREAD = 0.5, 12**-0.5  # of a position that is uniform in the area
 
 
 class LanguageLSTM(nn.Module):
-    """The next token at every place: x (n, L) int64 -> logits (n, L, V); two LSTM layers over learned embeddings.
+    """The next token at every place: x (n, L) int64 -> logits (n, L, V); two LSTM layers over
+    learned embeddings.
 
     Args:
-        tokens: V. embedding: its width. cells: of each layer. dropout: before each layer but the first, and before the last Linear.
+        tokens: V. embedding: its width. cells: of each layer. dropout: before each layer but the
+            first, and before the last Linear.
     """
 
     alone_on_cpu = (
@@ -47,12 +51,14 @@ class LanguageLSTM(nn.Module):
 class TrajectoryLSTM(nn.Module):
     """The next position: x (n, T, k) -> (n, k), in units of the area (Pacheco et al. 2021).
 
-    Its last hidden layer is `hidden3`, its last layer `out`: clients of NSIM send one of these. Ours: positions are counted from the
-    middle of the area in standard deviations of a uniform one, and hidden layers start as He et al. 2015 have them, biases at 0, so that
-    layers can tell how far a user's positions spread.
+    Its last hidden layer is `hidden3`, its last layer `out`: clients of NSIM send one of these.
+    Ours: positions are counted from the middle of the area in standard deviations of a uniform one,
+    and hidden layers start as He et al. 2015 have them, biases at 0, so that layers can tell how
+    far a user's positions spread.
 
     Args:
-        coordinates: k. cells: of the LSTM, of which the last step's output goes on. width: of the three hidden layers.
+        coordinates: k. cells: of the LSTM, of which the last step's output goes on. width: of the
+            three hidden layers.
     """
 
     def __init__(
@@ -95,16 +101,20 @@ class TrajectoryLSTM(nn.Module):
 
 
 def lstm_words(shape: Shape, classes: int) -> nn.Module:
-    """Two LSTM layers of 64 cells on embeddings of 64, dropout 0.2: 324,560 parameters for 2,000 words.
+    """Two LSTM layers of 64 cells on embeddings of 64, dropout 0.2: 324,560 parameters for 2,000
+    words.
 
-    Sattler et al. 2019, VI-D, train "a two-layer LSTM network" on AG-News without printing its widths: these are ours.
+    Sattler et al. 2019, VI-D, train "a two-layer LSTM network" on AG-News without printing its
+    widths: these are ours.
     """
     _tokens("lstm-words", shape)
     return LanguageLSTM(classes, 64, 64, dropout=0.2)
 
 
 def lstm_chars(shape: Shape, classes: int, cells: int = 96) -> nn.Module:
-    """Two LSTM layers on embeddings of 8, as McMahan et al. 2017 and LEAF with 256 cells; 96 cells train on a CPU."""
+    """Two LSTM layers on embeddings of 8, as McMahan et al. 2017 and LEAF with 256 cells; 96 cells
+    train on a CPU.
+    """
     _tokens("lstm-chars", shape)
     return LanguageLSTM(classes, 8, cells)
 
@@ -115,10 +125,13 @@ def lstm_chars_256(shape: Shape, classes: int) -> nn.Module:
 
 
 def lstm_trajectory(shape: Shape, classes: int) -> nn.Module:
-    """An LSTM of 4 cells, three Linear layers of 20 with leaky ReLU and dropout 0.2, and the coordinates (Pacheco et al. 2021, IV)."""
+    """An LSTM of 4 cells, three Linear layers of 20 with leaky ReLU and dropout 0.2, and the
+    coordinates (Pacheco et al. 2021, IV).
+    """
     if len(shape) != 2 or not min(shape):
         raise UsageError(
-            f"the model lstm-trajectory takes positions of shape (T, k), not samples of shape {_printed(shape)}"
+            "the model lstm-trajectory takes positions of shape (T, k), not samples of shape "
+            f"{_printed(shape)}"
         )
     return TrajectoryLSTM(shape[1], classes)
 

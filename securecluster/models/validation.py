@@ -25,13 +25,15 @@ def build(
     randomness: Randomness,
     objective: Objective = CLASSIFICATION,
 ) -> FlatModel:
-    """The named network with its initial weights drawn from (seed, "model"), or a user's own module with the weights it has.
+    """The named network with its initial weights drawn from (seed, "model"), or a user's own module
+    with the weights it has.
 
     Args:
         shape: of one sample.
 
     Raises:
-        UsageError: an unknown name, samples the network does not take, or a module that clients cannot train and average.
+        UsageError: an unknown name, samples the network does not take, or a module that clients
+            cannot train and average.
     """
     if not isinstance(model, str):
         return adopt(model, shape, classes, objective=objective)
@@ -56,11 +58,13 @@ def adopt(
     name: str = "",
     objective: Objective = CLASSIFICATION,
 ) -> FlatModel:
-    """A user's own module, checked on three random samples: a copy with its weights, dropout drawn per client.
+    """A user's own module, checked on three random samples: a copy with its weights, dropout drawn
+    per client.
 
     Raises:
-        UsageError: it does not take these samples or give the outputs of the objective; or keeps state, draws random numbers of its own,
-            or mixes samples of a batch, so that a client's model would not be the function of one averaged vector.
+        UsageError: it does not take these samples or give the outputs of the objective; or keeps
+            state, draws random numbers of its own, or mixes samples of a batch, so that a client's
+            model would not be the function of one averaged vector.
     """
     name = name or type(module).__name__
     if not isinstance(module, nn.Module):
@@ -95,22 +99,26 @@ def _check_parts(name: str, module: nn.Module) -> None:
         )
     if any(p.is_complex() for p in module.parameters() if p.requires_grad):
         raise UsageError(
-            f"{name} has complex parameters, which are not averaged: keep real and imaginary parts apart"
+            f"{name} has complex parameters, which are not averaged: keep real and imaginary parts "
+            "apart"
         )
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._NormBase) and (
             part.track_running_stats or "Batch" in type(part).__name__
         ):
             raise UsageError(
-                f"{name} has {type(part).__name__}, whose statistics clients cannot average: use nn.GroupNorm instead"
+                f"{name} has {type(part).__name__}, whose statistics clients cannot average: use "
+                "nn.GroupNorm instead"
             )
         if isinstance(part, nn.RReLU):
             raise UsageError(
-                f"{name} has RReLU, which draws its slopes anew in every call: use nn.LeakyReLU instead"
+                f"{name} has RReLU, which draws its slopes anew in every call: use nn.LeakyReLU "
+                "instead"
             )
         if isinstance(part, torch.jit.ScriptModule | nn.DataParallel):
             raise UsageError(
-                f"{name} is scripted or parallel, so its parameters cannot be replaced: give the module it was made from"
+                f"{name} is scripted or parallel, so its parameters cannot be replaced: give the "
+                "module it was made from"
             )
 
 
@@ -127,26 +135,32 @@ def _check_outputs(name: str, flat: FlatModel, x: torch.Tensor, shape: tuple[int
         ):
             found = tuple(own.shape) if isinstance(own, torch.Tensor) else type(own).__name__
             raise UsageError(
-                f"{name} gives {found} for {n} sample{'s' * (n > 1)}: it must give {flat.objective.wanted(shape)} for each"
+                f"{name} gives {found} for {n} sample{'s' * (n > 1)}: it must give "
+                f"{flat.objective.wanted(shape)} for each"
             )
     out, one = outputs
     if not torch.equal(start, flat.initial()):
         raise UsageError(
-            f"{name} changes its parameters in a forward pass (max_norm of nn.Embedding does): leave that out"
+            f"{name} changes its parameters in a forward pass (max_norm of nn.Embedding does): "
+            "leave that out"
         )
     for buffer, value in flat.module.named_buffers():
         if not torch.equal(value, buffers[buffer]):
             raise UsageError(
-                f"{name} changes its buffer {buffer!r} in a forward pass, which clients cannot average: make it stateless"
+                f"{name} changes its buffer {buffer!r} in a forward pass, which clients cannot "
+                "average: make it stateless"
             )
     if not torch.allclose(out, flat.call(views, x), equal_nan=True):
         raise UsageError(
-            f"{name} gives two outputs for one input: keep no state between calls, and use nn.Dropout layers for dropout"
-            " (a dropout argument of nn.LSTM or nn.MultiheadAttention, or F.dropout, cannot be drawn per client)"
+            f"{name} gives two outputs for one input: keep no state between calls, and use "
+            "nn.Dropout layers for dropout"
+            " (a dropout argument of nn.LSTM or nn.MultiheadAttention, or F.dropout, cannot be "
+            "drawn per client)"
         )
     if not torch.allclose(out[:1], one, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise UsageError(
-            f"{name}'s output for a sample depends on the others of its mini-batch: use nn.GroupNorm for batch statistics"
+            f"{name}'s output for a sample depends on the others of its mini-batch: use "
+            "nn.GroupNorm for batch statistics"
         )
 
 
@@ -163,7 +177,8 @@ def _check_gradients(name: str, flat: FlatModel, x: torch.Tensor, y: torch.Tenso
         raise
     except Exception as error:  # whatever breaks the way back
         raise UsageError(
-            f"{name} has no gradient: keep no_grad, detach, in-place changes and sparse=True out of it ({reason(error)})"
+            f"{name} has no gradient: keep no_grad, detach, in-place changes and sparse=True out "
+            f"of it ({reason(error)})"
         ) from error
 
 
@@ -185,7 +200,9 @@ def _batches(flat: FlatModel, x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 def describe(model: str | nn.Module) -> Any:
-    """What a configuration says of a model: its name, or a module's text, parameters and SHA-256 of its weights, for JSON."""
+    """What a configuration says of a model: its name, or a module's text, parameters and SHA-256 of
+    its weights, for JSON.
+    """
     if isinstance(model, str):
         return model
     state = hashlib.sha256()

@@ -1,4 +1,6 @@
-"""The loop every private row goes through at its client: (sketch) → clip → noise → (mask) → quantise."""
+"""The loop every private row goes through at its client: (sketch) → clip → noise → (mask) →
+quantise.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Kind(IntEnum):
 
 
 class Stage(Protocol):
-    """Rows (b, d) to rows (b, d') at the client; `step` numbers the call, so that what must be fresh is fresh."""
+    """Rows (b, d) to rows (b, d') at the client; `step` numbers the call, so that what must be
+    fresh is fresh.
+    """
 
     @property
     def kind(self) -> Kind:
@@ -44,16 +48,22 @@ class Stage(Protocol):
         ...
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """What a client makes of an average that comes back (the identity for stages that are not undone)."""
+        """What a client makes of an average that comes back (the identity for stages that are not
+        undone).
+        """
         ...
 
 
 @runtime_checkable
 class Overwriting(Protocol):
-    """A stage that can work in the memory of its rows, so that a cohort's updates need no second matrix."""
+    """A stage that can work in the memory of its rows, so that a cohort's updates need no second
+    matrix.
+    """
 
     def overwrite(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """What `forward` gives; `rows` is the buffer, and what is left in it is undefined unless it is what is returned."""
+        """What `forward` gives; `rows` is the buffer, and what is left in it is undefined unless it
+        is what is returned.
+        """
         ...
 
     def width(self, d: int) -> int:
@@ -100,7 +110,9 @@ class Noisy(Protocol):
 
     @property
     def shares(self) -> int:
-        """How many clients' noise together amounts to z; a row by itself has that part of the variance."""
+        """How many clients' noise together amounts to z; a row by itself has that part of the
+        variance.
+        """
         ...
 
     def squared_noise(self, d: int) -> float:
@@ -132,7 +144,8 @@ class Pipeline:
     Args:
         seal: closes what goes client to client, through the server; without one nothing is sealed.
         fields: of replies that go through other stages than model rows do, by name.
-        common: numbers of a row that has left its client that are the common layers', the first ones.
+        common: numbers of a row that has left its client that are the common layers', the first
+            ones.
     """
 
     def __init__(
@@ -146,7 +159,8 @@ class Pipeline:
         for before, after in itertools.pairwise(kinds):
             if after <= before:
                 raise UsageError(
-                    f"{after.name.lower()} cannot follow {before.name.lower()}: the order is sketch, clip, noise, mask, quantise"
+                    f"{after.name.lower()} cannot follow {before.name.lower()}: the order is "
+                    "sketch, clip, noise, mask, quantise"
                 )
         if Kind.NOISE in kinds and Kind.CLIP not in kinds:
             raise UsageError("noise without a clip bounds nothing: add a clip norm")
@@ -167,7 +181,9 @@ class Pipeline:
 
     @property
     def clips(self) -> bool:
-        """Whether rows are clipped: then they count the same, and no client tells how many samples it holds."""
+        """Whether rows are clipped: then they count the same, and no client tells how many samples
+        it holds.
+        """
         return any(stage.kind is Kind.CLIP for stage in self.stages)
 
     @property
@@ -190,7 +206,9 @@ class Pipeline:
 
     @property
     def veil(self) -> Pipeline:
-        """Its masks alone: what a row goes through that depends on data only through what was released before."""
+        """Its masks alone: what a row goes through that depends on data only through what was
+        released before.
+        """
         return self._part(Kind.MASK, Kind.MASK)
 
     def decode(self, rows: torch.Tensor) -> torch.Tensor:
@@ -227,7 +245,8 @@ class Pipeline:
 
         Args:
             own: nobody else keeps `rows`, so stages that can may overwrite them.
-            ids: whose rows they are, for stages that draw for each client. field: what they are called in the reply.
+            ids: whose rows they are, for stages that draw for each client. field: what they are
+                called in the reply.
         """
         for stage in self.stages:
             if isinstance(stage, Personal):
@@ -241,7 +260,9 @@ class Pipeline:
         return rows
 
     def room(self, d: int) -> int:
-        """The width of rows, zero after the first d numbers, that `forward` can overwrite with what leaves the client."""
+        """The width of rows, zero after the first d numbers, that `forward` can overwrite with what
+        leaves the client.
+        """
         return (
             self.stages[0].width(d)
             if len(self.stages) == 1 and isinstance(self.stages[0], Overwriting)
@@ -255,7 +276,9 @@ class Pipeline:
         return d
 
     def noise(self, d: int) -> float:
-        """The expected squared norm of the noise that a row of d numbers leaves with, σ² times those it is added to."""
+        """The expected squared norm of the noise that a row of d numbers leaves with, σ² times
+        those it is added to.
+        """
         total = 0.0
         for stage in self.stages:
             total += stage.squared_noise(d) if isinstance(stage, Noisy) else 0.0

@@ -19,7 +19,8 @@ def layout(pipeline: Pipeline, itemsize: int) -> Layout:
         itemsize: bytes of a number of a model.
 
     Returns:
-        (field of a reply, shape of a row before the pipeline, whether it is sealed where the run seals) -> its form.
+        (field of a reply, shape of a row before the pipeline, whether it is sealed where the run
+        seals) -> its form.
     """
 
     def form(name: str, shape: Sequence[int], sealed: bool) -> Form:

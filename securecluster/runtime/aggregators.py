@@ -1,4 +1,6 @@
-"""How a sum over clients is formed. An aggregator owns its rounds, parties, keys and its rule for dropouts."""
+"""How a sum over clients is formed. An aggregator owns its rounds, parties, keys and its rule for
+dropouts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ CHUNK_BYTES = {
 
 @dataclass(frozen=True, eq=False)
 class Total:
-    """Sums per group: `rows` is a reply message with (groups, …) tables, `counts` how many clients each sum holds."""
+    """Sums per group: `rows` is a reply message with (groups, …) tables, `counts` how many clients
+    each sum holds.
+    """
 
     rows: Any  # None when nobody replied
     counts: tuple[int, ...]
@@ -40,7 +44,9 @@ class Aggregator(Protocol):
 
 
 class Plain:
-    """The server receives every reply and adds it up, by chunks of clients: no protection, and memory that does not grow with m."""
+    """The server receives every reply and adds it up, by chunks of clients: no protection, and
+    memory that does not grow with m.
+    """
 
     name = "plain"
     server_reads_replies = True
@@ -50,8 +56,9 @@ class Plain:
 
         Args:
             chunk: clients at a time.
-            wide: add up in float64, whatever the replies are in. A trusted server does before it adds noise: a sum in
-                float32 may move by more than the clip norm when one client is left out.
+            wide: add up in float64, whatever the replies are in. A trusted server does before it
+                adds noise: a sum in float32 may move by more than the clip norm when one client is
+                left out.
         """
         self._chunk, self._wide = chunk, wide
 
@@ -78,7 +85,9 @@ class Plain:
 
 
 def _step(total: Any) -> int:
-    """How many clients at a time: enough to keep every thread busy, and no more memory than is quick."""
+    """How many clients at a time: enough to keep every thread busy, and no more memory than is
+    quick.
+    """
     tables = [r.table for r in vars(total).values() if isinstance(r, Rows)]
     width = sum(t[0].numel() * t.element_size() for t in tables)
     room = CHUNK_BYTES[tables[0].device.type] if tables else 0
@@ -105,7 +114,8 @@ def _add(total: Any, reply: Any, place: list[int], groups: int, wide: bool) -> A
         held = getattr(total, name).table
         if (held.shape[1:], held.dtype) != (value.shape[1:], value.dtype):
             raise FrameError(
-                f"{name}: the replies differ in shape or type: {tuple(held.shape[1:])} and {tuple(value.shape[1:])}"
+                f"{name}: the replies differ in shape or type: {tuple(held.shape[1:])} and "
+                f"{tuple(value.shape[1:])}"
             )
         for group in sorted(set(place)):
             held[group] += _of_group(value, place, group).sum(0)

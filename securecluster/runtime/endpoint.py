@@ -1,7 +1,7 @@
 """The client's side of a call: what may be asked of a client, and how its answer may leave.
 
-A client method is a remote call by its own name. It declares with `@answers` through which verbs its answer may be read; the endpoint
-refuses everything else.
+A client method is a remote call by its own name. It declares with `@answers` through which verbs
+its answer may be read; the endpoint refuses everything else.
 """
 
 from __future__ import annotations
@@ -68,13 +68,18 @@ class Release:
     Args:
         via: the verbs it may be read through.
         through: the fields of the answer that go through the client's pipeline.
-        sealed: the fields that only other clients may read: sealed, where the run seals, instead of going through the pipeline.
+        sealed: the fields that only other clients may read: sealed, where the run seals, instead of
+            going through the pipeline.
         private: whether the answer depends on the client's data (then the ledger hears of it).
-        fresh: whether the client keeps none of the tensors in `through`, so that they are masked where they lie.
-        derived: whether the answer depends on data only through what was released before, such as the averages a client was sent: it is
-            masked like any other, and neither clipped nor noised again.
-        trains: whether the client trains to answer: "usual" as it always does, "full" by one step over all its samples.
-        unmasked: the fields of numbers that no mask covers, such as losses; every other one is in `through`.
+        fresh: whether the client keeps none of the tensors in `through`, so that they are masked
+            where they lie.
+        derived: whether the answer depends on data only through what was released before, such as
+            the averages a client was sent: it is masked like any other, and neither clipped nor
+            noised again.
+        trains: whether the client trains to answer: "usual" as it always does, "full" by one step
+            over all its samples.
+        unmasked: the fields of numbers that no mask covers, such as losses; every other one is in
+            `through`.
     """
 
     via: tuple[str, ...]
@@ -88,10 +93,12 @@ class Release:
 
 
 def answers(*via: str, **declared: Any) -> Callable[[F], F]:
-    """Declare a client method callable by the server, and how its answer may leave: the fields of `Release`.
+    """Declare a client method callable by the server, and how its answer may leave: the fields of
+    `Release`.
 
     Raises:
-        UsageError: the method cannot be called by the server as it is written, or the declaration contradicts itself.
+        UsageError: the method cannot be called by the server as it is written, or the declaration
+            contradicts itself.
     """
 
     def mark(method: F) -> F:
@@ -132,7 +139,8 @@ def _declared(
     open_ = set(release.sealed) - set(release.through)
     if open_:
         raise UsageError(
-            f"@answers on {name} seals {', '.join(sorted(open_))}: name it in through as well, or it leaves as it is"
+            f"@answers on {name} seals {', '.join(sorted(open_))}: name it in through as well, or "
+            "it leaves as it is"
         )
     return release
 
@@ -142,7 +150,8 @@ def release_of(method: Callable[..., Any]) -> Release:
     found = getattr(method, "__release__", None)
     if not isinstance(found, Release):
         raise PolicyError(
-            f"{getattr(method, '__name__', method)} is not a remote method: declare it with @answers"
+            f"{getattr(method, '__name__', method)} is not a remote method: declare it with "
+            "@answers"
         )
     return found
 
@@ -172,7 +181,8 @@ def _check_message(method: Callable[..., Any], part: str, kind: Any) -> None:
     name = f"{method.__qualname__}'s {part}"
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise UsageError(
-            f"{name} is {getattr(kind, '__name__', kind)}, no message: make it a frozen dataclass of Rows, Shared and scalars"
+            f"{name} is {getattr(kind, '__name__', kind)}, no message: make it a frozen dataclass "
+            "of Rows, Shared and scalars"
         )
     try:
         kinds(kind)
@@ -190,19 +200,23 @@ def check_reply(
         clients: how many were asked: a field of rows has as many.
 
     Raises:
-        UsageError: the reply is of another class, or one of its fields is, or has another number of rows.
-        PolicyError: numbers of the client's would leave without a mask, and the method does not say that they do.
+        UsageError: the reply is of another class, or one of its fields is, or has another number of
+            rows.
+        PolicyError: numbers of the client's would leave without a mask, and the method does not say
+            that they do.
     """
     name = method.__qualname__
     if not isinstance(reply, expected):
         raise UsageError(
-            f"{name} replied with a {type(reply).__name__}: it declares a {expected.__name__}, so it must return one"
+            f"{name} replied with a {type(reply).__name__}: it declares a {expected.__name__}, so "
+            "it must return one"
         )
     declared = kinds(expected)
     absent = sorted({*release.through, *release.unmasked} - set(declared))
     if absent:
         raise UsageError(
-            f"@answers on {name} names {absent[0]!r}: a {expected.__name__} has {', '.join(declared) or 'no fields'}"
+            f"@answers on {name} names {absent[0]!r}: a {expected.__name__} has "
+            f"{', '.join(declared) or 'no fields'}"
         )
     for field, kind in declared.items():
         value = getattr(reply, field)
@@ -211,11 +225,13 @@ def check_reply(
         if kind in (Rows, Picks, Shared) and not isinstance(value, kind):
             found = type(value).__name__
             raise UsageError(
-                f"{name} replied with a {found} as {field}: put it into {kind.__name__}(…), as {expected.__name__} declares"
+                f"{name} replied with a {found} as {field}: put it into {kind.__name__}(…), as "
+                f"{expected.__name__} declares"
             )
         if isinstance(value, Batched) and len(value) != clients:
             raise UsageError(
-                f"{name} replied with {len(value)} row(s) of {field} for {clients} client(s): each has one row of its own"
+                f"{name} replied with {len(value)} row(s) of {field} for {clients} client(s): each "
+                "has one row of its own"
             )
         if (
             release.private
@@ -223,7 +239,8 @@ def check_reply(
             and _is_numbers(value)
         ):
             raise PolicyError(
-                f"{name} would send {field} without a mask: name it in through=, or in unmasked= where no mask is to cover it"
+                f"{name} would send {field} without a mask: name it in through=, or in unmasked= "
+                "where no mask is to cover it"
             )
 
 
@@ -250,12 +267,15 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 
 class Endpoint(Generic[C]):
-    """A client runtime: answers calls for one or more clients, and refuses what its own policy forbids.
+    """A client runtime: answers calls for one or more clients, and refuses what its own policy
+    forbids.
 
     Args:
         client: the protocol's client object, over the clients `ids`.
-        minimum: the fewest members of a sum that a method which may only leave in sums takes part in.
-        limits: what the configuration lets requests hold; without it they are held to nothing but their own types.
+        minimum: the fewest members of a sum that a method which may only leave in sums takes part
+            in.
+        limits: what the configuration lets requests hold; without it they are held to nothing but
+            their own types.
     """
 
     def __init__(
@@ -282,7 +302,8 @@ class Endpoint(Generic[C]):
         """
         if call.config != self._config:
             raise FrameError(
-                f"the server runs another configuration ({call.config[:8]}… against {self._config[:8]}…): start both from the same one"
+                f"the server runs another configuration ({call.config[:8]}… against "
+                f"{self._config[:8]}…): start both from the same one"
             )
         strangers = [i for i in call.to if i not in self._place]
         if strangers:
@@ -306,7 +327,8 @@ class Endpoint(Generic[C]):
     def _reply(self, call: Call) -> Any:
         if call.method in KEY_METHODS and call.verb != GATHER:
             raise PolicyError(
-                f"{call.method} may leave its client through {GATHER}, not {call.verb}: the request is refused"
+                f"{call.method} may leave its client through {GATHER}, not {call.verb}: the "
+                "request is refused"
             )
         if call.method == "key_offer":
             return self.keys.offer(call.to)
@@ -319,11 +341,13 @@ class Endpoint(Generic[C]):
         release = release_of(method)
         if call.verb not in release.via:
             raise PolicyError(
-                f"{call.method} may leave its client through {' or '.join(release.via)}, not {call.verb}: the request is refused"
+                f"{call.method} may leave its client through {' or '.join(release.via)}, not "
+                f"{call.verb}: the request is refused"
             )
         if GATHER not in release.via and call.verb == SUM and min(call.members) < self.minimum:
             raise PolicyError(
-                f"a sum over {min(call.members)} client(s) would show a single {call.method} answer: clients ask for {self.minimum} or more"
+                f"a sum over {min(call.members)} client(s) would show a single {call.method} "
+                f"answer: clients ask for {self.minimum} or more"
             )
         self.keys.use(call.to)
         turn = CallContext(call.to, tuple(self._place[i] for i in call.to), call.round, call.step)
@@ -335,7 +359,8 @@ class Endpoint(Generic[C]):
             closes = name in release.sealed and self._pipeline.seal
             if pipeline.shares > min(call.members) and not release.derived:
                 raise PolicyError(
-                    f"{call.method} leaves with noise in {pipeline.shares} shares, and a sum over {min(call.members)} would lack some of it"
+                    f"{call.method} leaves with noise in {pipeline.shares} shares, and a sum over "
+                    f"{min(call.members)} would lack some of it"
                 )
             pipeline = pipeline.veil if release.derived else pipeline.shield if closes else pipeline
             rows = pipeline.forward(rows, call.step, release.fresh, call.to, name)
@@ -351,7 +376,8 @@ class Endpoint(Generic[C]):
             f"client/{i}" for i in self.ids
         }:
             raise FrameError(
-                f"a frame from {header.sender[:40]} to {header.recipient[:40]} reached another client: check the addresses"
+                f"a frame from {header.sender[:40]} to {header.recipient[:40]} reached another "
+                "client: check the addresses"
             )
         query: Any
         _, query = wire.decode(data, message_types(type(self.client), header.method)[0])
@@ -361,7 +387,8 @@ class Endpoint(Generic[C]):
             raise
         except Exception as error:  # nothing that a server sends may bring a node down
             raise UnforeseenError(
-                f"a {header.method} frame could not be answered ({type(error).__name__}): it is refused, and this is worth reporting"
+                f"a {header.method} frame could not be answered ({type(error).__name__}): it is "
+                "refused, and this is worth reporting"
             ) from error
         return wire.encode(reply_header(header), answer.reply)
 

@@ -1,4 +1,6 @@
-"""What the server knows of the noise in clients' replies: what each of them costs, how to read it, how much of it to take off."""
+"""What the server knows of the noise in clients' replies: what each of them costs, how to read it,
+how much of it to take off.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,14 @@ class ReleaseAccounting:
 
     Args:
         pipeline: the stages that clients' replies go through.
-        multipliers: by field of a reply, the noise multiplier of what the client's method has noised itself; infinite where it is
-            post-processing of other releases, or taken as public. Fields that are neither here nor noised on their way are exact.
+        multipliers: by field of a reply, the noise multiplier of what the client's method has
+            noised itself; infinite where it is post-processing of other releases, or taken as
+            public. Fields that are neither here nor noised on their way are exact.
         replace: by field, the sensitivity to replacing over that to adding or removing.
         training: what DP-SGD each kind of training (`Release.trains`) is; empty where it is none.
         curator: a trusted server's noise.
-        trained: by kind of training, the variance that DP-SGD's noise adds to each number of a client's update, on average over clients.
+        trained: by kind of training, the variance that DP-SGD's noise adds to each number of a
+            client's update, on average over clients.
     """
 
     pipeline: Pipeline
@@ -40,7 +44,9 @@ class ReleaseAccounting:
     trained: Mapping[str, float] = field(default_factory=dict)
 
     def noise(self, name: str, d: int, trains: str = "usual") -> float:
-        """The expected squared norm of the noise in one row of this field, made of an update of d numbers, whoever added it."""
+        """The expected squared norm of the noise in one row of this field, made of an update of d
+        numbers, whoever added it.
+        """
         pipeline, curator = self.pipeline.of(name), self._curator(name)
         return (
             pipeline.noise(d)
@@ -49,7 +55,8 @@ class ReleaseAccounting:
         )
 
     def read(self, release: Release, reply: A, step: int, counts: Sequence[int] | None = None) -> A:
-        """A reply as the protocol sees it: decoded, and, where the server is trusted to add it, with noise.
+        """A reply as the protocol sees it: decoded, and, where the server is trusted to add it,
+        with noise.
 
         Args:
             counts: of sums, how many clients each holds: one over nobody stays zero.
@@ -68,9 +75,11 @@ class ReleaseAccounting:
         return dataclasses.replace(reply, **changes) if changes else reply  # type: ignore[type-var]
 
     def repeatable(self, release: Release, reply: Any) -> bool:
-        """Return whether a second reply to the same call, of other bits, would be another release with a price.
+        """Return whether a second reply to the same call, of other bits, would be another release
+        with a price.
 
-        Not so of what goes out without noise, since ε is infinite then, nor of what is made of earlier releases.
+        Not so of what goes out without noise, since ε is infinite then, nor of what is made of
+        earlier releases.
         """
         if not release.private or release.derived:
             return False
@@ -81,7 +90,9 @@ class ReleaseAccounting:
         return bool(self.training) or any(z is not None and not math.isinf(z) for z in multipliers)
 
     def per_group(self, release: Release) -> bool:
-        """Return whether a trusted server adds noise to a field of this reply: once for each sum, where sums arrive."""
+        """Return whether a trusted server adds noise to a field of this reply: once for each sum,
+        where sums arrive.
+        """
         return not release.derived and any(self._curator(name) for name in release.through)
 
     def events(
@@ -96,7 +107,8 @@ class ReleaseAccounting:
         step: int = 0,
         digests: Sequence[str] = (),
     ) -> Iterator[Event]:
-        """What the clients `ids` released in round `number`, field by field, and the training behind it.
+        """What the clients `ids` released in round `number`, field by field, and the training
+        behind it.
 
         Args:
             step: the number of the call.
@@ -155,7 +167,9 @@ class ReleaseAccounting:
         return self.pipeline.seal is not None and name in release.sealed
 
     def _cost(self, release: Release, name: str) -> tuple[float | None, float]:
-        """A field's noise multiplier, infinite where it tells nothing new, None where it is exact; and its factor for replacing."""
+        """A field's noise multiplier, infinite where it tells nothing new, None where it is exact;
+        and its factor for replacing.
+        """
         if release.derived:
             return math.inf, 1.0
         if name in self.multipliers:

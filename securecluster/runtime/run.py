@@ -1,9 +1,11 @@
-"""A run's life: phases, rounds, checkpoints, history and the observer. The only code that writes while a protocol runs.
+"""A run's life: phases, rounds, checkpoints, history and the observer. The only code that writes
+while a protocol runs.
 
-A checkpoint is a folder that appears by one rename, so that a run killed at any moment resumes from a whole one.
-Lists that only grow (the history, the ledger's events) are appended to files of lines instead; the checkpoint
-holds their length and digest, so that it costs what a round added and not what all rounds did. A resumed run cuts
-off the history that it makes again. Of the ledger nothing is ever cut off: what was released stays released.
+A checkpoint is a folder that appears by one rename, so that a run killed at any moment resumes from
+a whole one. Lists that only grow (the history, the ledger's events) are appended to files of lines
+instead; the checkpoint holds their length and digest, so that it costs what a round added and not
+what all rounds did. A resumed run cuts off the history that it makes again. Of the ledger nothing
+is ever cut off: what was released stays released.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class CheckpointPart:
-    """A part of the run's state that lives elsewhere: its class, how to read it and how to put it back."""
+    """A part of the run's state that lives elsewhere: its class, how to read it and how to put it
+    back.
+    """
 
     kind: type
     read: Callable[[], Any]
@@ -43,7 +47,8 @@ class Appended:
         read: the list as it is now; items that were there stay as they were.
         restore: puts back what was there at the checkpoint.
         encode: makes JSON of an item; decode: the inverse.
-        recall: takes what was appended after the checkpoint, which then stays in the list; without it that is cut off.
+        recall: takes what was appended after the checkpoint, which then stays in the list; without
+            it that is cut off.
     """
 
     read: Callable[[], Sequence[Any]]
@@ -69,10 +74,13 @@ class Run:
     """What a protocol's `run_server` sees of its run.
 
     Args:
-        folder: where to checkpoint; None keeps everything in memory. A folder with a checkpoint is resumed.
-        kept: what else belongs into a checkpoint, by name; names that start with "clients" are written for the owner's eyes only.
+        folder: where to checkpoint; None keeps everything in memory. A folder with a checkpoint is
+            resumed.
+        kept: what else belongs into a checkpoint, by name; names that start with "clients" are
+            written for the owner's eyes only.
         appended: lists that only grow, by name: `NAME.jsonl` in the folder holds them.
-        observe: the researcher's look at a loop's state after each round, outside the network; its numbers go into the history.
+        observe: the researcher's look at a loop's state after each round, outside the network; its
+            numbers go into the history.
         report: called with each history line.
     """
 
@@ -118,7 +126,8 @@ class Run:
         return unpack(self._parts[part], kind)
 
     def rounds(self, name: str, state: Any, total: int) -> Iterator[int]:
-        """Rounds 1 … `total` of a loop over `state` (a dataclass, changed in place); after each: observer, history, checkpoint.
+        """Rounds 1 … `total` of a loop over `state` (a dataclass, changed in place); after each:
+        observer, history, checkpoint.
 
         What follows the loop belongs to round `total` + 1.
         """
@@ -144,10 +153,11 @@ class Run:
         self.history = lines
 
     def commit(self, state: Any, work: Callable[[], None]) -> None:
-        """Do the first part of a round, and checkpoint before the second one sends clients what the first has made.
+        """Do the first part of a round, and checkpoint before the second one sends clients what the
+        first has made.
 
-        A client applies an average once. Were the round repeated after a kill, with other replies, its second version would
-        not be what clients have.
+        A client applies an average once. Were the round repeated after a kill, with other replies,
+        its second version would not be what clients have.
 
         Args:
             state: of the loop, which `work` changes.
@@ -214,7 +224,9 @@ class Run:
             self._restore_log(name, appended)
 
     def _restore_log(self, name: str, appended: Appended) -> None:
-        """Put back what a log's list was at the checkpoint, and what it has gained since where that stays."""
+        """Put back what a log's list was at the checkpoint, and what it has gained since where that
+        stays.
+        """
         log, mark = self._logs[name], self._clock.logs.get(name, EMPTY)
 
         def decode(line: str) -> Any:

@@ -1,6 +1,7 @@
 """All that server code ever holds: client ids and three verbs.
 
-Whatever the server learns went through a verb, so bytes, releases and transcripts are complete by construction.
+Whatever the server learns went through a verb, so bytes, releases and transcripts are complete by
+construction.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ B = TypeVar("B")
 class ChannelState:
     """What the server's side of the network remembers between calls."""
 
-    step: int = 0  # of calls to protocol methods: batches and masks are drawn from it, so the key agreement counts apart
+    # of calls to protocol methods: batches and masks are drawn from it, so the key agreement counts
+    # apart
+    step: int = 0
     key_step: int = 0
     post_step: int = FIRST_SEPARATE_STEP
     keyed: list[int] = field(default_factory=list)
@@ -74,9 +77,11 @@ class ServerChannel:
         agreed: what clients and server agreed on, whose hash is in every frame.
         pipeline: the stages of clients' replies, whose noise is known here.
         costs: what the run has for its noise, beside the pipeline's.
-        device: where the server computes with what went through the pipeline, wherever replies come from; main memory by default.
-            All other fields of replies lie in main memory. A replay on the same device therefore rounds as the run did.
-        limits: what the configuration lets replies hold; without it replies are held to nothing but their own types.
+        device: where the server computes with what went through the pipeline, wherever replies come
+            from; main memory by default. All other fields of replies lie in main memory. A replay
+            on the same device therefore rounds as the run did.
+        limits: what the configuration lets replies hold; without it replies are held to nothing but
+            their own types.
     """
 
     def __init__(
@@ -102,7 +107,8 @@ class ServerChannel:
         self._transport, self._config = transport, config
         if pipeline.shares > 1 and self.aggregator.server_reads_replies:
             raise UsageError(
-                "noise in shares protects sums alone, and this aggregator reads every reply: let each client add all of it"
+                "noise in shares protects sums alone, and this aggregator reads every reply: let "
+                "each client add all of it"
             )
         self.common = pipeline.common  # the first numbers of an average that are the common layers'
         self._keyed = pipeline.keyed
@@ -111,7 +117,9 @@ class ServerChannel:
         self.record: Callable[[list[Event]], None] = self.add
 
     def add(self, events: list[Event]) -> None:
-        """Add the events of one call to the ledger; `record` may be set to what does more, before a verb returns the replies."""
+        """Add the events of one call to the ledger; `record` may be set to what does more, before a
+        verb returns the replies.
+        """
         for event in events:
             self.state.ledger.add(event)
 
@@ -126,8 +134,10 @@ class ServerChannel:
         """Each client's reply on its own, in the order of `to`.
 
         Args:
-            step: of an earlier call that these clients were not part of: their replies then compare with its replies under one mask.
-            tries: how often who does not reply is asked, for the mask's key and then, in the same words and under the same mask, for this.
+            step: of an earlier call that these clients were not part of: their replies then compare
+                with its replies under one mask.
+            tries: how often who does not reply is asked, for the mask's key and then, in the same
+                words and under the same mask, for this.
         """
         ready, step = self._open(method, query, to, step, tries)
         answer = self._insist(
@@ -145,7 +155,9 @@ class ServerChannel:
     def post(
         self, method: Callable[[C, CallContext, Q], A], query: Q, to: Sequence[int]
     ) -> Replies[A]:
-        """As `gather`, with a number, hence a mask, of its own that no other call's batches depend on."""
+        """As `gather`, with a number, hence a mask, of its own that no other call's batches depend
+        on.
+        """
         self.state.post_step += 1
         return self.gather(method, query, to, self.state.post_step)
 
@@ -157,9 +169,11 @@ class ServerChannel:
         by: Sequence[int] | None = None,
         groups: int | None = None,
     ) -> Sums[A]:
-        """Only sums, one per group: `by[k]` is the group of `to[k]` (one group without it). The client weighs what it sends.
+        """Only sums, one per group: `by[k]` is the group of `to[k]` (one group without it). The
+        client weighs what it sends.
 
-        Where the answer may leave in sums only, a group that shrank below what clients ask for, since members lack the mask seed, waits.
+        Where the answer may leave in sums only, a group that shrank below what clients ask for,
+        since members lack the mask seed, waits.
         """
         ready, step = self._open(method, query, to)
         group = dict(zip(to, by if by is not None else [0] * len(to), strict=True))
@@ -190,11 +204,15 @@ class ServerChannel:
         return dataclasses.replace(rows, **narrow) if narrow else rows  # type: ignore[type-var]
 
     def divide(self, labels: Sequence[int]) -> None:
-        """From now on the local parameter server of cluster `labels[i]`, and not the server, asks client i; [] takes that back."""
+        """From now on the local parameter server of cluster `labels[i]`, and not the server, asks
+        client i; [] takes that back.
+        """
         self._asker = dict(enumerate(labels))
 
     def relay(self, method: Callable[[Q], A], query: Q, to: Sequence[int]) -> A:
-        """A frame of each of the local parameter servers `to` to the server, and its replies: what `method` makes of them."""
+        """A frame of each of the local parameter servers `to` to the server, and its replies: what
+        `method` makes of them.
+        """
         call = Call(
             self._config,
             method.__name__,
@@ -217,10 +235,11 @@ class ServerChannel:
         then: Callable[[torch.Tensor], B] = lambda r: r,  # type: ignore[assignment, return-value]
         tries: int = 1,
     ) -> Pairs[B]:
-        """R_ij = (row_i[j] + row_j[i]) / 2 over the clients that replied, or only what `then` computes from R.
+        """R_ij = (row_i[j] + row_j[i]) / 2 over the clients that replied, or only what `then`
+        computes from R.
 
-        The reply's one field is a row of len(to) numbers per client, in the order of `to`. Under the plain aggregator the server
-        reads the rows themselves.
+        The reply's one field is a row of len(to) numbers per client, in the order of `to`. Under
+        the plain aggregator the server reads the rows themselves.
 
         Args:
             tries: how often who does not reply is asked.
@@ -248,7 +267,9 @@ class ServerChannel:
         step: int | None = None,
         tries: int = 1,
     ) -> tuple[list[int], int]:
-        """The clients that can answer now, and the number of this call: the next one, where it is not given."""
+        """The clients that can answer now, and the number of this call: the next one, where it is
+        not given.
+        """
         expected = frames(query, len(to))
         if expected != len(to):
             raise UsageError(f"a query with {expected} rows cannot go to {len(to)} clients")
@@ -326,7 +347,8 @@ class ServerChannel:
         return lost
 
     def noise(self, field: str, trains: str = "usual") -> float:
-        """The expected squared norm of the noise in one row of this field, whoever added it; tests of norms take it off.
+        """The expected squared norm of the noise in one row of this field, whoever added it; tests
+        of norms take it off.
 
         Args:
             trains: the kind of training behind it.
@@ -334,7 +356,9 @@ class ServerChannel:
         return self._costs.noise(field, int(self.agreed.get("dimension", 0)), trains)
 
     def _recorded_at_once(self, method: Callable[..., Any]) -> bool:
-        """Return whether replies are releases as they come, and not only once a trusted server has added its noise."""
+        """Return whether replies are releases as they come, and not only once a trusted server has
+        added its noise.
+        """
         release = release_of(method)
         return release.private and not self._costs.per_group(release)
 
@@ -350,7 +374,8 @@ class ServerChannel:
         """Write into the ledger what the clients `ids` released.
 
         Args:
-            reply: as it came; under a trusted server with its noise, since a digest of what that was sent would tell it.
+            reply: as it came; under a trusted server with its noise, since a digest of what that
+                was sent would tell it.
             digests: of each client's release, where `reply` is a sum.
         """
         if not ids:
@@ -376,7 +401,9 @@ class ServerChannel:
         self.record(list(events))
 
     def _agree(self, to: Sequence[int]) -> None:
-        """Bring the clients that have no mask seed yet into the key agreement, as far as they reply."""
+        """Bring the clients that have no mask seed yet into the key agreement, as far as they
+        reply.
+        """
         new = [i for i in to if i not in self.state.keyed]
         if not new:
             return

@@ -30,7 +30,9 @@ class Settings:
     target: float = 0.99
     """test accuracy: the history says what share of the clients reaches it"""
     transcript: str = "sizes"
-    """what is kept of the frames: none, sizes or full; on the command line also auto, full where the run sends less than 256 MB"""
+    """what is kept of the frames: none, sizes or full; on the command line also auto, full where
+    the run sends less than 256 MB
+    """
 
 
 def check_threads(threads: int) -> None:
@@ -38,7 +40,8 @@ def check_threads(threads: int) -> None:
     most = max(MOST_THREADS, os.cpu_count() or 1)
     if not isinstance(threads, Integral) or not 0 <= threads <= most:
         raise UsageError(
-            f"threads is a whole number from 0 to {most}, not {threads!r}: 0 leaves torch's own choice"
+            f"threads is a whole number from 0 to {most}, not {threads!r}: 0 leaves torch's own "
+            "choice"
         )
 
 
@@ -56,5 +59,6 @@ def check_settings(settings: Settings, federation: Federation) -> None:
         raise UsageError("dropout lies in [0, 1), and target in [0, 1]: give numbers")
     if len({fingerprint(s) for s in federation.shards}) == 1:
         raise UsageError(
-            f"all {len(federation)} clients hold identical data, so there is nothing to cluster: check how the clients were made"
+            f"all {len(federation)} clients hold identical data, so there is nothing to cluster: "
+            "check how the clients were made"
         )

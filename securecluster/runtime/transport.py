@@ -49,7 +49,9 @@ class InProcess:
 
 
 def random_dropouts(rate: float, randomness: Randomness) -> Callable[[Call], set[int]]:
-    """Each client misses each call with probability `rate`, drawn from (client, method, step), and anew when it is asked again."""
+    """Each client misses each call with probability `rate`, drawn from (client, method, step), and
+    anew when it is asked again.
+    """
     last: dict[
         tuple[int, str], tuple[int, int]
     ] = {}  # the step at which a client was last asked, and how often
@@ -71,9 +73,11 @@ def random_dropouts(rate: float, randomness: Randomness) -> Callable[[Call], set
 
 
 class Framed:
-    """Each client behind its own function from request bytes to reply bytes: what a network transport does, over a local call.
+    """Each client behind its own function from request bytes to reply bytes: what a network
+    transport does, over a local call.
 
-    `replies` gives the reply class of a method name. A client that raises `ConnectionError` has dropped out.
+    `replies` gives the reply class of a method name. A client that raises `ConnectionError` has
+    dropped out.
     """
 
     def __init__(
@@ -96,7 +100,8 @@ class Framed:
             header, reply = wire.decode(frame, self._replies(call.method))
             if header != reply_header(request):
                 raise FrameError(
-                    f"client {i} answered another request than {call.method} of round {call.round}: its frame is refused"
+                    f"client {i} answered another request than {call.method} of round "
+                    f"{call.round}: its frame is refused"
                 )
             ids.append(i)
             replies.append(reply)
@@ -126,7 +131,9 @@ class Recorded:
 
 
 class Replay:
-    """Answers from a transcript, with no client anywhere; a request that differs from the recorded one by a bit is refused."""
+    """Answers from a transcript, with no client anywhere; a request that differs from the recorded
+    one by a bit is refused.
+    """
 
     def __init__(self, transcript: Transcript) -> None:
         self._transcript = transcript
@@ -136,7 +143,8 @@ class Replay:
         """The recorded answer, if the request is the recorded one."""
         if self._at >= len(self._transcript.entries):
             raise ReplayError(
-                f"the server asks for {call.method} (step {call.step}) after the recorded run had ended"
+                f"the server asks for {call.method} (step {call.step}) after the recorded run had "
+                "ended"
             )
         recorded, answer = self._transcript.content(self._at)
         self._at += 1
@@ -145,7 +153,8 @@ class Replay:
         )
         if not same:
             raise ReplayError(
-                f"the server's request {call.method} (step {call.step}) differs from the recorded {recorded.method}"
+                f"the server's request {call.method} (step {call.step}) differs from the recorded "
+                f"{recorded.method}"
             )
         return answer
 
@@ -154,14 +163,16 @@ class Replay:
         recorded = self.exchange(call)
         if not all(_same(call, answer.reply, call, recorded.reply, k) for k in range(len(call.to))):
             raise ReplayError(
-                f"the server's reply to {call.method} (step {call.step}) differs from the recorded one"
+                f"the server's reply to {call.method} (step {call.step}) differs from the recorded "
+                "one"
             )
 
     def finish(self) -> None:
         """Raise unless every recorded call was asked for again."""
         if self._at != len(self._transcript.entries):
             raise ReplayError(
-                f"the server ended after {self._at} of {len(self._transcript.entries)} recorded calls"
+                f"the server ended after {self._at} of {len(self._transcript.entries)} recorded "
+                "calls"
             )
 
 

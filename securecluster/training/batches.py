@@ -13,7 +13,9 @@ from securecluster.core.lazy_torch import torch
 
 @dataclass(frozen=True)
 class Chunk:
-    """Mini-batches of b clients, sorted by number of steps, so that the clients still training are always the first ones."""
+    """Mini-batches of b clients, sorted by number of steps, so that the clients still training are
+    always the first ones.
+    """
 
     index: torch.Tensor  # (S, b, B) rows of the cohort's data
     weight: torch.Tensor  # (S, b, B) of a loss, 1 / (size of that batch); 0 for padding

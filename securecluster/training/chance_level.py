@@ -15,7 +15,9 @@ from securecluster.messaging.messages import Rows
 from securecluster.training.local_trainer import LocalTrainer
 
 ENOUGH_ROUNDS = 10
-"""rounds of averaging that are asked for, from which on a model that has learned nothing is worth a word"""
+"""rounds of averaging that are asked for, from which on a model that has learned nothing is worth a
+word
+"""
 SHARE = 0.25
 """share of clients from which on it is"""
 
@@ -45,9 +47,10 @@ class Chance:
 def at_chance(cohort: LocalTrainer, models: Rows, scores: NDArray[np.float64]) -> Chance:
     """Return the clients whose model has learned nothing.
 
-    A model that ignores its input, as after too large steps, has at least the training loss of the best single answer to the
-    samples of all clients that hold it, and at most the share of the most frequent label as its accuracy. Both must be
-    so. Models whose clients' targets are all the same are not judged, since there a single answer is right.
+    A model that ignores its input, as after too large steps, has at least the training loss of the
+    best single answer to the samples of all clients that hold it, and at most the share of the most
+    frequent label as its accuracy. Both must be so. Models whose clients' targets are all the same
+    are not judged, since there a single answer is right.
 
     Args:
         models: each client's own, (m, d).
@@ -88,7 +91,9 @@ def _sharing(models: Rows) -> list[list[int]]:
 def _above_frequent_label(
     cohort: LocalTrainer, members: Sequence[int], scores: NDArray[np.float64]
 ) -> bool:
-    """Return whether a model's accuracy is above the share of the most frequent label among its clients' held-out samples."""
+    """Return whether a model's accuracy is above the share of the most frequent label among its
+    clients' held-out samples.
+    """
     tested = [k for k in members if not np.isnan(scores[k])]
     if not cohort.model.objective.higher or not tested:
         return False

@@ -15,19 +15,24 @@ class Secret(Protocol):
     """Where what nobody else may foresee is drawn from: noise, and which examples are in a batch."""
 
     def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
-        """32 bytes, which follow from a client's key, what they are for, the number of the call, and `about`."""
+        """32 bytes, which follow from a client's key, what they are for, the number of the call,
+        and `about`.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What SGD_n(θ, D_i) means: `steps` mini-batches where given, else `epochs` passes over the client's own data, dropout on or off.
+    """What SGD_n(θ, D_i) means: `steps` mini-batches where given, else `epochs` passes over the
+    client's own data, dropout on or off.
 
-    With `clip` it is DP-SGD (Abadi et al. 2016, Algorithm 1): each example is in a mini-batch with probability `rate`, on its own, each
-    example's gradient is clipped to the L2 norm `clip`, and their sum gets Gaussian noise of standard deviation `noise`·`clip` in each
-    coordinate before it is divided by the number of examples expected.
+    With `clip` it is DP-SGD (Abadi et al. 2016, Algorithm 1): each example is in a mini-batch with
+    probability `rate`, on its own, each example's gradient is clipped to the L2 norm `clip`, and
+    their sum gets Gaussian noise of standard deviation `noise`·`clip` in each coordinate before it
+    is divided by the number of examples expected.
 
-    With `keep_momentum` each client's momentum buffer lives on between its trainings; else it starts from zero in each.
+    With `keep_momentum` each client's momentum buffer lives on between its trainings; else it
+    starts from zero in each.
     """
 
     lr: float
@@ -55,10 +60,12 @@ class LocalTraining:
         return self.steps if self.steps is not None else self.epochs * -(-size // self.batch_size)
 
     def variance(self, size: int) -> float:
-        """What the noise of DP-SGD adds to the variance of each number of an update of a client with n examples (ours).
+        """What the noise of DP-SGD adds to the variance of each number of an update of a client
+        with n examples (ours).
 
-        Of SGD, with momentum μ, to first order in the learning rate: lr² (zC/(q n))² Σ_m ((1 − μ^m)/(1 − μ))² over m = 1 … the number of
-        steps, which is exact for one step; curvature and batches are left out. 0 for Adam, which has no such form.
+        Of SGD, with momentum μ, to first order in the learning rate: lr² (zC/(q n))² Σ_m ((1 −
+        μ^m)/(1 − μ))² over m = 1 … the number of steps, which is exact for one step; curvature and
+        batches are left out. 0 for Adam, which has no such form.
         """
         if self.optimizer != "sgd":
             return 0.0
@@ -84,7 +91,8 @@ def check_training(plan: LocalTraining) -> None:
     for name, good in checks.items():
         if not good:
             raise UsageError(
-                f"{name} = {getattr(plan, name)!r} cannot train: lr is a positive number, epochs, steps and batch_size are whole numbers"
+                f"{name} = {getattr(plan, name)!r} cannot train: lr is a positive number, epochs, "
+                "steps and batch_size are whole numbers"
                 " from 1, momentum is in [0, 1)"
             )
     if plan.optimizer == "adam" and plan.momentum:
@@ -103,7 +111,8 @@ def _check_kept(plan: LocalTraining) -> None:
         )
     if plan.private:
         raise UsageError(
-            "keep_momentum would carry a training whose reply was lost, and is not counted, into later"
+            "keep_momentum would carry a training whose reply was lost, and is not counted, into "
+            "later"
             " updates: with dp_unit example and a clip leave it out, or take dp_unit client"
         )
 
@@ -117,11 +126,13 @@ def _check_private(plan: LocalTraining) -> None:
             or not 0 <= float(value) < math.inf
         ):
             raise UsageError(
-                f"{name} = {value!r} is no bound or noise of a gradient: give a finite number from 0"
+                f"{name} = {value!r} is no bound or noise of a gradient: give a finite number from "
+                "0"
             )
     if plan.noise and not plan.clip:
         raise UsageError(
-            f"noise = {plan.noise!r} protects nothing without a bound: give a clip too, the largest norm of an example's gradient"
+            f"noise = {plan.noise!r} protects nothing without a bound: give a clip too, the "
+            "largest norm of an example's gradient"
         )
 
 

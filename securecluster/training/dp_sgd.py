@@ -1,12 +1,16 @@
-"""DP-SGD of many clients at once: each example's gradient clipped, their sum with noise (Abadi et al. 2016, Algorithm 1).
+"""DP-SGD of many clients at once: each example's gradient clipped, their sum with noise (Abadi et
+al. 2016, Algorithm 1).
 
-Where the model is a stack of layers by hand, one backward pass gives every layer's input and output gradient, and from these the norm of
-each example's gradient, ‖d‖²(‖x‖² + 1) for a dense layer (Goodfellow 2015; Lee and Kifer 2021; "ghost clipping": Li et al. 2022). The
-clipped sum is one more product of the same tensors with rescaled rows (Bu et al. 2023, "book-keeping"), so no gradient of a single
-example of a dense layer is ever made. Any other module trains its examples as if each were a client of its own (`FlatModel.gradients`).
+Where the model is a stack of layers by hand, one backward pass gives every layer's input and output
+gradient, and from these the norm of each example's gradient, ‖d‖²(‖x‖² + 1) for a dense layer
+(Goodfellow 2015; Lee and Kifer 2021; "ghost clipping": Li et al. 2022). The clipped sum is one more
+product of the same tensors with rescaled rows (Bu et al. 2023, "book-keeping"), so no gradient of a
+single example of a dense layer is ever made. Any other module trains its examples as if each were a
+client of its own (`FlatModel.gradients`).
 
-What is secret is drawn from a seed of the client, the call, the weights that it starts from, its examples and the plan: which examples
-are in a batch, and the noise. Asked the same again, a client makes the same draws; asked anything else, others.
+What is secret is drawn from a seed of the client, the call, the weights that it starts from, its
+examples and the plan: which examples are in a batch, and the noise. Asked the same again, a client
+makes the same draws; asked anything else, others.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ class DPSGDState:
         sizes: how many examples each has, taken as public.
         weights: the models they start from, (b, d).
         block: examples whose gradients may be in memory at once, where a model has none by hand.
-        data: what stands for each client's examples: other examples have other noise, or two answers' difference would have none.
+        data: what stands for each client's examples: other examples have other noise, or two
+            answers' difference would have none.
     """
 
     def __init__(
@@ -82,8 +87,8 @@ class DPSGDState:
     def add_noise(self, sums: torch.Tensor) -> None:
         """Round the sums of a step to their grids and add its noise, in place.
 
-        The noise belongs to the rounded sums. Sums that differ, of gradients that another machine rounded otherwise,
-        have another noise: under the same one their difference would tell them.
+        The noise belongs to the rounded sums. Sums that differ, of gradients that another machine
+        rounded otherwise, have another noise: under the same one their difference would tell them.
 
         Args:
             sums: (k, d) of the first k clients.
@@ -114,8 +119,10 @@ class DPSGDState:
         """One step of the first k clients, by (Σ clipped gradients + noise)/(q n).
 
         Args:
-            x: (k, n, …). y: targets (k, n, …). weight: (k, n), 1/(q n), 0 for padding. keys: of dropout, (k,).
-            places: of the examples among their client's own, (k, n): which mask an example has does not depend on who else is drawn.
+            x: (k, n, …). y: targets (k, n, …). weight: (k, n), 1/(q n), 0 for padding. keys: of
+                dropout, (k,).
+            places: of the examples among their client's own, (k, n): which mask an example has does
+                not depend on who else is drawn.
         """
         total = self._room[: len(x)].zero_()
         views = model.views(total)
@@ -153,7 +160,9 @@ def _keyed(secret: bytes, about: bytes, row: torch.Tensor) -> bytes:
 
 
 def _digests(weights: torch.Tensor, plan: LocalTraining) -> Iterator[bytes]:
-    """What each client's call is about, beside its number: the weights it starts from, often its neighbour's, and how it trains."""
+    """What each client's call is about, beside its number: the weights it starts from, often its
+    neighbour's, and how it trains.
+    """
     plain = astuple(plan)[:-1]  # without keep_momentum, which DP-SGD has not
     values = [
         v if v is None or isinstance(v, str | bool) else float(v) for v in plain
@@ -197,7 +206,9 @@ def _one_by_one(
     total: Params,
     block: int,
 ) -> None:
-    """Add the clipped and weighted gradients to `total`, by name: `block` examples at a time, each as a client with one sample."""
+    """Add the clipped and weighted gradients to `total`, by name: `block` examples at a time, each
+    as a client with one sample.
+    """
     if len(x) > 1 and block < FEW * x.shape[1]:  # their weights need no copies one client at a time
         for c in range(len(x)):
             one = slice(c, c + 1)

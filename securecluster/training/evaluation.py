@@ -1,4 +1,6 @@
-"""What models make of clients' samples: those of all clients that share a model go through it together."""
+"""What models make of clients' samples: those of all clients that share a model go through it
+together.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ EVALUATED = 1000  # samples at a time
 
 @dataclass(frozen=True)
 class Samples:
-    """Clients' samples, x (N, …) and y (N, …), one client after the other: client k's are `offsets[k]` to `offsets[k + 1]`."""
+    """Clients' samples, x (N, …) and y (N, …), one client after the other: client k's are
+    `offsets[k]` to `offsets[k + 1]`.
+    """
 
     x: torch.Tensor
     y: torch.Tensor
@@ -35,7 +39,9 @@ class Samples:
         device: torch.device,
         dtype: torch.dtype | None,
     ) -> Samples:
-        """One client after the other, on the device where they are used; labels and tokens stay whole numbers."""
+        """One client after the other, on the device where they are used; labels and tokens stay
+        whole numbers.
+        """
         ends = np.cumsum([0, *map(len, y)])
 
         def placed(parts: Sequence[NDArray[Any]]) -> torch.Tensor:
@@ -65,13 +71,15 @@ class Samples:
         who: Sequence[int],
         bound: float | None = None,
     ) -> NDArray[np.float64]:
-        """The mean score of each of `who`'s samples under its own row of `flat`, (len(who),); NaN where it has no sample.
+        """The mean score of each of `who`'s samples under its own row of `flat`, (len(who),); NaN
+        where it has no sample.
 
         Args:
             score: of (outputs, targets), a number a sample: the objective's `losses` or `scores`.
             flat: parameters, one row for each of `who`.
             who: positions of clients.
-            bound: B, where each sample's score is clipped to [0, B], so that none moves the mean by more than B over their number.
+            bound: B, where each sample's score is clipped to [0, B], so that none moves the mean by
+                more than B over their number.
         """
         found = np.full(len(who), np.nan)
         index = flat.index if flat.index is not None else tuple(range(len(flat)))
@@ -98,7 +106,9 @@ class Samples:
         flat: torch.Tensor,
         places: NDArray[np.int64],
     ) -> NDArray[np.float64]:
-        """Each sample's score under one model, dropout off; infinite where a model that has diverged gives none (inf − inf)."""
+        """Each sample's score under one model, dropout off; infinite where a model that has
+        diverged gives none (inf − inf).
+        """
         views = model.views(flat)
         with torch.no_grad():
             parts = torch.split(torch.as_tensor(places).to(self.x.device), EVALUATED)

@@ -1,6 +1,7 @@
 """Clients' data on one device, and their local training as one batch over stacked models.
 
-A client is a batch of one: every operation here has a leading client axis, and client i's numbers do not depend on who else is in
+A client is a batch of one: every operation here has a leading client axis, and client i's numbers
+    do not depend on who else is in
 the batch (to float tolerance).
 """
 
@@ -38,7 +39,9 @@ CPU_CHUNK, GPU_CHUNK = 1 << 22, 1 << 28  # parameters of the clients that train 
 
 @dataclass
 class _Worker:
-    """A thread's own model, since torch swaps parameters in place, and the memory of its chunk's weights, kept from call to call."""
+    """A thread's own model, since torch swaps parameters in place, and the memory of its chunk's
+    weights, kept from call to call.
+    """
 
     model: FlatModel
     room: torch.Tensor  # (b, d), b grows as needed
@@ -64,9 +67,11 @@ class LocalTrainer:
     """The data of some clients, (N, …) concatenated, and batched training on it.
 
     Args:
-        clients: which clients of the federation live here (all by default; a deployed node holds one).
+        clients: which clients of the federation live here (all by default; a deployed node holds
+            one).
         numbers: of the federation's clients; None counts from 0.
-        aside: share of each client's training samples that is kept out of training, to judge models by, in [0, 1).
+        aside: share of each client's training samples that is kept out of training, to judge models
+            by, in [0, 1).
         secret: what clients draw their noise from; needed where they train with noise.
     """
 
@@ -115,17 +120,20 @@ class LocalTrainer:
         room: int = 0,
         scale: Sequence[float] | None = None,
     ) -> torch.Tensor:
-        """Updates SGD_n(θ_i, D_i) − θ_i of the clients `who`, (len(who), d) (Sattler et al. 2019, eq. 1).
+        """Updates SGD_n(θ_i, D_i) − θ_i of the clients `who`, (len(who), d) (Sattler et al. 2019,
+        eq. 1).
 
-        All steps of a chunk of clients run before the next chunk starts, so that its weights stay in cache. On a CPU each of torch's
-        threads takes whole chunks: the products are too small to share.
+        All steps of a chunk of clients run before the next chunk starts, so that its weights stay
+        in cache. On a CPU each of torch's threads takes whole chunks: the products are too small to
+        share.
 
         Args:
             start: the model each of `who` starts from.
             who: positions in this cohort.
             step: names the draw of the batches, with the client and the epoch.
             room: numbers in a row of the result, d or more; those after the first d are 0.
-            scale: what each update is multiplied by (1 without it): a client weighs what it sends to a sum.
+            scale: what each update is multiplied by (1 without it): a client weighs what it sends
+                to a sum.
 
         Raises:
             UsageError: DP-SGD without secret draws.
@@ -133,7 +141,8 @@ class LocalTrainer:
         """
         if plan.private and self.secret is None:
             raise UsageError(
-                "DP-SGD draws its noise and its batches from each client's own key: this cohort was given none (secret=…)"
+                "DP-SGD draws its noise and its batches from each client's own key: this cohort "
+                "was given none (secret=…)"
             )
         if plan.keep_momentum:
             self._momenta = self._momenta or Momenta(len(self.ids), self.start)
@@ -242,7 +251,9 @@ class LocalTrainer:
         return DPSGDState(self.secret, ids, sizes, weights, task.plan, task.step, block, data)
 
     def _chunk_size(self) -> int:
-        """Clients trained together: on a CPU as many as keep their weights in cache, and one where it convolves or says so."""
+        """Clients trained together: on a CPU as many as keep their weights in cache, and one where
+        it convolves or says so.
+        """
         on_cpu = self.device.type == "cpu"
         alone = self.model.convolves or getattr(self.model.module, "alone_on_cpu", False)
         return 1 if not self.model.together or (on_cpu and alone) else self._fitting()
@@ -254,7 +265,9 @@ class LocalTrainer:
         )
 
     def _batches(self, who: int, plan: LocalTraining, step: int) -> Iterator[NDArray[np.int64]]:
-        """Client `who`'s mini-batches in order: a fresh permutation an epoch, the last batch of an epoch may be smaller."""
+        """Client `who`'s mini-batches in order: a fresh permutation an epoch, the last batch of an
+        epoch may be smaller.
+        """
         size, left, epoch = self.sizes[who], plan.number(self.sizes[who]), 0
         while left > 0:
             order = (
@@ -313,15 +326,21 @@ class LocalTrainer:
             self._momenta.recall(memory)
 
     def drawn(self, *path: Part) -> torch.Tensor:
-        """Other initial weights than θ_0, (d,): every client of a run draws the same ones for `path`."""
+        """Other initial weights than θ_0, (d,): every client of a run draws the same ones for
+        `path`.
+        """
         return self.model.redrawn(self._randomness, *path)
 
     def inputs(self, k: int) -> torch.Tensor:
-        """The samples that the client at position k trains on, (n_k, …), as the model takes them; no copy."""
+        """The samples that the client at position k trains on, (n_k, …), as the model takes them;
+        no copy.
+        """
         return self._x[self._offsets[k] : self._offsets[k + 1]]
 
     def scores(self, models: Rows) -> NDArray[np.float64]:
-        """The objective's metric on each client's own test data under its model, (m,); NaN for a client without test data."""
+        """The objective's metric on each client's own test data under its model, (m,); NaN for a
+        client without test data.
+        """
         judge = self.model.objective
         return judge.judged(
             self._test_on.mean(judge.scores, self.model, models, range(len(self.ids)))
@@ -341,10 +360,12 @@ class LocalTrainer:
     def loss(
         self, models: Rows, who: Sequence[int], bound: float | None = None
     ) -> NDArray[np.float64]:
-        """The mean loss (of labels and tokens in nats) on each of `who`'s training samples under its own row of `models`, (len(who),).
+        """The mean loss (of labels and tokens in nats) on each of `who`'s training samples under
+        its own row of `models`, (len(who),).
 
         Args:
-            bound: B, where each sample's loss is clipped to [0, B]; one that is no number counts as B.
+            bound: B, where each sample's loss is clipped to [0, B]; one that is no number counts as
+                B.
         """
         return self._train_on.mean(self.model.objective.losses, self.model, models, who, bound)
 
@@ -353,15 +374,17 @@ class LocalTrainer:
     ) -> NDArray[np.float64]:
         """As `loss`, of several models (r, d) on the samples of each of `who`: (len(who), r).
 
-        Each model sees the samples of all of `who` in one go: products of many samples with one model's weights are what a processor
-        does best, and memory does not grow with r.
+        Each model sees the samples of all of `who` in one go: products of many samples with one
+        model's weights are what a processor does best, and memory does not grow with r.
         """
         columns = [self.loss(Rows(model[None], (0,) * len(who)), who, bound) for model in models]
         return np.stack(columns, 1) if columns else np.zeros((len(who), 0))
 
 
 def _split(order: list[int], size: int, threads: int) -> list[list[int]]:
-    """Chunks of at most `size`, all about equal, and a multiple of `threads` where there are enough clients."""
+    """Chunks of at most `size`, all about equal, and a multiple of `threads` where there are enough
+    clients.
+    """
     number = -(-len(order) // size)
     number = min(len(order), -(-number // threads) * threads)
     return [[int(k) for k in part] for part in np.array_split(order, number)] if order else []

@@ -135,7 +135,8 @@ def test_updates_that_are_not_finite_stop_the_run_by_name(
     assert main(["run", "cfl", *SMALL, "--lr", "1e30", "--quiet", "--out", str(out)]) == 2
     said = capsys.readouterr().err
     assert re.fullmatch(
-        r"securecluster: round \d+: delta of client\(s\) .* is not finite: lower the learning rate \(--lr\)\n",
+        r"securecluster: round \d+: delta of client\(s\) .* is not finite: lower the learning rate "
+        r"\(--lr\)\n",
         said,
     )
     assert not (out / "result.json").exists()

@@ -674,7 +674,8 @@ def test_units_of_privacy_are_not_added_up_and_runs_without_noise_are_named() ->
     assert said == [
         "together, ε of one client: 1 at δ = 1e-05 (a)",
         "together, ε of one example: ∞ (b)",
-        "ε of a client and ε of an example do not add up: neither figure covers the runs of the other",
+        "ε of a client and ε of an example do not add up: neither figure covers the runs of the "
+        "other",
         "without noise, so that ε with it is infinite: c",
         "not counted, what was released before it failed: e",
     ]

@@ -1,4 +1,6 @@
-"""Damage to any file that is read back is a refusal that names the file: bit flips, cuts, zeros, missing files."""
+"""Damage to any file that is read back is a refusal that names the file: bit flips, cuts, zeros,
+missing files.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def files_of(folder: Path) -> list[Path]:
 def check_refusals(
     folder: Path, commands: list[list[str]], wanted: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> int:
-    """Damage each file in each way; every command must refuse in a sentence that names it. Returns how often."""
+    """Damage each file in each way; every command must refuse in a sentence that names it. Returns
+    how often.
+    """
     draw, tried = random.Random(5), 0
     for path in wanted:
         whole = path.read_bytes()

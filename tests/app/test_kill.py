@@ -1,4 +1,6 @@
-"""kill -9 and Ctrl-C at arbitrary moments of a real process. The long version is benchmarks/kills.py."""
+"""kill -9 and Ctrl-C at arbitrary moments of a real process. The long version is
+benchmarks/kills.py.
+"""
 
 from __future__ import annotations
 

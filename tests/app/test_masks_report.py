@@ -1,4 +1,6 @@
-"""Masks on the command line: padding is in the result and in print, and a mask that cannot work leaves nothing behind."""
+"""Masks on the command line: padding is in the result and in print, and a mask that cannot work
+leaves nothing behind.
+"""
 
 from __future__ import annotations
 

@@ -253,7 +253,9 @@ def test_vectors_in_the_clear_are_told_and_nothing_is_claimed_of_the_data(
 
 
 def test_every_private_field_of_every_reply_is_listed_with_its_reader(small: Federation) -> None:
-    """Sealed vectors go to clients, updates to local parameter servers, relevance to the server, in the clear."""
+    """Sealed vectors go to clients, updates to local parameter servers, relevance to the server, in
+    the clear.
+    """
     fitted = OneShot(rounds=2, epochs=1, tasks=2).fit(small)
     privacy = section(fitted)
     found = fields_of(privacy)
@@ -282,7 +284,8 @@ def test_what_noise_masks_and_servers_hide_is_derived_from_how_replies_left(
     masked = section(FedAvg(rounds=1, epochs=1, mask="permutation").fit(small))
     assert masked["unseen"] == ["which coordinate is which in delta of contribute"]
     assert masked["unprotected"] == [
-        "size of contribute went without mask or noise: a client's data, or much of them, may follow"
+        "size of contribute went without mask or noise: a client's data, or much of them, may "
+        "follow"
     ]
     mixed = section(FedAvg(rounds=1, epochs=1, mask="rotation").fit(small))
     assert mixed["unseen"] == ["single coordinates, which are mixed, in delta of contribute"]
@@ -381,7 +384,8 @@ def test_the_shared_files_with_the_numbers_of_samples_are_named(tmp_path: Path) 
         assert there == (name == "noised")
         said = [text for text in section(fitted)["uncovered_files"] if "number of samples" in text]
         assert said == [
-            f"{'config.json, ' if there else ''}learned.safetensors: each client's number of samples"
+            f"{'config.json, ' if there else ''}learned.safetensors: each client's number of "
+            "samples"
         ]
 
 

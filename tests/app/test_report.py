@@ -25,7 +25,8 @@ LINE: dict[str, Any] = {
 def test_a_line_of_clustering_says_the_sizes() -> None:
     clustered = [list(range(5)), list(range(5, 8)), list(range(8, 20))]
     assert report.line_text(LINE | {"clustered": clustered}, 9) == (
-        "round   7/9  clusters 4  accuracy 0.500  ARI 1.00  up 1.5 kB down 2.50 MB  [bold]clustered into 12 + 5 + 3[/bold]"
+        "round   7/9  clusters 4  accuracy 0.500  ARI 1.00  up 1.5 kB down 2.50 MB  "
+        "[bold]clustered into 12 + 5 + 3[/bold]"
     )
     many = report.line_text(LINE | {"clustered": [[i] for i in range(100)]}, 9)
     assert "clustered into 1 + 1" in many and many.count(" + ") == 12 and "… (100 clusters)" in many
@@ -127,11 +128,13 @@ def test_what_went_between_servers_and_what_they_saw_is_told_where_there_is_some
     report.show(_content(bytes=sent, privacy=seen), Path("here"), ("a", "b", "c", "d"))
     told = capsys.readouterr().out
     assert re.search(
-        r"│ train +│ 3,000 +│ +5 │ +0 │\n│ merge +│ +0 │ +0 │ +1,234 │\n│ all +│ 3,000 +│ +5 │ +1,234 │",
+        r"│ train +│ 3,000 +│ +5 │ +0 │\n│ merge +│ +0 │ +0 │ +1,234 │\n│ all +│ 3,000 +│ +5 │ "
+        r"+1,234 │",
         told,
     )
     assert re.search(
-        r"│ saw +│ relevance +│\n│ a local parameter server saw +│ updates of its clients +│\n│ did not see ",
+        r"│ saw +│ relevance +│\n│ a local parameter server saw +│ updates of its clients +│\n│ "
+        r"did not see ",
         told,
     )
 

@@ -1,4 +1,6 @@
-"""Processes that are stopped, and outputs that cannot be written: a sentence, an exit code, and a run to go on with."""
+"""Processes that are stopped, and outputs that cannot be written: a sentence, an exit code, and a
+run to go on with.
+"""
 
 from __future__ import annotations
 
@@ -226,7 +228,8 @@ def test_too_little_memory_is_a_sentence(
         monkeypatch.setattr(execution, "carry_out", fail)
         assert main([*RUN, "--out", str(tmp_path / "r"), "--force"]) == 2
         assert capsys.readouterr().err == (
-            "securecluster: there is not enough memory: use fewer clients, fewer samples or a smaller model\n"
+            "securecluster: there is not enough memory: use fewer clients, fewer samples or a "
+            "smaller model\n"
         )
     monkeypatch.setattr(execution, "carry_out", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

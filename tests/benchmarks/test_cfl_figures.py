@@ -1,4 +1,6 @@
-"""The scripts for the figures of Sattler et al. 2019, at the smallest scale: what they draw, that they go on, and what they report."""
+"""The scripts for the figures of Sattler et al. 2019, at the smallest scale: what they draw, that
+they go on, and what they report.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run(
     script: Any, monkeypatch: pytest.MonkeyPatch, cells: list[dict[str, Any]]
 ) -> list[dict[str, str]]:
-    """The script on some cells, with one that only `--full` runs: its rows, read back; run twice, it measures nothing again."""
+    """The script on some cells, with one that only `--full` runs: its rows, read back; run twice,
+    it measures nothing again.
+    """
     full = {**cells[0], "scale": "full"}
     monkeypatch.setattr(script, "cells", lambda scale, seeds: [full] if scale == "full" else cells)
     picture = script.main(["--seeds", "1"])

@@ -1,4 +1,6 @@
-"""The scripts for the tables of Briggs et al. 2020: their cells, and a table at the smallest scale, read back and gone on with."""
+"""The scripts for the tables of Briggs et al. 2020: their cells, and a table at the smallest scale,
+read back and gone on with.
+"""
 
 from __future__ import annotations
 

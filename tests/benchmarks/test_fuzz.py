@@ -1,4 +1,6 @@
-"""A short fuzz of frames: nothing goes unnamed, nothing is slow or large; and the fuzz finds what is not bounded."""
+"""A short fuzz of frames: nothing goes unnamed, nothing is slow or large; and the fuzz finds what
+is not bounded.
+"""
 
 from __future__ import annotations
 

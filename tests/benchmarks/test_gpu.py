@@ -1,4 +1,6 @@
-"""The command that checks a device and times it: its budget, its watchdog, its files, and a few of its checks."""
+"""The command that checks a device and times it: its budget, its watchdog, its files, and a few of
+its checks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The settings that earlier defaults failed on: their clients, a tiny run, and the report with an earlier version's figures."""
+"""The settings that earlier defaults failed on: their clients, a tiny run, and the report with an
+earlier version's figures.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The attack on label distributions: what it reads through a permutation, and that the numbers told of it are those measured."""
+"""The attack on label distributions: what it reads through a permutation, and that the numbers told
+of it are those measured.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_columns_that_move_alike_are_one_group() -> None:
 
 
 def test_the_attack_reads_what_the_server_read(federation: Federation) -> None:
-    """Without a mask its rows are clients' mean updates, whose weighted mean is the step of the model."""
+    """Without a mask its rows are clients' mean updates, whose weighted mean is the step of the
+    model.
+    """
     fitted = FedAvg(rounds=1, model="linear").fit(
         federation, Settings(transcript="full", threads=1)
     )

@@ -1,4 +1,6 @@
-"""What is made of NSIM's layers and masked models: the pieces against what they undo, and the script at the smallest scale."""
+"""What is made of NSIM's layers and masked models: the pieces against what they undo, and the
+script at the smallest scale.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The scripts for the tables and figures of Ali & Arafa 2024, at the smallest scale: what they measure, draw and leave out."""
+"""The scripts for the tables and figures of Ali & Arafa 2024, at the smallest scale: what they
+measure, draw and leave out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The comparison with other frameworks, as far as it can be tested without them: what the workers read, and that they do equal work."""
+"""The comparison with other frameworks, as far as it can be tested without them: what the workers
+read, and that they do equal work.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Default learning rates: by network, and lower for known sets of bright images where a layer sees all of one."""
+"""Default learning rates: by network, and lower for known sets of bright images where a layer sees
+all of one.
+"""
 
 from __future__ import annotations
 

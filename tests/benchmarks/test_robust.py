@@ -1,4 +1,6 @@
-"""The twenty settings of the robust table: what their clients hold, and a table of one tiny setting."""
+"""The twenty settings of the robust table: what their clients hold, and a table of one tiny
+setting.
+"""
 
 from __future__ import annotations
 

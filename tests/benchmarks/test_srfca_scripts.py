@@ -1,4 +1,6 @@
-"""The scripts for SR-FCA's evidence: their cells, and a sheet at the smallest scale, read back and gone on with."""
+"""The scripts for SR-FCA's evidence: their cells, and a sheet at the smallest scale, read back and
+gone on with.
+"""
 
 from __future__ import annotations
 

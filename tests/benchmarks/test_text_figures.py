@@ -1,4 +1,6 @@
-"""The scripts on text at the smallest scale: what they measure, that they go on, and what they draw."""
+"""The scripts on text at the smallest scale: what they measure, that they go on, and what they
+draw.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Merges and cuts against scipy and scikit-learn; the default threshold on hand-made and drawn distances."""
+"""Merges and cuts against scipy and scikit-learn; the default threshold on hand-made and drawn
+distances.
+"""
 
 from __future__ import annotations
 
@@ -249,7 +251,9 @@ SPLIT, TOGETHER = (
 def test_the_number_of_tasks_comes_of_the_largest_gap_of_angles(
     sizes: list[int], within: float, across: float, found: bool
 ) -> None:
-    """2·arcsin √0.1, √0.18, √0.2, √0.5, √0.62, √0.64 are 0.644, 0.876, 0.927, 1.571, 1.813, 1.855; the least gap is 0.26."""
+    """2·arcsin √0.1, √0.18, √0.2, √0.5, √0.62, √0.64 are 0.644, 0.876, 0.927, 1.571, 1.813, 1.855;
+    the least gap is 0.26.
+    """
     apart, truth = tasks(sizes, within, across)
     tree = merges(apart, "average")
     assert cut(tree, tasks_of(tree)) == (truth if found else [0] * len(truth))

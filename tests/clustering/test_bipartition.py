@@ -28,7 +28,9 @@ def symmetric(m: int, draw: np.random.Generator, levels: int | None) -> Alpha:
 
 
 def brute_force(alpha: Alpha) -> tuple[float, list[set[int]]]:
-    """The smallest possible largest cross-similarity, and every first half (the one with client 0) that reaches it."""
+    """The smallest possible largest cross-similarity, and every first half (the one with client 0)
+    that reaches it.
+    """
     m, best, halves = len(alpha), np.inf, []
     for size in range(m - 1):
         for others in combinations(range(1, m), size):

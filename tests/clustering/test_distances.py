@@ -1,4 +1,6 @@
-"""Pairwise distances against scipy's, and against exact differences where a Gram matrix would cancel."""
+"""Pairwise distances against scipy's, and against exact differences where a Gram matrix would
+cancel.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ def direct(x: torch.Tensor) -> tuple[Rows, Rows, Rows]:
 
 
 def check(x: torch.Tensor, p: int, rank: int) -> None:
-    """What defines leading eigenpairs: eigenvalues, residuals, orthonormality, signs; zeros beyond the rank."""
+    """What defines leading eigenpairs: eigenvalues, residuals, orthonormality, signs; zeros beyond
+    the rank.
+    """
     values, vectors = top(x, p)
     gram, known, _ = direct(x)
     own, rows = values.numpy(), vectors.numpy()

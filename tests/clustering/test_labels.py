@@ -1,4 +1,6 @@
-"""The bipartition against brute force, against Sattler's Algorithm 1 written out here, and against scikit-learn."""
+"""The bipartition against brute force, against Sattler's Algorithm 1 written out here, and against
+scikit-learn.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def matrices(most: int) -> st.SearchStrategy[Alpha]:
 
 
 def brute_force(alpha: Alpha) -> tuple[float, list[tuple[int, ...]]]:
-    """The smallest cross maximum over all bipartitions, and each first half (with 0) that reaches it."""
+    """The smallest cross maximum over all bipartitions, and each first half (with 0) that reaches
+    it.
+    """
     m = len(alpha)
     best, optima = float("inf"), []
     for mask in range(2 ** (m - 1) - 1):
@@ -59,7 +63,9 @@ def brute_force(alpha: Alpha) -> tuple[float, list[tuple[int, ...]]]:
 
 
 def algorithm_1(alpha: Alpha) -> set[frozenset[int]]:
-    """Sattler et al. 2019, Algorithm 1: all pairs by descending similarity are merged until two components are left."""
+    """Sattler et al. 2019, Algorithm 1: all pairs by descending similarity are merged until two
+    components are left.
+    """
     m = len(alpha)
     component = list(range(m))
     pairs = sorted(((i, j) for i in range(m) for j in range(i)), key=lambda p: -alpha[p])

@@ -1,4 +1,6 @@
-"""Clusterers of similarities against scikit-learn's, under ties, and what noise may not make of them."""
+"""Clusterers of similarities against scikit-learn's, under ties, and what noise may not make of
+them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ NOISY = CLUSTERERS[1:]
 def points(
     seed: int, k: int, each: int = 6, spread: float = 0.3
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Points around the corners of a simplex, so that clusters' similarities are negative, and their clusters."""
+    """Points around the corners of a simplex, so that clusters' similarities are negative, and
+    their clusters.
+    """
     draw, labels = np.random.default_rng(seed), np.arange(k * each) % k
     corners = np.eye(k) - 1 / k if k > 1 else np.ones((1, 1))
     wide = np.pad(corners, ((0, 0), (0, 20)))[labels]

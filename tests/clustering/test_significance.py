@@ -1,4 +1,6 @@
-"""The null distribution of a significance test, against what it was estimated from, and its p-values against exact ones."""
+"""The null distribution of a significance test, against what it was estimated from, and its
+p-values against exact ones.
+"""
 
 from __future__ import annotations
 

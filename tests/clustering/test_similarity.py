@@ -160,7 +160,9 @@ def test_cosines_with_other_rows_are_scikit_learns() -> None:
 
 
 def test_norms_and_cosines_are_those_without_noise() -> None:
-    """Updates of norm about 1 under noise of norm about 3: what is taken off leaves an error that falls as 1/√d."""
+    """Updates of norm about 1 under noise of norm about 3: what is taken off leaves an error that
+    falls as 1/√d.
+    """
     generator = torch.Generator().manual_seed(0)
     d, m, sigma = 200_000, 6, 3 / 200_000**0.5
     clean = (

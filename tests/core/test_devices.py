@@ -1,9 +1,11 @@
-"""A device that exists in name only: what lies on it refuses to meet main memory, and rounds differently.
+"""A device that exists in name only: what lies on it refuses to meet main memory, and rounds
+differently.
 
-Its tensors are computed in main memory. As on CUDA, it is an error to combine them with a CPU tensor, to turn them into
-numpy, or to index a CPU tensor by them; and their products and sums differ from the CPU's in the last places, so numbers are
-equal bit for bit only if they were computed in the same place. This does not show that CUDA has a kernel for an operation,
-or that the kernel is deterministic or right: `securecluster.benchmarks.gpu` does, where there is a GPU.
+Its tensors are computed in main memory. As on CUDA, it is an error to combine them with a CPU
+tensor, to turn them into numpy, or to index a CPU tensor by them; and their products and sums
+differ from the CPU's in the last places, so numbers are equal bit for bit only if they were
+computed in the same place. This does not show that CUDA has a kernel for an operation, or that the
+kernel is deterministic or right: `securecluster.benchmarks.gpu` does, where there is a GPU.
 """
 
 from __future__ import annotations
@@ -453,7 +455,8 @@ def test_networks_train_elsewhere(kind: str, name: str, clip: float) -> None:
         assert cohort.loss(Rows(cohort.start[None] + updates), range(3)).shape == (3,)
         return updates.cpu()
 
-    if clip:  # batches of DP-SGD are drawn from the bits of a client's samples, which are the same everywhere
+    # batches of DP-SGD are drawn from the bits of a client's samples, which are the same everywhere
+    if clip:
         plan = replace(plan, noise=0.1)
     here = trained(torch.device("cpu"))
     with pretending():

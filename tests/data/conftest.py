@@ -53,7 +53,9 @@ def toy() -> Callable[..., Source]:
 
 @pytest.fixture
 def real_data(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of real image sets, which the environment then names; the test is skipped where there is none."""
+    """The folder of real image sets, which the environment then names; the test is skipped where
+    there is none.
+    """
     beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
     folder = Path(os.environ.get(FOLDER) or beside)
     if not (folder / "mnist").is_dir():

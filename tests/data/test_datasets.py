@@ -1,4 +1,6 @@
-"""Image sets from parquet files and from the hub: only what is dealt is decoded, and every mistake is named."""
+"""Image sets from parquet files and from the hub: only what is dealt is decoded, and every mistake
+is named.
+"""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ def test_held_out_tables_are_matched_too() -> None:
         (Table(X, ["a", "b", "b"]), "client 'bob' has two columns 'b'"),
         (
             X,
-            "columns of client 'ann' have names and those of 'bob' have none: give tables for all clients",
+            "columns of client 'ann' have names and those of 'bob' have none: give tables for all "
+            "clients",
         ),
         (Table(X, [0, 1, 2]), "columns of client 'ann' have names and those of 'bob' have none"),
     ],

@@ -117,7 +117,8 @@ def test_the_same_seed_makes_the_same_federation() -> None:
         ({"data": "digit"}, "did you mean 'digits'"),
         (
             {"data": "xyz"},
-            "choose one of ag_news, cifar10, cifar100, digits, fashion_mnist, femnist, mnist, mobility, shakespeare",
+            "choose one of ag_news, cifar10, cifar100, digits, fashion_mnist, femnist, mnist, "
+            "mobility, shakespeare",
         ),
         ({"clients": 0}, "0 clients"),
         ({"clients": -3}, "-3 clients"),
@@ -401,7 +402,8 @@ def test_scenarios_go_by_name_too() -> None:
 def test_a_repr_is_one_short_line() -> None:
     federation = Federation.simulate("digits", clients=4, samples=20, seed=0)
     assert repr(federation) == (
-        "<Federation digits (label-swap): 4 clients, 80 training and 20 test samples of shape (1, 8, 8), 10 classes, seed 0>"
+        "<Federation digits (label-swap): 4 clients, 80 training and 20 test samples of shape (1, "
+        "8, 8), 10 classes, seed 0>"
     )
     wide = Federation.from_arrays({"ann": (np.ones((4, 500)), [0, 1, 0, 1])}, seed=0)
     named = replace(wide, feature_names=tuple(f"pixel{k}" for k in range(500)))

@@ -1,4 +1,6 @@
-"""Who gets which samples: disjointness, sizes, shares of labels, and true clusters that match the data."""
+"""Who gets which samples: disjointness, sizes, shares of labels, and true clusters that match the
+data.
+"""
 
 from __future__ import annotations
 
@@ -192,7 +194,9 @@ def test_more_clients_than_samples_are_refused(toy: Toy) -> None:
 
 
 def test_shards_are_cut_from_sorted_labels_as_printed(toy: Toy) -> None:
-    """600 samples of ten labels in 20 shards of 24: a shard lies in one label or across two neighbours."""
+    """600 samples of ten labels in 20 shards of 24: a shard lies in one label or across two
+    neighbours.
+    """
     federation = Federation.simulate(
         toy(600, test=100), scenario=Pathological(), clients=10, seed=0
     )

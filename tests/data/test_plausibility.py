@@ -46,7 +46,8 @@ def test_labels_far_beyond_their_number_are_refused(labels: Any, classes: int) -
     largest = int(labels.max())
     with pytest.raises(
         UsageError,
-        match=f"largest label is {largest}, and only {classes} different labels occur: number labels from 0",
+        match=f"largest label is {largest}, and only {classes} different labels occur: number "
+        "labels from 0",
     ) as e:
         three(X, labels)
     assert f"classes={largest + 1}" in str(e.value) and "\n" not in str(e.value)
@@ -255,6 +256,7 @@ def test_text_and_positions_raise_no_doubts() -> None:
 def test_a_repr_shows_no_data() -> None:
     federation = three(X, Y)
     assert repr(federation) == (
-        "<Federation arrays (own): 3 clients, 48 training and 12 test samples of shape (4,), 3 classes, seed 0>"
+        "<Federation arrays (own): 3 clients, 48 training and 12 test samples of shape (4,), 3 "
+        "classes, seed 0>"
     )
     assert repr(federation.shards[0]) == "<Shard: 16 samples of shape (4,), 4 held out>"

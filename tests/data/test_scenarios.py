@@ -144,7 +144,9 @@ def test_inversion_makes_negatives_of_the_second_cluster() -> None:
     ],
 )
 def test_federations_treat_training_and_test_data_alike(kind: Scenario, toy: Toy) -> None:
-    """What happened to a sample is read off its pixels and label; it must be the same within a cluster, and differ elsewhere."""
+    """What happened to a sample is read off its pixels and label; it must be the same within a
+    cluster, and differ elsewhere.
+    """
     source = toy(n=2000, test=400)
     federation = Federation.simulate(source, scenario=kind, clients=12, samples=40, seed=5)
     assert federation.truth is not None and source.test is not None

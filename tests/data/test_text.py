@@ -36,7 +36,8 @@ LEAF = [
 ]
 ARTICLES = [
     (
-        'Oil #39;s up  quot;again quot; Oil\\prices rose &lt;A HREF="x.com?a=b"&gt;to&lt;/A&gt; \\$3.5 #36; a barrel',
+        'Oil #39;s up  quot;again quot; Oil\\prices rose &lt;A HREF="x.com?a=b"&gt;to&lt;/A&gt; '
+        "\\$3.5 #36; a barrel",
         2,
     ),
     ("Wolves win cup: the wolves won #39;em all", 1),
@@ -248,7 +249,8 @@ def test_test_articles_are_read_by_the_training_articles_words(folder: Path) -> 
         (
             "shakespeare/shakespeare",
             None,
-            "where no shakespeare/shakespeare.parquet lies: put it there, or unset SECURECLUSTER_DATA",
+            "where no shakespeare/shakespeare.parquet lies: put it there, or unset "
+            "SECURECLUSTER_DATA",
         ),
         (
             "shakespeare/shakespeare",

@@ -1,4 +1,6 @@
-"""Dealing sequences: topics, natural clients in the order of time, and what has no labels to deal by."""
+"""Dealing sequences: topics, natural clients in the order of time, and what has no labels to deal
+by.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def text(
     groups: Any = None,
     gap: int | None = None,
 ) -> Source:
-    """A source of texts; groups by the row's number unless they are given, and larger the later they come."""
+    """A source of texts; groups by the row's number unless they are given, and larger the later
+    they come.
+    """
     draw = np.random.default_rng(n)
 
     def topics(count: int) -> Any:

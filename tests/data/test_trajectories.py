@@ -35,7 +35,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write_mobility(
     folder: Path, users: tuple[str, ...] = ("a", "b", "c"), **changed: Any
 ) -> list[tuple[str, int, float, float, int]]:
-    """Rows (user, t, x, y, leg) in random order: two legs each, `b` misses a sample within a leg, `c` has hardly any."""
+    """Rows (user, t, x, y, leg) in random order: two legs each, `b` misses a sample within a leg,
+    `c` has hardly any.
+    """
     draw, rows = np.random.default_rng(0), []
     for user, legs in (("a", (40, 30)), ("b", (60, 12)), ("c", (14, 11))):
         time = 1000

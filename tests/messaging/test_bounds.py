@@ -1,4 +1,6 @@
-"""What frames may hold by the configuration: each wrong number is refused before anything is made of it."""
+"""What frames may hold by the configuration: each wrong number is refused before anything is made
+of it.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,9 @@ class Empty:
 
 
 def tensors(*lead: int) -> st.SearchStrategy[torch.Tensor]:
-    """Tensors whose bytes are arbitrary (NaN payloads and negative zeros too), possibly of no element at all."""
+    """Tensors whose bytes are arbitrary (NaN payloads and negative zeros too), possibly of no
+    element at all.
+    """
 
     def make(dtype: torch.dtype, rest: list[int], seed: int) -> torch.Tensor:
         shape = (*lead, *rest)
@@ -307,7 +309,9 @@ def test_headers_with_other_fields_are_refused(header: Any) -> None:
 @pytest.mark.parametrize("field", ["round", "step", "members"])
 @pytest.mark.parametrize("value", [-1, 1 << 96])
 def test_negative_and_giant_counts_in_a_header_are_refused(field: str, value: int) -> None:
-    """The step becomes the nonce of a mask, 12 bytes without a sign: such a frame would crash the client that answers it."""
+    """The step becomes the nonce of a mask, 12 bytes without a sign: such a frame would crash the
+    client that answers it.
+    """
     refused(
         encode(dataclasses.replace(HEADER, **{field: value}), Narrow(Rows(torch.zeros(1, 2)), 1))
     )

@@ -68,7 +68,8 @@ def test_every_network_can_train_many_clients_at_once() -> None:
         ((28, 28), r"samples of shape 28×28 have no axis of channels: add one with X\[:, None\]"),
         (
             (28, 28, 3),
-            r"in samples of shape 28×28×3 channels seem to come last: move them with np.moveaxis\(X, -1, 1\)",
+            r"in samples of shape 28×28×3 channels seem to come last: move them with "
+            r"np.moveaxis\(X, -1, 1\)",
         ),
         ((3, 2, 28), "images of at least .* pixels, not samples of shape 3×2×28"),
     ],

@@ -270,7 +270,9 @@ def test_protocols_run_on_sequences_and_judge_them(
 
 @pytest.mark.parametrize("kind", [Language(), Trajectory((10.0, 6.0))], ids=lambda kind: kind.kind)
 def test_a_model_that_has_diverged_is_judged_by_a_finite_number(kind: Objective) -> None:
-    """Files of numbers have no infinity, and a client with test data must not look like one without."""
+    """Files of numbers have no infinity, and a client with test data must not look like one
+    without.
+    """
     made = cohort(kind, Words() if isinstance(kind, Language) else Track())
     worst = torch.full_like(made.start, 1e300)  # outputs overflow: inf − inf
     found = made.scores(Rows(worst[None], (0,) * 3))

@@ -1,4 +1,6 @@
-"""The networks for sequences: their sizes, what they take, and many clients at once against plain modules."""
+"""The networks for sequences: their sizes, what they take, and many clients at once against plain
+modules.
+"""
 
 from __future__ import annotations
 

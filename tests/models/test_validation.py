@@ -540,7 +540,8 @@ def test_parameters_that_cannot_be_drawn_anew_are_named() -> None:
     assert float(build(_Drawn()).redrawn(Randomness(0), "a")[-1]) == pytest.approx(5, abs=0.1)
     with pytest.raises(
         UsageError,
-        match=r"'1\.scale' of Sequential cannot be drawn anew: give its layer a method reset_parameters",
+        match=r"'1\.scale' of Sequential cannot be drawn anew: give its layer a method "
+        r"reset_parameters",
     ):
         build(_Scaled()).redrawn(Randomness(0), "a")
     with pytest.raises(

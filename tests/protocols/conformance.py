@@ -1,7 +1,7 @@
 """What every protocol must keep, as functions that take a way to make one.
 
-Each raises AssertionError, or the error of the mistake, where a protocol does not keep it. `make(mask=…, rounds=…)`
-returns a protocol with these hyper-parameters.
+Each raises AssertionError, or the error of the mistake, where a protocol does not keep it.
+`make(mask=…, rounds=…)` returns a protocol with these hyper-parameters.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
 
 
 def make_brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let NSIM's pair network hardly train, and draw no pictures: what they tell matters nowhere here."""
+    """Let NSIM's pair network hardly train, and draw no pictures: what they tell matters nowhere
+    here.
+    """
     from securecluster.protocols.nsim import synthetic_users
 
     def brief(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
@@ -92,7 +94,9 @@ def check_masked_round(make: Make, federation: Federation, mask: str) -> None:
 
 
 def check_nodes(make: Make, federation: Federation, **params: Any) -> None:
-    """Check that nodes with one client each, behind real frames, end with the models of all clients in one batch."""
+    """Check that nodes with one client each, behind real frames, end with the models of all clients
+    in one batch.
+    """
     made, settings = make(rounds=3, **params), Settings(dtype="float64")
     nodes = [made.build_client(federation, settings, [i]) for i in range(len(federation))]
     doors = {i: node.answer_frame for i, node in enumerate(nodes)}
@@ -185,9 +189,9 @@ def _equal(one: Any, other: Any) -> bool:
 def check_free_replies(make: Make, federation: Federation, **params: Any) -> int:
     """Check that what is declared to tell nothing new tells nothing new.
 
-    A reply with private=False is the same from clients with other data who are asked the same from the beginning. So
-    is a derived one that is masked, such as a posted model. Any derived reply is the same from clients who remember
-    the same and hold other data.
+    A reply with private=False is the same from clients with other data who are asked the same from
+    the beginning. So is a derived one that is masked, such as a posted model. Any derived reply is
+    the same from clients who remember the same and hold other data.
 
     Returns:
         How many replies were compared.
@@ -237,7 +241,9 @@ def check_newcomers(
 
 
 def events_owed(fitted: Any) -> Counter[Any]:
-    """(method, field, round, client) of everything private that the transcript shows to have left clients."""
+    """(method, field, round, client) of everything private that the transcript shows to have left
+    clients.
+    """
     owed: Counter[Any] = Counter()
     for position, entry in enumerate(fitted.transcript_.entries):
         call, answer = fitted.transcript_.content(position)

@@ -1,6 +1,8 @@
-"""A protocol of an author who has the published ones and their documentation: clusters once by means, then FedAvg.
+"""A protocol of an author who has the published ones and their documentation: clusters once by
+means, then FedAvg.
 
-Each client tells the mean of its samples, under the mask that its updates would have; the server runs k-means on them.
+Each client tells the mean of its samples, under the mask that its updates would have; the server
+runs k-means on them.
 """
 
 from __future__ import annotations

@@ -243,7 +243,9 @@ def test_a_run_killed_between_its_last_phases_resumes_to_the_same_frames(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After the loop come delivery, the leaves and the fallback of CFL, the models that IFCA offers to newcomers."""
+    """After the loop come delivery, the leaves and the fallback of CFL, the models that IFCA offers
+    to newcomers.
+    """
     made = method(protocol, "permutation", rounds=2, **params)
     whole = made.fit(small, FULL)
     checkpoint = Run._checkpoint

@@ -158,7 +158,9 @@ def test_who_missed_rounds_tunes_the_model_of_all(mask: str, small: Federation) 
 def test_tuning_has_no_noise_and_no_price(
     way: str, small: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its price is that of FedAvg alone, and what clients train for themselves is trained without noise."""
+    """Its price is that of FedAvg alone, and what clients train for themselves is trained without
+    noise.
+    """
     plans: list[LocalTraining] = []
     train = LocalTrainer.train
 

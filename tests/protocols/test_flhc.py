@@ -1,4 +1,6 @@
-"""FL+HC: what it recovers, what the clustering round costs and moves, who is missing, who comes later, and what is refused."""
+"""FL+HC: what it recovers, what the clustering round costs and moves, who is missing, who comes
+later, and what is refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Nothing that was released leaves the ledger: whenever a run is killed, and however its resumption rounds."""
+"""Nothing that was released leaves the ledger: whenever a run is killed, and however its resumption
+rounds.
+"""
 
 from __future__ import annotations
 
@@ -211,7 +213,9 @@ def test_two_trainings_in_the_same_batches_are_priced_as_if_these_were_known() -
 def test_a_choice_says_nothing_of_its_noise_so_each_costs(
     way: dict[str, Any], small: Federation
 ) -> None:
-    """Newcomers of one name with other data: noise is drawn anew, and the model that they choose is often the same."""
+    """Newcomers of one name with other data: noise is drawn anew, and the model that they choose is
+    often the same.
+    """
     fitted = IFCA(**{**way, "k": 2, "starts": 1, "rounds": 1, "mask": "none", "noise": 3.0}).fit(
         small
     )

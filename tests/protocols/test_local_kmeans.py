@@ -1,4 +1,6 @@
-"""Local-KMeans against scikit-learn on the models themselves, and random clusters against the baselines they lie between."""
+"""Local-KMeans against scikit-learn on the models themselves, and random clusters against the
+baselines they lie between.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,9 @@ def test_who_never_hands_in_goes_on_alone(mask: str, three: Federation) -> None:
         2,
         4,
         6,
-    ):  # the calls to hand in count as one; each later round has one to train alone and one to train together
+        # the calls to hand in count as one; each later round has one to train alone and one to train
+        # together
+    ):
         theta = theta + cohort.train(Rows(theta[None]), [4], made.training({"lr": 0.2}), step)[0]
     torch.testing.assert_close(made.final(endpoint.client, state).row(4), theta, rtol=0, atol=1e-9)
 

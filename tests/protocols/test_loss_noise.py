@@ -1,4 +1,6 @@
-"""Noise on losses, choices and layers: what is drawn is priced, what is told again is the same, and runs keep their properties."""
+"""Noise on losses, choices and layers: what is drawn is priced, what is told again is the same, and
+runs keep their properties.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +180,9 @@ def test_without_noise_the_price_is_infinite_and_clients_draw_nothing(
 def test_no_client_releases_more_than_its_method_foresees(
     name: str, way: str, small: Federation
 ) -> None:
-    """What `target_epsilon` is found from are upper bounds; with everyone there they are reached, or nearly so."""
+    """What `target_epsilon` is found from are upper bounds; with everyone there they are reached,
+    or nearly so.
+    """
     made = method(name, way)
     foreseen = made.releases()
     for dropout in (0.0, 0.2) if way == "client" else (0.0,):

@@ -1,4 +1,6 @@
-"""Mistakes of a protocol's author: each ends in one sentence, or fails a check that every protocol must pass."""
+"""Mistakes of a protocol's author: each ends in one sentence, or fails a check that every protocol
+must pass.
+"""
 
 from __future__ import annotations
 
@@ -418,25 +420,29 @@ class Broken(FedAvg):
 """
 BROKEN = {
     "loop": (
-        "class Broken(FedAvg):\n    name = 'broken'\n    def run_server(self, net, run):\n        super().run_server(net, run)\n",
+        "class Broken(FedAvg):\n    name = 'broken'\n    def run_server(self, net, run):\n        "
+        "super().run_server(net, run)\n",
         "Broken.run_server does not say what it returns",
     ),
     "silent loop": (
-        "class Broken(FedAvg):\n    name = 'broken'\n    def run_server(self, net, run) -> AveragingState:\n        super().run_server(net, run)\n",
+        "class Broken(FedAvg):\n    name = 'broken'\n    def run_server(self, net, run) -> "
+        "AveragingState:\n        super().run_server(net, run)\n",
         "Broken.run_server returned nothing",
     ),
     "parameter": (
-        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, turn, hello: Empty) -> Ack:\n"
+        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, turn, hello: Empty) "
+        "-> Ack:\n"
         "        return Ack()\n" + ASKS,
         "the server cannot call Client.tell(self, turn, hello)",
     ),
     "annotation": (
-        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, turn, query: Empty):\n        return Ack()\n"
-        + ASKS,
+        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, turn, query: "
+        "Empty):\n        return Ack()\n" + ASKS,
         "Client.tell does not say what its return is",
     ),
     "tensor": (
-        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, turn, query: Empty) -> Ack:\n"
+        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, turn, query: Empty) "
+        "-> Ack:\n"
         "        return self.cohort.start\n" + ASKS,
         "Client.tell replied with a Tensor: it declares a Ack",
     ),
@@ -479,7 +485,9 @@ def test_on_the_command_line_a_mistake_is_one_sentence(
 
 
 def test_the_published_methods_say_what_no_mask_covers() -> None:
-    """Losses, relevance, sample counts, and NSIM's layers: nothing else of numbers leaves without a mask."""
+    """Losses, relevance, sample counts, and NSIM's layers: nothing else of numbers leaves without a
+    mask.
+    """
     found = set()
     for kind in (getattr(protocols, name) for name in protocols.__all__):
         client = getattr(kind, "client", TrainingClient)

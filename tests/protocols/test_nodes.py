@@ -1,4 +1,5 @@
-"""Every protocol over nodes behind real frames, on a network that loses, repeats and delays them, and under servers that are killed.
+"""Every protocol over nodes behind real frames, on a network that loses, repeats and delays them,
+and under servers that are killed.
 
 A node here holds one client's shard and the agreed configuration, and nothing of the others.
 """
@@ -209,7 +210,9 @@ def endpoint_of(
 
 @dataclass
 class Node:
-    """Bytes in, bytes out. An amnesic one is a new process for every frame, which has what the last one packed."""
+    """Bytes in, bytes out. An amnesic one is a new process for every frame, which has what the last
+    one packed.
+    """
 
     make: Callable[[], Endpoint[Any]]
     amnesic: bool = False
@@ -309,7 +312,9 @@ class World:
         return answer
 
     def _deliver_late(self, i: int, number: int) -> None:
-        """What was on its way while a node answered a frame of a later round reaches it now; nobody reads its replies."""
+        """What was on its way while a node answered a frame of a later round reaches it now; nobody
+        reads its replies.
+        """
         due = [(data, carried_out) for sent, data, carried_out in self._late[i] if sent < number]
         self._late[i] = [frame for frame in self._late[i] if frame[0] >= number]
         node = self.nodes[i]
@@ -348,7 +353,9 @@ class World:
 
 @dataclass
 class Result:
-    """Of a run: the server's state, each client's final model, (m, d), the labels, the ledger, and who holds a model of its own."""
+    """Of a run: the server's state, each client's final model, (m, d), the labels, the ledger, and
+    who holds a model of its own.
+    """
 
     state: bytes
     models: torch.Tensor
@@ -394,7 +401,8 @@ def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_doe
 
 
 def some(what: str, but: tuple[str, ...] = ("alone",)) -> Fault:
-    """A fault in client 0's second call of every method, or its first where there may be one, and in client 1's first.
+    """A fault in client 0's second call of every method, or its first where there may be one, and
+    in client 1's first.
 
     Args:
         but: methods without faults.
@@ -489,7 +497,9 @@ def test_frames_that_come_twice_and_again_when_a_round_has_passed_change_nothing
 def test_a_server_killed_in_every_call_ends_as_if_it_never_had_been(
     name: str, mask: str, federation: Federation, calm: Any, tmp_path: Path
 ) -> None:
-    """It dies when client 2, whom others come after, has answered; clients live on, and it resumes from its checkpoint."""
+    """It dies when client 2, whom others come after, has answered; clients live on, and it resumes
+    from its checkpoint.
+    """
     world, (whole, frames) = World(name, mask, federation), calm(name, mask)
     killed: set[tuple[str, int]] = set()
 
@@ -518,7 +528,9 @@ def test_a_server_killed_in_every_call_ends_as_if_it_never_had_been(
 def test_keys_of_the_operating_system_are_kept_too(
     name: str, federation: Federation, calm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under a permutation the models are the same whatever the key, up to the order in which torch adds the last few columns."""
+    """Under a permutation the models are the same whatever the key, up to the order in which torch
+    adds the last few columns.
+    """
     found = []
     for amnesic in (False, True):
         draws = np.random.default_rng(
@@ -541,7 +553,9 @@ def test_keys_of_the_operating_system_are_kept_too(
 
 
 def test_clients_that_agreed_on_a_key_unheard_agree_anew(federation: Federation) -> None:
-    """All replies to the first agreement are lost, client 0's after it took the seed; the second is led by another client."""
+    """All replies to the first agreement are lost, client 0's after it took the seed; the second is
+    led by another client.
+    """
     found = []
     for what in ("request", "reply"):
         world = World("fedavg", "permutation", federation)
@@ -560,7 +574,9 @@ def test_clients_that_agreed_on_a_key_unheard_agree_anew(federation: Federation)
 def test_a_resumed_server_has_a_client_lead_that_knows_the_key(
     federation: Federation, calm: Any, tmp_path: Path
 ) -> None:
-    """Client 0 missed the agreement of the round in which the server died, and replies first when it is asked again."""
+    """Client 0 missed the agreement of the round in which the server died, and replies first when
+    it is asked again.
+    """
     world = World("fedavg", "permutation", federation)
     killed: list[int] = []
 
@@ -622,7 +638,9 @@ def test_a_late_choice_does_not_replace_a_later_one(federation: Federation) -> N
 
 
 def test_what_is_handed_over_is_the_update_of_the_latest_brief(federation: Federation) -> None:
-    """A request for an earlier brief comes late, while the model is still the same; and the process forgets both updates."""
+    """A request for an earlier brief comes late, while the model is still the same; and the process
+    forgets both updates.
+    """
     letter = PendingUpdates.start(CLIENTS, fresh=False).message_for([0])
     rows = []
     for steps in ((5,), (5, 3)):

@@ -1,4 +1,6 @@
-"""What clients really did, spied on while protocols ran, against what their ledger says; and an audit of a whole run with canaries."""
+"""What clients really did, spied on while protocols ran, against what their ledger says; and an
+audit of a whole run with canaries.
+"""
 
 from __future__ import annotations
 
@@ -173,7 +175,9 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
 
 
 def check(ledger: Ledger, spy: Spy, unit: str) -> None:
-    """Every release with noise has a draw, and every draw a release; every training is priced as it was."""
+    """Every release with noise has a draw, and every draw a release; every training is priced as it
+    was.
+    """
     told = Counter(i for event in ledger.events if event.mechanism == "gaussian" for i in event.ids)
     assert told == Counter(client for client, _, _ in spy.drawn)
     priced: Counter[Any] = Counter()
@@ -227,7 +231,9 @@ def test_training_whose_reply_is_lost_on_the_way_is_priced(small: Federation, sp
 
 
 def audited(z: float) -> tuple[Audit, Any]:
-    """Clients' updates as a server reads them, along what they would be without privacy, against clients that have learned nothing."""
+    """Clients' updates as a server reads them, along what they would be without privacy, against
+    clients that have learned nothing.
+    """
     federation = Federation.simulate("digits", scenario=Iid(), clients=150, samples=8, seed=0)
 
     def told(**more: Any) -> tuple[torch.Tensor, Any]:

@@ -1,4 +1,6 @@
-"""Every protocol × unit of privacy × placement: the properties a private run must keep whatever it does."""
+"""Every protocol × unit of privacy × placement: the properties a private run must keep whatever it
+does.
+"""
 
 from __future__ import annotations
 
@@ -231,7 +233,9 @@ def test_the_target_is_met_and_the_noise_is_not_wasted(
 def test_a_clip_that_cuts_nothing_is_a_uniform_average(
     name: str, mask: str, small: Federation
 ) -> None:
-    """All clients of this federation hold equally many samples, so uniform and weighted averages agree."""
+    """All clients of this federation hold equally many samples, so uniform and weighted averages
+    agree.
+    """
     assert len({len(s.y) for s in small.shards}) == 1
     plain, clipped = (
         method(name, mask=mask).fit(small),
@@ -292,7 +296,9 @@ def test_options_that_cannot_protect_are_refused_in_one_sentence(
 
 
 def overflowing(federation: Federation, client: int) -> Federation:
-    """The same with one client's features 10^30 times as large: finite numbers, of which no network's gradient is."""
+    """The same with one client's features 10^30 times as large: finite numbers, of which no
+    network's gradient is.
+    """
     shards = list(federation.shards)
     shards[client] = replace(
         shards[client], x=(shards[client].x * np.float32(1e30)).astype(np.float32)

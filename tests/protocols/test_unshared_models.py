@@ -1,4 +1,6 @@
-"""Under noise the results hold models made of releases alone: what a client trained for itself stays with it."""
+"""Under noise the results hold models made of releases alone: what a client trained for itself
+stays with it.
+"""
 
 from __future__ import annotations
 

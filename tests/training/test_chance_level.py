@@ -166,7 +166,9 @@ def test_trajectories_are_held_against_the_mean_position() -> None:
 
 
 def test_no_model_that_ignores_its_input_is_taken_for_one_that_learned(small: Federation) -> None:
-    """Whatever it answers; its loss is at least the entropy of the labels, which the best such answer has."""
+    """Whatever it answers; its loss is at least the entropy of the labels, which the best such
+    answer has.
+    """
     cohort = FedAvg(model="linear").build_client(small, Settings(dtype="float64")).client.cohort
     for seed in range(20):
         theta = torch.zeros(cohort.model.dimension, dtype=torch.float64)

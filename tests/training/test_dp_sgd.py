@@ -1,4 +1,6 @@
-"""DP-SGD against a plain loop over single examples, opacus' per-sample gradients, torch.func.jacrev, and statistics of its draws."""
+"""DP-SGD against a plain loop over single examples, opacus' per-sample gradients,
+torch.func.jacrev, and statistics of its draws.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,9 @@ def private(
 def plain_loop(
     batched: LocalTrainer, k: int, start: torch.Tensor, plan: LocalTraining, step: int
 ) -> tuple[torch.Tensor, list[int]]:
-    """Algorithm 1 of Abadi et al. 2016 as it is printed: one client, one example at a time, torch.optim for the step; and batch sizes."""
+    """Algorithm 1 of Abadi et al. 2016 as it is printed: one client, one example at a time,
+    torch.optim for the step; and batch sizes.
+    """
     module = copy.deepcopy(batched.model.module).double()
     nn.utils.vector_to_parameters(start.clone(), module.parameters())
     own = list(module.parameters())
@@ -538,7 +542,9 @@ def test_rates_and_numbers_of_steps() -> None:
 
 
 def test_noise_has_the_variance_that_is_priced() -> None:
-    """Of a data set without gradients: the step is the noise, z C / (q n) a coordinate, anew for each step and client."""
+    """Of a data set without gradients: the step is the noise, z C / (q n) a coordinate, anew for
+    each step and client.
+    """
     clients, size, batch = 4, 30, 5
     plan = LocalTraining(1.0, 1, batch, steps=1, clip=0.25, noise=1.5)
     arrays = {f"c{k}": (np.zeros((size, 100)), np.zeros(size, dtype=int)) for k in range(clients)}
@@ -575,9 +581,11 @@ def test_noise_has_the_variance_that_is_priced() -> None:
 
 @pytest.mark.parametrize("batch", [5, 2])
 def test_one_example_shows_as_the_priced_mechanism_says(batch: int) -> None:
-    """Of five examples one has a gradient, of a known direction and longer than C: along it, T steps add N(k C, T z² C²)/(q n).
+    """Of five examples one has a gradient, of a known direction and longer than C: along it, T
+    steps add N(k C, T z² C²)/(q n).
 
-    k ~ Bin(T, q). This is the distribution that accountants price, with the example and, at k = 0, without it.
+    k ~ Bin(T, q). This is the distribution that accountants price, with the example and, at k = 0,
+    without it.
     """
     clients, size, steps, rate = 2000, 5, 4, batch / 5
     x, y = np.zeros((size, 1)), np.zeros(size, dtype=int)

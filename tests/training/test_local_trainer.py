@@ -43,7 +43,9 @@ NETWORKS = ("mlp", "linear", "tanh", "cnn", "stack", "branch")
 
 @pytest.fixture(autouse=True)
 def more_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two networks that go through torch.func, one with gradients by hand, and one that vmap refuses."""
+    """Two networks that go through torch.func, one with gradients by hand, and one that vmap
+    refuses.
+    """
     monkeypatch.setitem(
         architectures.IMAGES,
         "tanh",

@@ -103,7 +103,8 @@ def _together(content: dict[str, Any]) -> list[str]:
         )
     if len(totals) > 1:
         lines.append(
-            "ε of a client and ε of an example do not add up: neither figure covers the runs of the other"
+            "ε of a client and ε of an example do not add up: neither figure covers the runs of "
+            "the other"
         )
     rows = content["protocols"]
     clear = [
@@ -144,7 +145,9 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def draw(folder: Path, content: dict[str, Any], histories: dict[str, Lines]) -> list[Path]:
-    """Write accuracy.png (or the picture of another metric) and cost.png, as far as there are numbers for them; returns their paths."""
+    """Write accuracy.png (or the picture of another metric) and cost.png, as far as there are
+    numbers for them; returns their paths.
+    """
     metric, unit = content["metric"], content["unit"]
     title = f"{printable(content['data'])} ({content['scenario']}), {content['clients']} clients"
     kept = {name: _kept(lines) for name, lines in histories.items()}
@@ -199,7 +202,8 @@ def _learning(
 
     Args:
         curves: the points of each protocol that has some.
-        aside: for every protocol, how many rounds went into starts that were given up, which are not drawn.
+        aside: for every protocol, how many rounds went into starts that were given up, which are
+            not drawn.
     """
     names = list(aside)
     made, axes = figure(6.8, 4.2)
@@ -248,7 +252,9 @@ def _cost(title: str, rows: Lines, names: list[str], metric: str, unit: str) -> 
 
 
 def label(axes: Any, spots: list[tuple[float, float]], texts: list[str]) -> list[Any]:
-    """Write each text beside its point where it covers no point, no other text and no edge, with a thin line when it is far."""
+    """Write each text beside its point where it covers no point, no other text and no edge, with a
+    thin line when it is far.
+    """
     from matplotlib.transforms import Bbox
 
     axes.figure.draw_without_rendering()  # fixes where points lie
@@ -286,7 +292,9 @@ def label(axes: Any, spots: list[tuple[float, float]], texts: list[str]) -> list
 
 
 def _offsets() -> list[tuple[float, float, str]]:
-    """Places around a point, nearest first: (right, up) in typographic points, and the text's alignment."""
+    """Places around a point, nearest first: (right, up) in typographic points, and the text's
+    alignment.
+    """
     sides = [
         (1, 0, "left"),
         (-1, 0, "right"),

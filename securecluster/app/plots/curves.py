@@ -17,7 +17,9 @@ RELATED = ("1 − R", "clients by relevance of data")  # what a dendrogram of R 
 def draw(
     folder: Path, content: dict[str, Any], history: list[dict[str, Any]], state: Any
 ) -> list[Path]:
-    """Write the pictures that this run, which ended in the server's `state`, has numbers for; returns their paths."""
+    """Write the pictures that this run, which ended in the server's `state`, has numbers for;
+    returns their paths.
+    """
     metric = content["metric"]
     made = (
         [save(folder / f"{metric}.png", _learning(history, content))]
@@ -91,7 +93,9 @@ def labelled(metric: str, unit: str) -> str:
 
 
 def bounded(axes: Any, metric: str) -> None:
-    """The range of an axis of a metric: accuracy lies in [0, 1], perplexity spans orders of magnitude."""
+    """The range of an axis of a metric: accuracy lies in [0, 1], perplexity spans orders of
+    magnitude.
+    """
     if metric == "accuracy":
         axes.set(ylim=(0, 1.02))
     elif metric == "perplexity":

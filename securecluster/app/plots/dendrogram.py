@@ -1,4 +1,6 @@
-"""The dendrogram of a hierarchical clustering: who was merged with whom, at what distance, and where the tree was cut."""
+"""The dendrogram of a hierarchical clustering: who was merged with whom, at what distance, and
+where the tree was cut.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def dendrogram(
     """A figure of the merges, coloured by cluster, with the cut as a line.
 
     Args:
-        look: what the server kept of the clustering: `ids` of the leaves, `merges` (scipy's linkage matrix), `threshold`.
+        look: what the server kept of the clustering: `ids` of the leaves, `merges` (scipy's linkage
+            matrix), `threshold`.
         labels: each client's cluster, (m,).
         distance: names the vertical axis.
         compared: what the title says was merged.
@@ -59,7 +62,9 @@ def _colours(merges: Any, labels: Sequence[int]) -> dict[int, str]:
 
 
 def _colour(cluster: int) -> str:
-    """Nine hues (matplotlib's tenth is the grey of merges across), repeated where there are more clusters."""
+    """Nine hues (matplotlib's tenth is the grey of merges across), repeated where there are more
+    clusters.
+    """
     return f"C{(0, 1, 2, 3, 4, 5, 6, 8, 9)[cluster % 9]}"
 
 

@@ -26,7 +26,8 @@ def similarity(alpha: Matrix, labels: Sequence[int]) -> Any:
 
 
 def relevance(between: Matrix, labels: Sequence[int], ids: Sequence[int] | None = None) -> Any:
-    """A figure of the relevance (r, r) of clients' data to each other, from 0 to 1 (Ali & Arafa 2024, eq. 5).
+    """A figure of the relevance (r, r) of clients' data to each other, from 0 to 1 (Ali & Arafa
+    2024, eq. 5).
 
     Args:
         labels: each client's cluster, (m,).
@@ -40,11 +41,13 @@ def relevance(between: Matrix, labels: Sequence[int], ids: Sequence[int] | None 
 
 
 def graph(look: Any, labels: Sequence[int]) -> Any:
-    """A figure of the first graph of clients: its spanning tree's edges with the threshold, and all distances.
+    """A figure of the first graph of clients: its spanning tree's edges with the threshold, and all
+    distances.
 
     Args:
-        look: what the server kept of the graph: `edges` of the minimum spanning tree, ascending (m − 1,), `threshold` λ, up to which
-            clients are joined, and `distance`; where not all clients are in it, their numbers, `ids`.
+        look: what the server kept of the graph: `edges` of the minimum spanning tree, ascending (m
+            − 1,), `threshold` λ, up to which clients are joined, and `distance`; where not all
+            clients are in it, their numbers, `ids`.
         labels: each client's cluster in the end, (m,).
     """
     made, (left, right) = figure(9.6, 4.4, columns=2)
@@ -93,7 +96,9 @@ def _show(
     ids: Sequence[int] | None = None,
     **colours: Any,
 ) -> Any:
-    """The matrix (r, r) of the clients `ids`, all by default, with clusters side by side and lines between them."""
+    """The matrix (r, r) of the clients `ids`, all by default, with clusters side by side and lines
+    between them.
+    """
     ids = range(len(labels)) if ids is None else ids
     own = np.array([labels[i] for i in ids])
     order = np.argsort(own, kind="stable")

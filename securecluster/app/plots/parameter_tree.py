@@ -1,4 +1,6 @@
-"""The picture of a parameter tree: which clusters there were, when each was split, and what became of them."""
+"""The picture of a parameter tree: which clusters there were, when each was split, and what became
+of them.
+"""
 
 from __future__ import annotations
 
@@ -66,11 +68,15 @@ def tree(nodes: Sequence[Any], content: dict[str, Any]) -> Any:
 
 
 def positions(nodes: Sequence[TreeNode]) -> list[tuple[float, int]]:
-    """(x, depth) of each node, in boxes: a parent stands over the middle of its children, and boxes of a row are at least 1 apart."""
+    """(x, depth) of each node, in boxes: a parent stands over the middle of its children, and boxes
+    of a row are at least 1 apart.
+    """
     found = [(0.0, 0)] * len(nodes)
 
     def place(v: int, depth: int) -> list[tuple[float, float]]:
-        """Lay out the nodes below `v`; returns the least and largest x of each row from its own down."""
+        """Lay out the nodes below `v`; returns the least and largest x of each row from its own
+        down.
+        """
         below: list[tuple[float, float]] = []
         for child in nodes[v].children:
             edge = place(child, depth + 1)

@@ -10,11 +10,13 @@ from securecluster.app.plots.figure import figure
 
 
 def similarity_pairs(state: Any, history: list[dict[str, Any]]) -> Any | None:
-    """A figure of predicted against true similarity, of unseen synthetic users and of clients; None before clients were clustered.
+    """A figure of predicted against true similarity, of unseen synthetic users and of clients; None
+    before clients were clustered.
 
     Args:
         state: of NSIM's server: `known.fitted` has `true` and `predicted` (k, k) of unseen users.
-        history: one line has `pairs_real`, [true, predicted] of clients, which the observer knows, and the correlations.
+        history: one line has `pairs_real`, [true, predicted] of clients, which the observer knows,
+            and the correlations.
     """
     line = next((line for line in history if line.get("pairs_real")), None)
     if line is None:

@@ -1,6 +1,8 @@
-"""Compression of what leaves a client in one round: a few bits a number, or only the largest numbers (as real bytes).
+"""Compression of what leaves a client in one round: a few bits a number, or only the largest
+numbers (as real bytes).
 
-Every rule is deterministic, so that a replay and a client that is asked again give the same bytes; errors are therefore biased.
+Every rule is deterministic, so that a replay and a client that is asked again give the same bytes;
+errors are therefore biased.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _FORGED = "a compressed row does not parse ({}): it was damaged or forged, ask f
 
 
 class Coded(ABC):
-    """What the compressions share: rows (b, d) of numbers to rows (b, n) of bytes, and back at the server.
+    """What the compressions share: rows (b, d) of numbers to rows (b, n) of bytes, and back at the
+    server.
 
     Args:
         dimension: d.
@@ -58,7 +61,8 @@ class Coded(ABC):
             numbers = block.float()
             if not bool(numbers.isfinite().all()):
                 raise UpdateError(
-                    "a row to compress has a number that is not finite: lower the learning rate (--lr)"
+                    "a row to compress has a number that is not finite: lower the learning rate "
+                    "(--lr)"
                 )
             short.copy_(self._encode(numbers))
         return out
@@ -67,7 +71,8 @@ class Coded(ABC):
         """The rows (b, d) float32 that bytes (b, n) stand for.
 
         Raises:
-            FrameError: rows that are not of bytes, of another length, or that no client can have made.
+            FrameError: rows that are not of bytes, of another length, or that no client can have
+                made.
         """
         if rows.dtype != torch.uint8:
             raise FrameError(_FORGED.format(f"it holds {rows.dtype}, not bytes"))
@@ -97,7 +102,8 @@ class Coded(ABC):
 
 
 class Levels(Coded):
-    """A row's largest magnitude M, and each number as a whole multiple of M/L, L = 127 or 7; error at most M/2L a number (1e-6 of it more).
+    """A row's largest magnitude M, and each number as a whole multiple of M/L, L = 127 or 7; error
+    at most M/2L a number (1e-6 of it more).
 
     Args:
         bits: 8 or 4.
@@ -141,10 +147,12 @@ class Levels(Coded):
 
 
 class Signs(Coded):
-    """A row's mean magnitude, and every number's sign (Seide et al. 2014; Bernstein et al. 2018); ‖x − x'‖² = ‖x‖² − ‖x‖₁²/d.
+    """A row's mean magnitude, and every number's sign (Seide et al. 2014; Bernstein et al. 2018);
+    ‖x − x'‖² = ‖x‖² − ‖x‖₁²/d.
 
-    A zero has no sign. It is given one that a digest of the row draws (ours): with one sign for all, or for each place, the zeros that
-    clients have in common, of dead pixels or units, would look like a direction that they share.
+    A zero has no sign. It is given one that a digest of the row draws (ours): with one sign for
+    all, or for each place, the zeros that clients have in common, of dead pixels or units, would
+    look like a direction that they share.
     """
 
     name = "1bit"
@@ -182,7 +190,8 @@ class Signs(Coded):
 
 
 class TopK(Coded):
-    """The k = ⌈SHARE·d⌉ numbers of largest magnitude, of equal ones the first, and their places; zero elsewhere (Aji, Heafield 2017).
+    """The k = ⌈SHARE·d⌉ numbers of largest magnitude, of equal ones the first, and their places;
+    zero elsewhere (Aji, Heafield 2017).
 
     ‖x − x'‖² ≤ (1 − k/d)·‖x‖². A place takes two bytes where d ≤ 32,768, else four.
 
@@ -236,14 +245,17 @@ def build(compress: str, dimension: int) -> tuple[Coded, ...]:
 
 
 def check(compress: str, mask: str, sketch: object = None) -> None:
-    """Raise UsageError for a compression that does not exist, or that makes no sense behind such a mask or sketch."""
+    """Raise UsageError for a compression that does not exist, or that makes no sense behind such a
+    mask or sketch.
+    """
     build(compress, 1)
     if not compress.startswith("topk"):
         return
     why = "a sketch" if sketch is not None else f"the mask {mask!r}"
     if sketch is not None or mask not in ENTRYWISE:
         raise UsageError(
-            f"{why} spreads a row over all its numbers, so that the largest few say little of it: use 8bit, 4bit or 1bit instead of topk"
+            f"{why} spreads a row over all its numbers, so that the largest few say little of it: "
+            "use 8bit, 4bit or 1bit instead of topk"
         )
 
 
@@ -254,13 +266,16 @@ def _share(text: str) -> float:
         share = math.nan
     if not 0 < share <= 1:
         raise UsageError(
-            f"topk:{text} keeps no share of the numbers: write topk:SHARE with a share in (0, 1], as topk:0.01"
+            f"topk:{text} keeps no share of the numbers: write topk:SHARE with a share in (0, 1], "
+            "as topk:0.01"
         )
     return share
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:
-    """The bytes of numbers (b, c), (b, c·size), as they lie in memory: the lowest first, as safetensors has them."""
+    """The bytes of numbers (b, c), (b, c·size), as they lie in memory: the lowest first, as
+    safetensors has them.
+    """
     return values.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 

@@ -1,6 +1,8 @@
-"""Sketches: short rows that keep inner products, so that clusters can be told from few numbers, and with far more noise.
+"""Sketches: short rows that keep inner products, so that clusters can be told from few numbers, and
+with far more noise.
 
-A sketch is a public map, not a mask: it hides what its q numbers do not determine, and protects nothing by itself.
+A sketch is a public map, not a mask: it hides what its q numbers do not determine, and protects
+    nothing by itself.
 """
 
 from __future__ import annotations
@@ -20,16 +22,19 @@ from securecluster.privacy.pipeline import Kind
 
 
 class Sketch:
-    """y = √(n/q)·R·H·D·(x, 0): q of the n coordinates that a random rotation gives, drawn afresh for each call, in O(d log d).
+    """y = √(n/q)·R·H·D·(x, 0): q of the n coordinates that a random rotation gives, drawn afresh
+    for each call, in O(d log d).
 
-    H is an orthonormal Hadamard matrix of order n ≥ d, D random signs, R draws q rows without replacement (subsampled randomized Hadamard
-    transform: Ailon, Chazelle 2009; Tropp 2011; Kronecker products of small Hadamard matrices are ours). Inner products and squared norms
-    are unbiased; ⟨y, y'⟩ scatters by at most about √((‖x‖²·‖x'‖² + ⟨x, x'⟩²)/q), so cosines by about 1/√q. That holds for sparse rows too,
-    for the signs and H spread them.
+    H is an orthonormal Hadamard matrix of order n ≥ d, D random signs, R draws q rows without
+    replacement (subsampled randomized Hadamard transform: Ailon, Chazelle 2009; Tropp 2011;
+    Kronecker products of small Hadamard matrices are ours). Inner products and squared norms are
+    unbiased; ⟨y, y'⟩ scatters by at most about √((‖x‖²·‖x'‖² + ⟨x, x'⟩²)/q), so cosines by about
+    1/√q. That holds for sparse rows too, for the signs and H spread them.
 
     Args:
         q: numbers in a sketch, from 1 to d − 1.
-        randomness: public, from the seed that all parties know; the map follows from it and the call's step.
+        randomness: public, from the seed that all parties know; the map follows from it and the
+            call's step.
 
     Raises:
         UsageError: q is no whole number from 1, or (when rows come) not below d.
@@ -52,12 +57,15 @@ class Sketch:
         """
         if self.q >= d:
             raise UsageError(
-                f"a sketch of {self.q:,} numbers is no shorter than the row of {d:,}: take a smaller sketch, or none"
+                f"a sketch of {self.q:,} numbers is no shorter than the row of {d:,}: take a "
+                "smaller sketch, or none"
             )
         return self.q
 
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Sketches (b, q) of rows (b, d) under the map of call `step`; beside them there is one block of rows."""
+        """Sketches (b, q) of rows (b, d) under the map of call `step`; beside them there is one
+        block of rows.
+        """
         d = rows.shape[-1]
         out = rows.new_empty(*rows.shape[:-1], self.width(d))
         signs, picked = (t.to(rows.device) for t in self._map(d, step))

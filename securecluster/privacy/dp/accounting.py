@@ -1,13 +1,18 @@
-"""ε of Gaussian releases and of trainings with DP-SGD, composed: exactly where nothing was sampled, else by opacus.
+"""ε of Gaussian releases and of trainings with DP-SGD, composed: exactly where nothing was sampled,
+else by opacus.
 
-A history lists what one client released as (z, q, steps): noise multiplier z = σ over sensitivity, sampling rate q, so many times. The
-neighbouring relation is to add or remove what z refers to; sampling is Poisson's.
+A history lists what one client released as (z, q, steps): noise multiplier z = σ over sensitivity,
+sampling rate q, so many times. The neighbouring relation is to add or remove what z refers to;
+sampling is Poisson's.
 
-- Gaussians that were not sampled (q = 1) compose into one of 1/z² = Σ steps/z² (Dong, Roth & Su 2022, corollary 3.3), whose ε is the
-  root of δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), μ = 1/z (Balle & Wang 2018, theorem 8). opacus' PRV accountant gives up to 0.01 more.
-- Histories with sampled steps go to the PRV accountant (Gopi, Lee & Wutschitz 2021), which reports an upper bound; where its grid would
-  take too much memory, or it fails, to Rényi divergences (Mironov, Talwar & Zhang 2019), and the result says so.
-- Every figure is an upper bound. Noise is the Gaussian one also in its lowest bits: it is drawn on a grid (`grid_noise`).
+- Gaussians that were not sampled (q = 1) compose into one of 1/z² = Σ steps/z² (Dong, Roth & Su
+  2022, corollary 3.3), whose ε is the root of δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), μ = 1/z (Balle
+  & Wang 2018, theorem 8). opacus' PRV accountant gives up to 0.01 more.
+- Histories with sampled steps go to the PRV accountant (Gopi, Lee & Wutschitz 2021), which reports
+  an upper bound; where its grid would take too much memory, or it fails, to Rényi divergences
+  (Mironov, Talwar & Zhang 2019), and the result says so.
+- Every figure is an upper bound. Noise is the Gaussian one also in its lowest bits: it is drawn on
+  a grid (`grid_noise`).
 """
 
 from __future__ import annotations
@@ -54,7 +59,9 @@ FEW = [
     63,
 ]  # orders for a first look, which is a bound as well
 GRID = 1 << 20  # most points of the PRV accountant's grid: about 0.2 GB
-UNSAMPLED = 1e4  # noise multipliers above are priced as if nothing was sampled: more than it costs, and opacus' series would take long
+# noise multipliers above are priced as if nothing was sampled: more than it costs, and opacus'
+# series would take long
+UNSAMPLED = 1e4
 TOLERANCE = 1e-3  # relative, of the noise that is looked for
 LARGEST = 1e6  # noise multipliers beyond are not looked for
 
@@ -78,7 +85,9 @@ def epsilon(history: Iterable[Step], delta: float) -> Cost:
 
 
 def merged(history: Iterable[Step]) -> tuple[Step, ...]:
-    """An equivalent history: one entry for all that was not sampled, then one for each pair (z, q); without what costs nothing."""
+    """An equivalent history: one entry for all that was not sampled, then one for each pair (z, q);
+    without what costs nothing.
+    """
     precision, sampled = 0.0, dict[tuple[float, float], int]()
     for z, q, steps in history:
         if steps <= 0 or q == 0 or math.isinf(z):
@@ -92,7 +101,9 @@ def merged(history: Iterable[Step]) -> tuple[Step, ...]:
 
 
 def sampling(n: int, batch: int | None, epochs: int) -> tuple[float, int]:
-    """(q, steps) of a training on n samples in Poisson batches of `batch` expected samples (None: all): q = min(1, batch/n)."""
+    """(q, steps) of a training on n samples in Poisson batches of `batch` expected samples (None:
+    all): q = min(1, batch/n).
+    """
     if n == 0:
         return 0.0, 0
     if batch is None or batch >= n:
@@ -101,7 +112,9 @@ def sampling(n: int, batch: int | None, epochs: int) -> tuple[float, int]:
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """log δ of one Gaussian release with sensitivity over σ = μ, at ε (Balle & Wang 2018, theorem 8)."""
+    """log δ of one Gaussian release with sensitivity over σ = μ, at ε (Balle & Wang 2018, theorem
+    8).
+    """
     from scipy.special import log_ndtr
 
     first, second = (
@@ -112,7 +125,9 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The least ε of one Gaussian release with sensitivity over σ = μ, to a relative 1e-9 and rounded up."""
+    """The least ε of one Gaussian release with sensitivity over σ = μ, to a relative 1e-9 and
+    rounded up.
+    """
     if mu == 0 or gaussian_delta(0.0, mu) <= math.log(delta):
         return 0.0
     low, high = (
@@ -134,8 +149,9 @@ def dearest(
 ) -> tuple[tuple[Step, ...], Cost] | None:
     """The merged history whose ε is largest, and its cost; None of none.
 
-    Of many that differ only in how much is sampled, few are priced: one that samples no more and steps no more costs no more, and none
-    costs more than its bound by Rényi divergences, so those below the best found need no price.
+    Of many that differ only in how much is sampled, few are priced: one that samples no more and
+    steps no more costs no more, and none costs more than its bound by Rényi divergences, so those
+    below the best found need no price.
     """
     _check_delta(delta)
     best: tuple[tuple[Step, ...], Cost] | None = None
@@ -150,7 +166,8 @@ def dearest(
 
 
 def find_noise(history: Callable[[float], Iterable[Step]], target: float, delta: float) -> float:
-    """The least noise multiplier z at which history(z) costs at most ε = target, to a relative 1e-3 and rounded up.
+    """The least noise multiplier z at which history(z) costs at most ε = target, to a relative 1e-3
+    and rounded up.
 
     Args:
         history: what is released with z; more of it must cost less.
@@ -168,9 +185,11 @@ def find_noise(history: Callable[[float], Iterable[Step]], target: float, delta:
 def find_noise_for_all(
     histories: Sequence[Callable[[float], Iterable[Step]]], target: float, delta: float
 ) -> float:
-    """The least z at which each of several histories costs at most the target, as `find_noise` finds it; 0 where none costs anything.
+    """The least z at which each of several histories costs at most the target, as `find_noise`
+    finds it; 0 where none costs anything.
 
-    It is found for one history, and again for whichever costs most there, until none costs too much.
+    It is found for one history, and again for whichever costs most there, until none costs too
+    much.
     """
     worst = max(
         range(len(histories)),
@@ -198,7 +217,8 @@ def _bracket(bound: Callable[[float], float], target: float) -> float:
         z *= 2
         if z > LARGEST:
             raise UsageError(
-                f"a target epsilon of {target:g} cannot be met by noise up to {LARGEST:g}: release less, or raise the target"
+                f"a target epsilon of {target:g} cannot be met by noise up to {LARGEST:g}: release "
+                "less, or raise the target"
             )
     while z > 1e-4 and bound(z / 2) <= target:
         z /= 2
@@ -206,7 +226,9 @@ def _bracket(bound: Callable[[float], float], target: float) -> float:
 
 
 def _narrowed(cost: Callable[[float], float], target: float, high: float) -> float:
-    """The least z that costs at most the target, below one that is known to; log ε is nearly linear in log z between two z."""
+    """The least z that costs at most the target, below one that is known to; log ε is nearly linear
+    in log z between two z.
+    """
     at_high = cost(high)
     low, at_low = high / 2, cost(high / 2)
     while at_low <= target and low > 1e-5:
@@ -235,7 +257,8 @@ def _narrowed(cost: Callable[[float], float], target: float, high: float) -> flo
 def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise UsageError(
-            f"delta is a probability, not {delta:g}: choose one below 1/(number of clients), 1e-5 for instance"
+            f"delta is a probability, not {delta:g}: choose one below 1/(number of clients), 1e-5 "
+            "for instance"
         )
 
 
@@ -266,7 +289,9 @@ def _bound(history: tuple[Step, ...], delta: float, orders: Sequence[float] = OR
 
 
 def _rdp(history: Sequence[Step], delta: float, orders: Sequence[float] = ORDERS) -> float:
-    """ε by Rényi divergences; opacus warns where the best order is the first or the last, where the bound is loose but holds."""
+    """ε by Rényi divergences; opacus warns where the best order is the first or the last, where the
+    bound is loose but holds.
+    """
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
     if any(z == 0 for z, _, _ in history):
@@ -325,7 +350,9 @@ def _points(history: Sequence[Step], delta: float, error: float) -> float:
 
 
 def _undominated(histories: Iterable[tuple[Step, ...]]) -> list[tuple[Step, ...]]:
-    """Without those that another one costs at least as much as: of the same noise, nowhere with fewer steps or a smaller q."""
+    """Without those that another one costs at least as much as: of the same noise, nowhere with
+    fewer steps or a smaller q.
+    """
     best: dict[tuple[float, ...], list[tuple[Step, ...]]] = {}
     for history in sorted(histories, key=lambda found: [(-q, -steps) for _, q, steps in found]):
         kept = best.setdefault(tuple(z for z, _, _ in history), [])

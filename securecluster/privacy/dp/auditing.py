@@ -1,15 +1,21 @@
-"""The two-world audit: how private a release is at most, judged by what it does with and without a canary, not by what it says.
+"""The two-world audit: how private a release is at most, judged by what it does with and without a
+canary, not by what it says.
 
-A canary is the contribution that shows most: far longer than the clip norm, in a direction in which nothing else lies. In one world it is
-there, in the other its client contributes zero (add or remove one unit); the statistic is what was released along its direction. With
-Gaussian noise of multiplier z it is N(1/z, 1) against N(0, 1), in the noise's own unit: no test tells the two apart better than
-μ = 1/z allows (Dong, Roth & Su 2022: μ-GDP). A lower confidence bound of μ above the claim refutes the claim; one below proves nothing.
+A canary is the contribution that shows most: far longer than the clip norm, in a direction in which
+nothing else lies. In one world it is there, in the other its client contributes zero (add or remove
+one unit); the statistic is what was released along its direction. With Gaussian noise of multiplier
+z it is N(1/z, 1) against N(0, 1), in the noise's own unit: no test tells the two apart better than
+μ = 1/z allows (Dong, Roth & Su 2022: μ-GDP). A lower confidence bound of μ above the claim refutes
+the claim; one below proves nothing.
 
-- By rates: one half of the statistics chooses a threshold, the other half gives its hits and false alarms, and Clopper & Pearson's exact
-  bounds of both give μ ≥ Φ⁻¹(hits) − Φ⁻¹(false alarms). It assumes that runs are independent, and nothing of how the release is made.
-- By moments: where both worlds are Gaussian with one unknown variance, Student's t of their means has a non-central distribution of
-  parameter μ√(ab/(a + b)) for a and b runs, and its quantile is an exact bound of μ. It is sharper by far at large μ.
-- Of ε at δ, without either Gaussian: ε ≥ log((hits − δ)/false alarms), as in Nasr et al. (2021), and the same with the worlds exchanged.
+- By rates: one half of the statistics chooses a threshold, the other half gives its hits and false
+  alarms, and Clopper & Pearson's exact bounds of both give μ ≥ Φ⁻¹(hits) − Φ⁻¹(false alarms). It
+  assumes that runs are independent, and nothing of how the release is made.
+- By moments: where both worlds are Gaussian with one unknown variance, Student's t of their means
+  has a non-central distribution of parameter μ√(ab/(a + b)) for a and b runs, and its quantile is
+  an exact bound of μ. It is sharper by far at large μ.
+- Of ε at δ, without either Gaussian: ε ≥ log((hits − δ)/false alarms), as in Nasr et al. (2021),
+  and the same with the worlds exchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +32,8 @@ from securecluster.errors import UsageError
 
 Array = NDArray[np.float64]
 FEWEST = 20  # runs in each world
-LONG = 10.0  # a canary's norm over the bound that it is to be held to: what does not clip is caught too
+# a canary's norm over the bound that it is to be held to: what does not clip is caught too
+LONG = 10.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,9 @@ class Audit:
         return max(0.0, float(ndtri(hits) - ndtri(alarms)))
 
     def by_moments(self, level: float) -> float:
-        """A lower bound of μ that errs with probability `level`, where both worlds are Gaussian with one variance."""
+        """A lower bound of μ that errs with probability `level`, where both worlds are Gaussian
+        with one variance.
+        """
         from scipy import optimize, stats
 
         a, b = len(self.present), len(self.absent)
@@ -85,7 +94,9 @@ class Audit:
         return max(0.0, float(gain(*self._judged(level, gain))))
 
     def _judged(self, level: float, gain: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
-        """Bounds of hits, from below, and of false alarms, from above, at the threshold that gains most in the other half."""
+        """Bounds of hits, from below, and of false alarms, from above, at the threshold that gains
+        most in the other half.
+        """
         thresholds = np.unique(np.concatenate([self.present[::2], self.absent[::2]]))
         tried = gain(*_rates(self.present[::2], self.absent[::2], thresholds, level))
         return _rates(
@@ -94,7 +105,9 @@ class Audit:
 
 
 def _rates(present: Array, absent: Array, thresholds: Array, level: float) -> tuple[Array, Array]:
-    """Of calling what is above a threshold present: a lower bound of hits and an upper one of false alarms, together at `level`."""
+    """Of calling what is above a threshold present: a lower bound of hits and an upper one of false
+    alarms, together at `level`.
+    """
     from scipy.special import betaincinv
 
     above = [
@@ -112,7 +125,8 @@ def lower_bound(
     """The audit of a release by its statistics with and without the canary.
 
     Raises:
-        UsageError: there are fewer than 20 of either, one is not finite, or the confidence is not between 0 and 1.
+        UsageError: there are fewer than 20 of either, one is not finite, or the confidence is not
+            between 0 and 1.
     """
     worlds = [np.asarray(one, dtype=np.float64) for one in (present, absent)]
     if not 0 < confidence < 1:
@@ -121,13 +135,16 @@ def lower_bound(
         )
     if any(one.ndim != 1 or len(one) < FEWEST or not np.isfinite(one).all() for one in worlds):
         raise UsageError(
-            f"an audit needs at least {FEWEST} finite statistics of each world: repeat the release more often"
+            f"an audit needs at least {FEWEST} finite statistics of each world: repeat the release "
+            "more often"
         )
     return Audit(worlds[0], worlds[1], confidence)
 
 
 def directions(count: int, d: int, seed: int) -> torch.Tensor:
-    """Orthogonal unit vectors (count, d), count ≤ d, dense: none hides in one coordinate. From a QR factorisation of Gaussians."""
+    """Orthogonal unit vectors (count, d), count ≤ d, dense: none hides in one coordinate. From a QR
+    factorisation of Gaussians.
+    """
     if count > d:
         raise UsageError(f"{count} canaries cannot be orthogonal in {d} dimensions: take fewer")
     drawn = np.random.Generator(np.random.Philox(seed)).standard_normal((d, count))
@@ -142,7 +159,8 @@ def updates(
     """Statistics of rows that leave their clients one by one.
 
     Args:
-        release: rows (c, d) of as many clients, and their numbers, to what arrives, (c, d). No client is asked twice.
+        release: rows (c, d) of as many clients, and their numbers, to what arrives, (c, d). No
+            client is asked twice.
         canaries: unit directions (c, d), one a client.
         norm: what a row's norm is to be held to.
 
@@ -160,7 +178,8 @@ def summed(
     canaries: torch.Tensor,
     norm: float,
 ) -> tuple[Array, Array]:
-    """Statistics of one sum over clients, every other one of which contributes its canary and the rest zero.
+    """Statistics of one sum over clients, every other one of which contributes its canary and the
+    rest zero.
 
     Args:
         release: rows (c, d) of as many clients, and their numbers, to the sum that arrives, (d,).
@@ -184,7 +203,8 @@ def grams(
     Args:
         matrix: samples (n, D) of a client, and its number, to what it makes everything of, (D, D).
         canaries: unit directions (c, D); two clients for each.
-        rows: the other samples of each, (n, D), all with the same, of norm 1 at most; what they add along u is taken off.
+        rows: the other samples of each, (n, D), all with the same, of norm 1 at most; what they add
+            along u is taken off.
     """
     found: tuple[list[float], list[float]] = ([], [])
     for k, u in enumerate(canaries):

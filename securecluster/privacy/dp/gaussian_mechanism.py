@@ -1,4 +1,6 @@
-"""The Gaussian mechanism on rows that leave a client: clip to a norm, then add noise (McMahan et al. 2018; Dwork & Roth 2014, A)."""
+"""The Gaussian mechanism on rows that leave a client: clip to a norm, then add noise (McMahan et
+al. 2018; Dwork & Roth 2014, A).
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ class Clip:
 
     Args:
         norm: S, positive.
-        total: whether a row that is not finite counts as zeros. Under noise it must, since a refusal would be a release of
-            its own, without noise; otherwise it is refused, since its training has diverged.
+        total: whether a row that is not finite counts as zeros. Under noise it must, since a
+            refusal would be a release of its own, without noise; otherwise it is refused, since its
+            training has diverged.
     """
 
     kind: ClassVar[Kind] = Kind.CLIP
@@ -58,7 +61,9 @@ class Clip:
         return rows
 
     def _factors(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return what to multiply each row by, (b, 1) in float64: in float32 a small factor would be rounded up."""
+        """Return what to multiply each row by, (b, 1) in float64: in float32 a small factor would
+        be rounded up.
+        """
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
         bad = ~norms.isfinite()
         if not self.total and bool(bad.any()):
@@ -82,14 +87,16 @@ class Clip:
 
 
 class Noise:
-    """x + N(0, (zS)²/shares) in every coordinate, on a grid (`grid_noise`), drawn by each client for itself.
+    """x + N(0, (zS)²/shares) in every coordinate, on a grid (`grid_noise`), drawn by each client
+    for itself.
 
     Args:
         norm: S, what rows are clipped to.
         multiplier: z, positive.
-        shares: how many honest clients at least add their part to one sum: 1 for a row that is read on its own. With more, a row by
-            itself is protected less than `multiplier` says, so it may only leave in sums that nobody reads the terms of. Each
-            share is rounded by itself, so a sum of them is a Gaussian up to that rounding, and not exactly.
+        shares: how many honest clients at least add their part to one sum: 1 for a row that is read
+            on its own. With more, a row by itself is protected less than `multiplier` says, so it
+            may only leave in sums that nobody reads the terms of. Each share is rounded by itself,
+            so a sum of them is a Gaussian up to that rounding, and not exactly.
     """
 
     kind: ClassVar[Kind] = Kind.NOISE
@@ -138,12 +145,15 @@ class Noise:
 
 
 class TrustedCurator:
-    """A trusted server's noise, which is added before its protocol sees what came: the central placement.
+    """A trusted server's noise, which is added before its protocol sees what came: the central
+    placement.
 
     Args:
-        norm: S, what clients clip to: the sensitivity of every sum to one client's absence, and of each row.
+        norm: S, what clients clip to: the sensitivity of every sum to one client's absence, and of
+            each row.
         multiplier: z.
-        draws: keyed by SERVER; what the sums of one run are noised with must not be known to those who see them.
+        draws: keyed by SERVER; what the sums of one run are noised with must not be known to those
+            who see them.
     """
 
     SERVER: ClassVar[int] = -1
@@ -159,11 +169,13 @@ class TrustedCurator:
     def add(
         self, rows: torch.Tensor, step: int, field: str, counts: Sequence[int] | None = None
     ) -> torch.Tensor:
-        """Rows (r, n) with N(0, σ²) in every number, new ones, but for sums over nobody; what masks have turned is noised as well.
+        """Rows (r, n) with N(0, σ²) in every number, new ones, but for sums over nobody; what masks
+        have turned is noised as well.
 
         Args:
-            counts: of sums, how many clients each holds. Without it rows are single clients', and clipped once more: a row that was
-                rounded to 4 bits may stand for one of nearly twice the norm.
+            counts: of sums, how many clients each holds. Without it rows are single clients', and
+                clipped once more: a row that was rounded to 4 bits may stand for one of nearly
+                twice the norm.
         """
         out = rows.clone() if counts is not None else self._clip.forward(rows, step)
         for n, row in enumerate(out):

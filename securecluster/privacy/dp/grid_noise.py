@@ -1,20 +1,22 @@
-"""Gaussian noise on a grid: what leaves is a whole multiple of a power of two, whichever numbers it was made of.
+"""Gaussian noise on a grid: what leaves is a whole multiple of a power of two, whichever numbers it
+was made of.
 
-A floating-point sum x + σn tells by its lowest bits which x it was made of (Mironov 2012). Here a row x is rounded to
-the grid first, and an integer that is drawn without error is added to it:
+A floating-point sum x + σn tells by its lowest bits which x it was made of (Mironov 2012). Here a
+row x is rounded to the grid first, and an integer that is drawn without error is added to it:
 
     x ↦ g (⌊x/g⌉ + ⌊σn/g⌉),   n standard Gaussian.
 
-⌊x/g⌉ is an integer, so this is g ⌊⌊x/g⌉ + σn/g⌉: the Gaussian mechanism applied to a rounded row, and rounded
-afterwards, which costs nothing. Two rows that differ by Δ differ by at most Δ + g√d once they are rounded, so
-σ = z (Δ + g√d) has the privacy of noise multiplier z exactly, whatever the accountant (Balle and Wang 2018, theorem 8,
-and Poisson batches alike).
+⌊x/g⌉ is an integer, so this is g ⌊⌊x/g⌉ + σn/g⌉: the Gaussian mechanism applied to a rounded row,
+and rounded afterwards, which costs nothing. Two rows that differ by Δ differ by at most Δ + g√d
+once they are rounded, so σ = z (Δ + g√d) has the privacy of noise multiplier z exactly, whatever
+the accountant (Balle and Wang 2018, theorem 8, and Poisson batches alike).
 
-n comes from 63 bits for a radius and 64 for an angle (Box and Muller 1958). In float64 its error is at most `ERROR`; the
-integer is the right one unless σn/g lies that close to where rounding changes, or the radius is one of the few that
-are known less well. Such a draw, about one in a hundred thousand, is made again with as many more bits of the cipher
-as it takes (mpmath). So nothing of a Gaussian is missing, and nothing has to be added to δ; what is assumed is that
-the cipher's words are random and that float64 functions err by less than a hundred units in the last place.
+n comes from 63 bits for a radius and 64 for an angle (Box and Muller 1958). In float64 its error is
+at most `ERROR`; the integer is the right one unless σn/g lies that close to where rounding changes,
+or the radius is one of the few that are known less well. Such a draw, about one in a hundred
+thousand, is made again with as many more bits of the cipher as it takes (mpmath). So nothing of a
+Gaussian is missing, and nothing has to be added to δ; what is assumed is that the cipher's words
+are random and that float64 functions err by less than a hundred units in the last place.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from collections.abc import Sequence
 from securecluster.core.lazy_torch import torch
 
 BLOCK = 1 << 16  # numbers that are made together: their temporaries stay in cache (ours)
-FINE = 10  # a grid has at least 2^FINE steps in a standard deviation, and its rounding moves a row by Δ/2^FINE at most
+# a grid has at least 2^FINE steps in a standard deviation, and its rounding moves a row by Δ/2^FINE
+# at most
+FINE = 10
 FINEST = (
     30  # and at most 2^(FINEST + 1) steps, beyond which too many draws would need more bits (ours)
 )
@@ -37,7 +41,9 @@ HALF = 63  # bits of a word that are used for the radius
 
 
 def spacing(multiplier: float, sensitivity: float, d: int) -> float:
-    """Return g, a power of two, for rows of d numbers that differ by at most `sensitivity` in the L2 norm."""
+    """Return g, a power of two, for rows of d numbers that differ by at most `sensitivity` in the
+    L2 norm.
+    """
     sigma = multiplier * sensitivity
     fine = min(sigma, sensitivity / math.sqrt(d)) * 2.0**-FINE
     _, exponent = math.frexp(max(fine, sigma * 2.0**-FINEST))
@@ -73,7 +79,8 @@ class GridNoise:
         return f"GridNoise({len(self._streams)} streams, seeds hidden)"
 
     def add_to(self, rows: torch.Tensor, grid: Sequence[float], sigma: Sequence[float]) -> None:
-        """Round rows to their grids and add the next d integers of each of the first k streams, in place.
+        """Round rows to their grids and add the next d integers of each of the first k streams, in
+        place.
 
         Args:
             rows: (k, d) finite numbers.
@@ -133,7 +140,9 @@ class GridNoise:
         return found[:, :width]
 
     def _buffer(self, number: int, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-        """Return memory for float64 numbers that is used again: fresh pages would cost as much as the numbers."""
+        """Return memory for float64 numbers that is used again: fresh pages would cost as much as
+        the numbers.
+        """
         size = math.prod(shape)
         if number not in self._buffers or len(self._buffers[number]) < size:
             self._buffers[number] = torch.empty(size, dtype=torch.float64, device=device)
@@ -186,7 +195,8 @@ def rounded(radius_word: int, angle_word: int, scale: float, sine: bool, key: by
     """Return ⌊scale · n⌉ of one of the two Gaussians of a pair of words, without error.
 
     Args:
-        radius_word: signed; the 63 bits beside its sign, turned where that is set, are the first ones of u in [0, 1).
+        radius_word: signed; the 63 bits beside its sign, turned where that is set, are the first
+            ones of u in [0, 1).
         angle_word: signed; its 64 bits are the first ones of the angle in [−π, π).
         sine: the second Gaussian of the pair.
         key: of the bits that follow, 64 of each at a time.

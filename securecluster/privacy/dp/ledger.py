@@ -1,6 +1,8 @@
-"""What a run released, event by event, and the ε of all of it together: for each client the union of its events, priced once.
+"""What a run released, event by event, and the ε of all of it together: for each client the union
+of its events, priced once.
 
-Clients of one name are one person. Ledgers of several runs on the same clients are joined by `Ledger.union`.
+Clients of one name are one person. Ledgers of several runs on the same clients are joined by
+`Ledger.union`.
 """
 
 from __future__ import annotations
@@ -27,19 +29,23 @@ class Event:
 
     Args:
         ids: the clients that replied.
-        mechanism: "exact": nothing random was added. "gaussian": noise of `noise_multiplier` times the sensitivity. "dp-sgd": a local
-            training. "free": made from what was released before, or taken as public.
-        replace: the sensitivity under replacing over that under adding or removing, of "gaussian"; it is 2 for "dp-sgd".
+        mechanism: "exact": nothing random was added. "gaussian": noise of `noise_multiplier` times
+            the sensitivity. "dp-sgd": a local training. "free": made from what was released before,
+            or taken as public.
+        replace: the sensitivity under replacing over that under adding or removing, of "gaussian";
+            it is 2 for "dp-sgd".
         batch: expected samples in a step of dp-sgd; None: all of a client's, with q = 1.
         epochs: of dp-sgd; ceil(n / batch) steps each.
         kept: nothing left the client yet; it counts once anything of that client's does.
-        seen: its values can be read as they lie on the wire, under a mask perhaps; what is sealed cannot.
+        seen: its values can be read as they lie on the wire, under a mask perhaps; what is sealed
+            cannot.
         reader: who reads it, "server" or "lps", a local parameter server.
         step: the number of the call.
-        digests: for each of `ids`, 16 hex digits that stand for the bits of its reply; empty where a repetition has no price of its own.
-            `CHOICE` stands for a reply by which a repetition cannot be told.
-        again: a training of "dp-sgd" that repeats an earlier one, of other bits. Its batches may be those of that one, so both are priced
-            as if their batches were known.
+        digests: for each of `ids`, 16 hex digits that stand for the bits of its reply; empty where
+            a repetition has no price of its own. `CHOICE` stands for a reply by which a repetition
+            cannot be told.
+        again: a training of "dp-sgd" that repeats an earlier one, of other bits. Its batches may be
+            those of that one, so both are priced as if their batches were known.
     """
 
     method: str
@@ -84,7 +90,9 @@ class Event:
 
 
 class Release(NamedTuple):
-    """One client's part of an event: the event without clients, the client, and the digest of its reply."""
+    """One client's part of an event: the event without clients, the client, and the digest of its
+    reply.
+    """
 
     call: Event
     client: int
@@ -99,7 +107,8 @@ class Price:
         epsilon: infinite after an exact release; 0 when nothing was released.
         rdp: the bound by Rényi divergences, beside it.
         client: whose; None when nobody released anything.
-        accountant: how `epsilon` was found: "nothing released", "exact release", "exact Gaussian", "PRV" or "RDP".
+        accountant: how `epsilon` was found: "nothing released", "exact release", "exact Gaussian",
+            "PRV" or "RDP".
     """
 
     epsilon: float
@@ -141,7 +150,8 @@ class Ledger:
 
     Args:
         samples: n_i of every client by its id; what dp-sgd's price depends on, and taken as public.
-        names: of clients by their ids. Several ids of one name are one person, whose releases compose.
+        names: of clients by their ids. Several ids of one name are one person, whose releases
+            compose.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -152,10 +162,11 @@ class Ledger:
     def union(cls, *ledgers: Ledger) -> Ledger:
         """Return what several runs released together.
 
-        Clients are the same where their names are. Each training is priced by the number of samples that it had in its
-        own run. A ledger that another one begins with is an earlier state of the same run, or the same ledger, and is
-        counted once. Batches of different runs are taken to be drawn independently of each other: they are drawn by
-        clients' secret keys and the run's configuration.
+        Clients are the same where their names are. Each training is priced by the number of samples
+        that it had in its own run. A ledger that another one begins with is an earlier state of the
+        same run, or the same ledger, and is counted once. Batches of different runs are taken to be
+        drawn independently of each other: they are drawn by clients' secret keys and the run's
+        configuration.
 
         Args:
             ledgers: of one unit of privacy (`dp_unit`), which a ledger does not know.
@@ -168,7 +179,8 @@ class Ledger:
         for given in ledgers:
             if not isinstance(given, Ledger):
                 raise UsageError(
-                    f"ledgers are added up, not {type(given).__name__}: give one.ledger_, other.ledger_, one by one"
+                    f"ledgers are added up, not {type(given).__name__}: give one.ledger_, "
+                    "other.ledger_, one by one"
                 )
         found = cls()
         for ledger in _distinct(ledgers):
@@ -181,7 +193,8 @@ class Ledger:
         nameless = released - set(other.names)
         if nameless:
             raise UsageError(
-                f"a ledger does not name its client {min(nameless)}, so nobody knows what that client released elsewhere:"
+                f"a ledger does not name its client {min(nameless)}, so nobody knows what that "
+                "client released elsewhere:"
                 " give ledgers of fitted protocols, or set their names"
             )
         first = 1 + max(self.names, default=-1)
@@ -202,7 +215,8 @@ class Ledger:
         strangers = sorted(map(str, wanted - set(self.names.values())))
         if strangers:
             raise UsageError(
-                f"the ledger knows no client {strangers[0]!r}: give names as the federation has them"
+                f"the ledger knows no client {strangers[0]!r}: give names as the federation has "
+                "them"
             )
         ids = {i for i, name in self.names.items() if name in wanted}
         parts = [
@@ -226,7 +240,8 @@ class Ledger:
     @overload
     def price(self, delta: float, relation: Literal["replace"]) -> Price | None: ...
     def price(self, delta: float = DELTA, relation: Relation = "add/remove") -> Price | None:
-        """ε at δ of the client that released most: its events compose in series, clients in parallel.
+        """ε at δ of the client that released most: its events compose in series, clients in
+        parallel.
 
         Returns:
             None where no claim is made: replacing, with batches that were sampled.
@@ -247,7 +262,9 @@ class Ledger:
 
     @property
     def epsilon(self) -> float:
-        """ε at δ = 1e-5: 0 when nothing was released, infinite when anything went out without noise."""
+        """ε at δ = 1e-5: 0 when nothing was released, infinite when anything went out without
+        noise.
+        """
         return self.price(DELTA).epsilon
 
     def reported(self, delta: float = DELTA) -> float | None:
@@ -278,7 +295,9 @@ class Ledger:
         return {i for event in self.events if not event.kept for i in event.ids}
 
     def _persons(self) -> dict[int, int]:
-        """Return the lowest id of the same name, by id; an id without a name is a person of its own."""
+        """Return the lowest id of the same name, by id; an id without a name is a person of its
+        own.
+        """
         first: dict[str, int] = {}
         return {i: first.setdefault(name, i) for i, name in sorted(self.names.items())}
 
@@ -314,11 +333,12 @@ class Ledger:
 class Recall:
     """Tells new releases from repeated ones.
 
-    A server that was killed asks again what it asked after its last checkpoint. A reply of the same bits is the release
-    that was recorded then; one of other bits is another release.
+    A server that was killed asks again what it asked after its last checkpoint. A reply of the same
+    bits is the release that was recorded then; one of other bits is another release.
 
-    Local training of which nothing left has no bits to compare. It is one training as long as what follows from it has
-    the bits that it had; once that differs, so may the training, which then counts again.
+    Local training of which nothing left has no bits to compare. It is one training as long as what
+    follows from it has the bits that it had; once that differs, so may the training, which then
+    counts again.
 
     Args:
         events: what was recorded already and may come again.
@@ -369,9 +389,11 @@ class Recall:
         return again + found
 
     def _trained_again(self, client: int, answered: bool) -> list[Event]:
-        """Return the repeated trainings of a client that count again, now that something new of it leaves.
+        """Return the repeated trainings of a client that count again, now that something new of it
+        leaves.
 
-        One counts if something had left after it, before the server was killed, that has not come again.
+        One counts if something had left after it, before the server was killed, that has not come
+        again.
         """
         trained = self._repeated.pop(client, [])
         left = [release.call.step for release in self._left.get(client, ())]

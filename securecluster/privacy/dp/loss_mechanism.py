@@ -1,10 +1,14 @@
-"""Mean losses that leave a client with Gaussian noise, in units of what one sample, or one client, can change (ours).
+"""Mean losses that leave a client with Gaussian noise, in units of what one sample, or one client,
+can change (ours).
 
-A row of k mean losses of one client's n samples, each sample's loss clipped to [0, B], moves by at most
+A row of k mean losses of one client's n samples, each sample's loss clipped to [0, B], moves by at
+most
 
-- B·√k/n where the unit is the example: the divisor is n, which is taken as public, and a sample more, a sample less or another sample
-  changes each of the k sums by the difference of two numbers in [0, B];
-- B·√k where the unit is the client: each mean lies in [0, B], and a client that does not count has zeros in their place, or another's.
+- B·√k/n where the unit is the example: the divisor is n, which is taken as public, and a sample
+  more, a sample less or another sample changes each of the k sums by the difference of two numbers
+  in [0, B];
+- B·√k where the unit is the client: each mean lies in [0, B], and a client that does not count has
+  zeros in their place, or another's.
 
 So its sensitivity is the same whether units of privacy are added and removed, or replaced.
 
@@ -29,7 +33,9 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-WORST = 1e30  # stands for a loss that is not finite, as that of weights that overflow: no cluster is handed such a model
+# stands for a loss that is not finite, as that of weights that overflow: no cluster is handed such
+# a model
+WORST = 1e30
 
 
 def loss_clip(guard: ClientNoise | None) -> float | None:
@@ -51,15 +57,19 @@ def noised(
     sizes: Sequence[int],
     widths: Sequence[int] | None = None,
 ) -> Array:
-    """Rows (b, k) of mean losses as they may leave: noise z times their sensitivity; the rows themselves where a run has no noise.
+    """Rows (b, k) of mean losses as they may leave: noise z times their sensitivity; the rows
+    themselves where a run has no noise.
 
     Args:
-        purpose: names the draw, with the client, the call and the row: asked the same again, a client adds the same.
+        purpose: names the draw, with the client, the call and the row: asked the same again, a
+            client adds the same.
         ids: (b,) numbers of the clients.
         step: number of the call.
-        means: of losses that were clipped to [0, B]; one that is not finite counts as B (a client without samples).
+        means: of losses that were clipped to [0, B]; one that is not finite counts as B (a client
+            without samples).
         sizes: (b,) n of each client.
-        widths: (b,) how many numbers of its row are a client's, the first ones; all of them without it.
+        widths: (b,) how many numbers of its row are a client's, the first ones; all of them without
+            it.
     """
     if guard is None:
         return means

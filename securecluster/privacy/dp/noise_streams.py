@@ -1,10 +1,11 @@
-"""What clients' noise is drawn from: ChaCha20 streams under a key of each client that nobody else has.
+"""What clients' noise is drawn from: ChaCha20 streams under a key of each client that nobody else
+has.
 
-A draw is a function of the client's key, the run's configuration, what it is for, the number of the call, the
-mechanism with its noise, and the very numbers that noise is added to. A client that is asked the same again therefore
-gives the same answer, also after a restart, and no second release of the same numbers averages the noise out. Asked
-anything else under the same number, in another run, or at another noise level, it draws anew: the noise of one answer
-cannot be taken off another.
+A draw is a function of the client's key, the run's configuration, what it is for, the number of the
+call, the mechanism with its noise, and the very numbers that noise is added to. A client that is
+asked the same again therefore gives the same answer, also after a restart, and no second release of
+the same numbers averages the noise out. Asked anything else under the same number, in another run,
+or at another noise level, it draws anew: the noise of one answer cannot be taken off another.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class NoiseStreams:
 
     @classmethod
     def derived(cls, randomness: Randomness, run: str) -> NoiseStreams:
-        """Take keys from a run's seed, for simulations: whoever knows the seed can take the noise off."""
+        """Take keys from a run's seed, for simulations: whoever knows the seed can take the noise
+        off.
+        """
         return cls(lambda client: randomness.key("client", client, "noise"), run)
 
     def __repr__(self) -> str:
@@ -54,7 +57,8 @@ class NoiseStreams:
         multiplier: float,
         sensitivity: float,
     ) -> torch.Tensor:
-        """Return a row with Gaussian noise on a grid (`grid_noise`), of its shape and type and where it is.
+        """Return a row with Gaussian noise on a grid (`grid_noise`), of its shape and type and
+        where it is.
 
         Args:
             client: whose key the noise is drawn by.

@@ -1,6 +1,7 @@
 """A mask in two blocks: what it does to a row's first numbers never mixes with the rest.
 
-So servers that see masked rows only can average the first layers of models on their own (methods that share common layers).
+So servers that see masked rows only can average the first layers of models on their own (methods
+that share common layers).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from securecluster.privacy.pipeline import Kind
 
 
 class Blocks:
-    """diag(P, Q): a mask P of the first `first` numbers of a row, another Q, with a seed of its own, of the others.
+    """diag(P, Q): a mask P of the first `first` numbers of a row, another Q, with a seed of its
+    own, of the others.
 
     Args:
         mask: the name of both, not "none".

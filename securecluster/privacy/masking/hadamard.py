@@ -1,8 +1,9 @@
 """Orthonormal matrices with entries ±1/√n of many sizes, applied as a few small matrix products.
 
-A Kronecker product of Hadamard matrices is one. Those used here have orders up to 128: Sylvester's (powers of two) and Paley's of
-both kinds (q + 1 for primes q ≡ 3 mod 4, 2(q + 1) for primes q ≡ 1 mod 4), and their doublings. Products of them lie so close to any d
-that hardly any padding is needed, where powers of two may need d numbers more.
+A Kronecker product of Hadamard matrices is one. Those used here have orders up to 128: Sylvester's
+(powers of two) and Paley's of both kinds (q + 1 for primes q ≡ 3 mod 4, 2(q + 1) for primes q ≡ 1
+mod 4), and their doublings. Products of them lie so close to any d that hardly any padding is
+needed, where powers of two may need d numbers more.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ LARGEST = 128  # a constant bound on the factors keeps a product O(d log d)
 
 @cache
 def factors(d: int) -> tuple[int, ...]:
-    """Orders of Hadamard matrices, ascending, whose product is the smallest size ≥ d that the fewest factors or one more reach.
+    """Orders of Hadamard matrices, ascending, whose product is the smallest size ≥ d that the
+    fewest factors or one more reach.
 
-    Counted over all d: at most 4.4 % above d from d = 1,000, 2.1 % from 14,000, 0.7 % from 1,000,000.
+    Counted over all d: at most 4.4 % above d from d = 1,000, 2.1 % from 14,000, 0.7 % from
+        1,000,000.
     """
     fewest = next(k for k in itertools.count(1) if LARGEST**k >= d)
     found = (
@@ -56,7 +59,9 @@ def matrix(order: int) -> NDArray[np.int8]:
 
 
 def transform(rows: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """(A_1 ⊗ … ⊗ A_k)·x for each row x of (b, n), from the small matrices A alone; a new tensor (b, n)."""
+    """(A_1 ⊗ … ⊗ A_k)·x for each row x of (b, n), from the small matrices A alone; a new tensor (b,
+    n).
+    """
     b, n = rows.shape
     left, right = b, n
     for part in parts:

@@ -1,6 +1,7 @@
 """Who a client is: an Ed25519 key of its own, and the roster by which others know it.
 
-A roster comes from outside of the run: from the seed in a simulation, and in a deployment from whoever enrols
+A roster comes from outside of the run: from the seed in a simulation, and in a deployment from
+    whoever enrols
 clients. What a server hands on during the run is held against it.
 """
 
@@ -80,7 +81,8 @@ class Roster:
     """The clients that take part, and the public key of each one's identity.
 
     Args:
-        keys: client number -> public key, 32 bytes; or a function that returns it, None for a stranger.
+        keys: client number -> public key, 32 bytes; or a function that returns it, None for a
+            stranger.
 
     Raises:
         UsageError: a number or a key that cannot be one.
@@ -98,14 +100,16 @@ class Roster:
                     or len(key) != 32
                 ):
                     raise UsageError(
-                        f"a roster has a public key of 32 bytes for each client's number: that of {client!r} is none"
+                        "a roster has a public key of 32 bytes for each client's number: that of "
+                        f"{client!r} is none"
                     )
             self._known.update(keys)
         elif callable(keys):
             self._find = keys
         else:
             raise UsageError(
-                f"a roster is made of a mapping from clients' numbers to public keys, not of {type(keys).__name__}"
+                "a roster is made of a mapping from clients' numbers to public keys, not of "
+                f"{type(keys).__name__}"
             )
 
     @classmethod
@@ -134,12 +138,14 @@ class Roster:
             Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
         except (InvalidSignature, ValueError):
             raise FrameError(
-                f"client {client} did not sign what the server hands on in its name: the key agreement was tampered with"
+                f"client {client} did not sign what the server hands on in its name: the key "
+                "agreement was tampered with"
             ) from None
 
 
 def check_roster(roster: Roster, identity: Identity, own: tuple[int, ...], clients: int) -> None:
-    """Raise UsageError for a roster that lacks a client of the run, or has another key for a client than its own.
+    """Raise UsageError for a roster that lacks a client of the run, or has another key for a client
+    than its own.
 
     Args:
         own: the numbers of the clients that use this identity.
@@ -154,5 +160,6 @@ def check_roster(roster: Roster, identity: Identity, own: tuple[int, ...], clien
     for i in own:
         if roster.key(i) != identity.public:
             raise UsageError(
-                f"the roster has another public key for client {i} than its identity: enrol it again, or give its own key"
+                f"the roster has another public key for client {i} than its identity: enrol it "
+                "again, or give its own key"
             )

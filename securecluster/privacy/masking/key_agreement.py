@@ -1,11 +1,13 @@
 """How clients come to share a mask seed that the server relays and cannot read.
 
-The first client that replies is the leader, or, where replies were lost or a server was restarted, the first that has a seed already: it
-draws the seed and seals it to every other client's X25519 key.
+The first client that replies is the leader, or, where replies were lost or a server was restarted,
+the first that has a seed already: it draws the seed and seals it to every other client's X25519
+key.
 
-Keys and sealed seeds are signed with the clients' identities. A client that has a roster of these takes part with nobody else, so a
-server can neither name itself a peer, to read the seed, nor play leader, to set it. Without a roster no signature is verified: then the
-agreement protects against an honest-but-curious server only.
+Keys and sealed seeds are signed with the clients' identities. A client that has a roster of these
+takes part with nobody else, so a server can neither name itself a peer, to read the seed, nor play
+leader, to set it. Without a roster no signature is verified: then the agreement protects against an
+honest-but-curious server only.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class PublicKey:
     """Client to server."""
 
     key: Annotated[Rows, Octets((KEY,))]  # (b, 32) uint8, X25519
-    # (b,) uint8, 1 where the client has a seed already: one of these leads, since a seed that was used stays
+    # (b,) uint8, 1 where the client has a seed already: one of these leads, since a seed that was
+    # used stays
     seeded: Annotated[Rows, Octets(most=1)]
     signature: Annotated[
         Rows, Octets((SIGNATURE,))
@@ -79,8 +82,9 @@ class SealedSeed:
 
 @dataclass
 class Secrets:
-    """What a client keeps between rounds: its private key, a seed it drew as leader, the shared seed once it has it, and the key of its
-    noise. Never printed."""
+    """What a client keeps between rounds: its private key, a seed it drew as leader, the shared
+    seed once it has it, and the key of its noise. Never printed.
+    """
 
     private: dict[int, bytes] = field(default_factory=dict, repr=False)
     drawn: dict[int, bytes] = field(default_factory=dict, repr=False)
@@ -96,7 +100,8 @@ class KeyRing:
 
     Args:
         config: the hash of the run's configuration, bound into every seal.
-        randomness: derives all keys from the run seed, for reproducible simulations; None takes them from the operating system.
+        randomness: derives all keys from the run seed, for reproducible simulations; None takes
+            them from the operating system.
         unlock: called with the shared seed.
         identity: client number -> what it signs with; None for a client without an identity.
         roster: whose signatures count; None takes part with whomever the server names.
@@ -135,15 +140,18 @@ class KeyRing:
         return self.secrets.private.setdefault(client, self._bytes(client, "x25519"))
 
     def use(self, clients: tuple[int, ...]) -> None:
-        """Note that these clients answer a call of the protocol: from now on their seed stays what it is."""
+        """Note that these clients answer a call of the protocol: from now on their seed stays what
+        it is.
+        """
         for i in clients:
             self.secrets.unused.pop(i, None)
 
     def _take(self, client: int, seed: bytes, step: int) -> None:
         """Take a seed that key call `step` brought.
 
-        Replies may be lost, and then clients agree anew, led by one that never had the first seed. So a later agreement replaces
-        a seed as long as nothing has left under it, which tells a server that swaps seeds no more than the first agreement does.
+        Replies may be lost, and then clients agree anew, led by one that never had the first seed.
+        So a later agreement replaces a seed as long as nothing has left under it, which tells a
+        server that swaps seeds no more than the first agreement does.
         """
         unused = self.secrets.unused
         fixed = [
@@ -153,7 +161,8 @@ class KeyRing:
         ]
         if fixed:
             raise FrameError(
-                f"client {client} was handed another mask seed than it, or a peer, has used: the key agreement was tampered with, or a"
+                f"client {client} was handed another mask seed than it, or a peer, has used: the "
+                "key agreement was tampered with, or a"
                 " server was restarted before it knew who took part; start a new run"
             )
         if self.secrets.seed.get(client) != seed:
@@ -173,7 +182,9 @@ class KeyRing:
         return PublicKey(Rows(_table(keys)), Rows(seeded), Rows(_table(signatures)))
 
     def seal(self, leader: int, peers: Peers) -> SealedSeeds:
-        """The leader's seed, sealed to each peer; it takes a seed it drew itself only out of its own box, like everyone else."""
+        """The leader's seed, sealed to each peer; it takes a seed it drew itself only out of its
+        own box, like everyone else.
+        """
         ids = peers.ids.value.tolist()
         if len(set(ids)) < len(ids):
             raise FrameError(
@@ -210,7 +221,8 @@ class KeyRing:
                 seed = _aead(mine, leader, context).decrypt(sealed, None)
             except InvalidTag:
                 raise FrameError(
-                    f"client {i} cannot open its box: the key agreement was tampered with, start a new run"
+                    f"client {i} cannot open its box: the key agreement was tampered with, start a "
+                    "new run"
                 ) from None
             self._take(i, seed, step)
         return Ack()
@@ -282,7 +294,8 @@ def _aead(private: bytes, public: bytes, context: bytes) -> AESSIV:
         )
     except ValueError:
         raise FrameError(
-            "a public key of the key agreement is not a valid X25519 key: its sender must be left out"
+            "a public key of the key agreement is not a valid X25519 key: its sender must be left "
+            "out"
         ) from None
     key = HKDF(SHA512(), 64, salt=None, info=context).derive(secret)
     return AESSIV(key)

@@ -1,4 +1,6 @@
-"""What a mask draws from the seed that the clients share: a ChaCha20 stream for each step and purpose, the same on every machine."""
+"""What a mask draws from the seed that the clients share: a ChaCha20 stream for each step and
+purpose, the same on every machine.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,13 @@ ORDER, SIGNS, LAYERS, GAUSSIANS = range(
 
 
 def words(seed: bytes, step: int, count: int, purpose: int = ORDER) -> NDArray[np.uint64]:
-    """The first `count` 64-bit words of the stream that (seed, step, purpose) names: RFC 8439, the seed as key.
+    """The first `count` 64-bit words of the stream that (seed, step, purpose) names: RFC 8439, the
+    seed as key.
 
     Args:
         seed: 32 bytes.
-        step: below 2^64, so that purposes stay apart: the nonce is the step in its low 64 bits and the purpose in its high 32.
+        step: below 2^64, so that purposes stay apart: the nonce is the step in its low 64 bits and
+            the purpose in its high 32.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -41,8 +45,9 @@ def words(seed: bytes, step: int, count: int, purpose: int = ORDER) -> NDArray[n
 def order(seed: bytes, step: int, count: int) -> NDArray[np.int64]:
     """A uniform order of `count` things: the stable argsort of as many words, on every machine.
 
-    Sorting numbers is much faster than sorting places by number, so the places are sorted in the words' lower bits; where words agree in
-    their upper bits, which is rare, their order is settled afterwards.
+    Sorting numbers is much faster than sorting places by number, so the places are sorted in the
+    words' lower bits; where words agree in their upper bits, which is rare, their order is settled
+    afterwards.
     """
     keys = words(seed, step, count, ORDER)
     low = np.uint64((1 << max(0, count - 1).bit_length()) - 1)
@@ -63,7 +68,9 @@ def signs(seed: bytes, step: int, count: int, purpose: int) -> NDArray[np.float3
 
 
 def gaussians(seed: bytes, step: int, count: int) -> NDArray[np.float64]:
-    """`count` standard Gaussians: Φ⁻¹ of the upper 52 bits of a word each, in the middle of their cell: 53 bits, so none rounds to 1."""
+    """`count` standard Gaussians: Φ⁻¹ of the upper 52 bits of a word each, in the middle of their
+    cell: 53 bits, so none rounds to 1.
+    """
     from scipy.special import ndtri
 
     upper = words(seed, step, count, GAUSSIANS) >> np.uint64(12)
@@ -71,7 +78,9 @@ def gaussians(seed: bytes, step: int, count: int) -> NDArray[np.float64]:
 
 
 class Keyed(ABC, Generic[D]):
-    """A mask's keeper of the shared seed, and of what it drew for the last few steps (a client that missed rounds undoes several)."""
+    """A mask's keeper of the shared seed, and of what it drew for the last few steps (a client that
+    missed rounds undoes several).
+    """
 
     kind: ClassVar[Kind] = Kind.MASK
     name: ClassVar[str]
@@ -98,7 +107,8 @@ class Keyed(ABC, Generic[D]):
         """The map of one step on rows of width d."""
         if self._seed is None:
             raise UsageError(
-                "this client has no mask seed yet: it must take part in the key agreement before it can mask"
+                "this client has no mask seed yet: it must take part in the key agreement before "
+                "it can mask"
             )
         if (d, step) not in self._drawn:
             self._drawn[d, step] = self._draw(self._seed, d, step)
@@ -111,5 +121,7 @@ class Keyed(ABC, Generic[D]):
 
 
 def blocks(rows: torch.Tensor, numbers: int = 1 << 18) -> Sequence[torch.Tensor]:
-    """Rows (…, d) as views of whole rows, about `numbers` numbers each: what works on them needs no second matrix."""
+    """Rows (…, d) as views of whole rows, about `numbers` numbers each: what works on them needs no
+    second matrix.
+    """
     return torch.split(rows.view(-1, rows.shape[-1]), max(1, numbers // rows.shape[-1]))

@@ -1,10 +1,13 @@
 """Masks: orthonormal maps that all clients of a run share and the server does not know.
 
-A mask is obfuscation, not encryption: it protects against the server only, one client that tells the server the shared seed undoes
-it, and every orthonormal map leaves norms and inner products as they were, by which clients can also be linked from call to call.
+A mask is obfuscation, not encryption: it protects against the server only, one client that tells
+    the server the shared seed undoes
+it, and every orthonormal map leaves norms and inner products as they were, by which clients can
+also be linked from call to call.
 
-A permutation hides which label is which, and not a client's label distribution: coordinates of one call are columns over clients, and
-grouping columns that move alike gives the distributions back (`benchmarks.label_attack`, whose numbers stand in `LABELS`).
+A permutation hides which label is which, and not a client's label distribution: coordinates of one
+call are columns over clients, and grouping columns that move alike gives the distributions back
+(`benchmarks.label_attack`, whose numbers stand in `LABELS`).
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ ENTRYWISE = (
 )  # masks that keep each number's size, hence L1 and every norm of coordinates
 _SEED = "falls when one client tells the server the shared seed; clients can be linked from call to call by their inner products"
 
-LABELS = {  # correlation with true label shares, of Dirichlet(0.3) and of two labels a client, as benchmarks.label_attack found it
+# correlation with true label shares, of Dirichlet(0.3) and of two labels a client, as
+# benchmarks.label_attack found it
+LABELS = {
     "permutation": (0.88, 0.99),
     "signed-permutation": (0.86, 0.97),
     "rotation": (0.64, 0.71),
@@ -44,8 +49,10 @@ def _labels_told(name: str, hidden: str) -> str:
     """
     skewed, two = LABELS[name]
     return (
-        f"{hidden}: from the updates of 40 clients in one round their label distributions were read, up to the labels' names, with a"
-        f" correlation of {skewed} and {two} (chance 0.3; python -m securecluster.benchmarks.label_attack)"
+        f"{hidden}: from the updates of 40 clients in one round their label distributions were "
+        "read, up to the labels' names, with a"
+        f" correlation of {skewed} and {two} (chance 0.3; python -m "
+        "securecluster.benchmarks.label_attack)"
     )
 
 
@@ -55,7 +62,9 @@ _MIXED = "inner products tell of label distributions, too"
 
 @dataclass(frozen=True)
 class MaskInfo:
-    """What the result says of a mask: what stays visible to the server, what is assumed, and what it adds to every masked row."""
+    """What the result says of a mask: what stays visible to the server, what is assumed, and what
+    it adds to every masked row.
+    """
 
     shows: str
     not_covered: str
@@ -65,34 +74,45 @@ class MaskInfo:
 INFO = {
     "none": MaskInfo("the values themselves", ""),
     "permutation": MaskInfo(
-        "its sorted values, exact zeros, sum, norm and inner products with the others of that call, "
+        "its sorted values, exact zeros, sum, norm and inner products with the others of that "
+        "call, "
         "and which values of different clients belong to one coordinate",
-        f"the permutation is obfuscation: it hides nothing from a client, and {_SEED}; {_labels_told('permutation', _SHUFFLED)}",
+        f"the permutation is obfuscation: it hides nothing from a client, and {_SEED}; "
+        f"{_labels_told('permutation', _SHUFFLED)}",
     ),
     "signed-permutation": MaskInfo(
         "its sorted magnitudes, exact zeros, norm and inner products with the others of that call, "
-        "and which values of different clients belong to one coordinate, up to that coordinate's sign",
+        "and which values of different clients belong to one coordinate, up to that coordinate's "
+        "sign",
         f"the signed permutation is obfuscation: it hides nothing from a client, and {_SEED}; "
         + _labels_told("signed-permutation", _SHUFFLED),
     ),
     "rotation": MaskInfo(
-        "its norm and inner products with the others of that call, and its coordinates mixed by a structured rotation",
-        "the rotation is obfuscation: it is made of public Hadamard matrices and secret signs, and that it shows no more than inner "
-        f"products is not proved; it hides nothing from a client, and {_SEED}; {_labels_told('rotation', _MIXED)}",
+        "its norm and inner products with the others of that call, and its coordinates mixed by a "
+        "structured rotation",
+        "the rotation is obfuscation: it is made of public Hadamard matrices and secret signs, and "
+        "that it shows no more than inner "
+        f"products is not proved; it hides nothing from a client, and {_SEED}; "
+        f"{_labels_told('rotation', _MIXED)}",
     ),
     "haar": MaskInfo(
-        "its norm and inner products with the others of that call (the Gram matrix), and in exact arithmetic nothing else",
-        "the Haar rotation is obfuscation: that it shows the Gram matrix alone holds for a rotation that is used for one call only, "
-        f"up to rounding, and as far as ChaCha20 passes for random; it hides nothing from a client, and {_SEED}; "
+        "its norm and inner products with the others of that call (the Gram matrix), and in exact "
+        "arithmetic nothing else",
+        "the Haar rotation is obfuscation: that it shows the Gram matrix alone holds for a "
+        "rotation that is used for one call only, "
+        "up to rounding, and as far as ChaCha20 passes for random; it hides nothing from a "
+        f"client, and {_SEED}; "
         + _labels_told("rotation", f"{_MIXED}, here as measured under `rotation`"),
     ),
 }
 
 
 class Permutation(Keyed["torch.Tensor"]):
-    """Coordinates in an order drawn from PRF(seed, step), fresh for every call (Sattler et al. 2019, V-B; fresh maps are ours).
+    """Coordinates in an order drawn from PRF(seed, step), fresh for every call (Sattler et al.
+    2019, V-B; fresh maps are ours).
 
-    The order is the argsort of 64-bit words of a ChaCha20 stream with the shared seed as key and the step as nonce.
+    The order is the argsort of 64-bit words of a ChaCha20 stream with the shared seed as key and
+    the step as nonce.
     """
 
     name: ClassVar[str] = "permutation"
@@ -119,10 +139,11 @@ class Permutation(Keyed["torch.Tensor"]):
 
 
 class SignedPermutation(Keyed["tuple[torch.Tensor, torch.Tensor]"]):
-    """A fresh permutation whose coordinates also take a secret sign each: y_j = s_j·x_π(j). All it needs is exact (ours).
+    """A fresh permutation whose coordinates also take a secret sign each: y_j = s_j·x_π(j). All it
+    needs is exact (ours).
 
-    Besides what any orthonormal map keeps it keeps L1 and every other norm of coordinates; of a zero the server may see its sign bit,
-    which is the mask's and tells nothing of the client.
+    Besides what any orthonormal map keeps it keeps L1 and every other norm of coordinates; of a
+    zero the server may see its sign bit, which is the mask's and tells nothing of the client.
     """
 
     name: ClassVar[str] = "signed-permutation"
@@ -158,7 +179,8 @@ def build(name: str, dimension: int | None = None) -> tuple[Stage, ...]:
     """The stages of a mask name.
 
     Args:
-        dimension: d of the rows; a client needs it to undo a rotation. None builds what the server needs: the kinds of stages.
+        dimension: d of the rows; a client needs it to undo a rotation. None builds what the server
+            needs: the kinds of stages.
 
     Raises:
         UsageError: an unknown name, or a dense rotation of more than `rotations.DENSEST` numbers.

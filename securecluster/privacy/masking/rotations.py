@@ -1,4 +1,6 @@
-"""Two rotations: a fast structured one for models of any size, and the uniform (Haar) one for small models."""
+"""Two rotations: a fast structured one for models of any size, and the uniform (Haar) one for small
+models.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ HADAMARD_LAYERS = 2  # one layer with a public H shows |x_i| in place
 
 
 class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
-    """y = D_2·H·D_1·H·D_0·(x, 0): secret fresh signs D around public orthonormal Hadamard matrices H of order n ≥ d, in O(d log d).
+    """y = D_2·H·D_1·H·D_0·(x, 0): secret fresh signs D around public orthonormal Hadamard matrices
+    H of order n ≥ d, in O(d log d).
 
-    Layers of signs and Hadamard matrices are those of fast random rotations (Ailon, Chazelle 2009; Yu et al. 2016); Kronecker products of
-    small Hadamard matrices instead of powers of two, to pad little, are ours. The n − d added numbers travel with every masked row.
-    Undone to 1e-6 of the norm in float32, 1e-13 in float64; machines that round differently get averages that differ by as much.
+    Layers of signs and Hadamard matrices are those of fast random rotations (Ailon, Chazelle 2009;
+    Yu et al. 2016); Kronecker products of small Hadamard matrices instead of powers of two, to pad
+    little, are ours. The n − d added numbers travel with every masked row. Undone to 1e-6 of the
+    norm in float32, 1e-13 in float64; machines that round differently get averages that differ by
+    as much.
 
     Args:
         dimension: d; needed to undo.
@@ -43,7 +48,9 @@ class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
         return self._turn(out, step)
 
     def overwrite(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """The same, written over `rows` where they are (b, n) already, zeros after the first d; rows (b, d) go to a new (b, n)."""
+        """The same, written over `rows` where they are (b, n) already, zeros after the first d;
+        rows (b, d) go to a new (b, n).
+        """
         ready = self._dimension is not None and rows.shape[-1] == padded(self._dimension)
         return self._turn(rows, step) if ready else self.forward(rows, step)
 
@@ -60,7 +67,8 @@ class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
         n = padded(self._dimension)
         if rows.shape[-1] != n:
             raise FrameError(
-                f"a rotated average has {n} numbers, {rows.shape[-1]} came: both sides must run the same configuration"
+                f"a rotated average has {n} numbers, {rows.shape[-1]} came: both sides must run "
+                "the same configuration"
             )
         out = rows.reshape(-1, n).clone()
         around, parts = self._on(out, step)
@@ -83,7 +91,8 @@ class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
         """D_0, D_1/√n, D_2/√n and the factors of √n·H, where and in what type the rows are."""
         n = rows.shape[-1]
         first, *others = (flips.to(rows.device, rows.dtype) for flips in self._of(n, step))
-        # scaled once a layer: factors of ±1 are exact in float32, while 1/√k rounded in each would add up
+        # scaled once a layer: factors of ±1 are exact in float32, while 1/√k rounded in each would
+        # add up
         around = [first, *(flips / math.sqrt(n) for flips in others)]
         return around, [
             torch.from_numpy(hadamard.matrix(k)).to(rows.device, rows.dtype)
@@ -96,9 +105,11 @@ class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
 
 
 class Haar(Keyed["torch.Tensor"]):
-    """An orthonormal matrix drawn uniformly from O(d): the Q of a Gaussian's QR, with R's signs in it (Mezzadri 2007).
+    """An orthonormal matrix drawn uniformly from O(d): the Q of a Gaussian's QR, with R's signs in
+    it (Mezzadri 2007).
 
-    The rows go through it in float64. Machines whose linear algebra rounds differently hold the same Q to about 1e-12.
+    The rows go through it in float64. Machines whose linear algebra rounds differently hold the
+    same Q to about 1e-12.
     """
 
     name: ClassVar[str] = "haar"
@@ -137,6 +148,7 @@ def check_dense(dimension: int | None) -> None:
     """Raise UsageError for a dimension that is too large for a dense matrix."""
     if dimension is not None and dimension > DENSEST:
         raise UsageError(
-            f"a Haar rotation of {dimension:,} numbers would need a matrix of {8 * dimension**2 / 1e9:,.1f} GB: it is there up to d = "
+            f"a Haar rotation of {dimension:,} numbers would need a matrix of "
+            f"{8 * dimension**2 / 1e9:,.1f} GB: it is there up to d = "
             f"{DENSEST:,}, above that use the mask 'rotation'"
         )

@@ -27,7 +27,9 @@ DELTA = 1e-5
 
 
 def gaussian_delta(eps: mpmath.mpf, mu: float) -> mpmath.mpf:
-    """δ(ε) of a Gaussian release by its definition: max over sets of P[S] − e^ε Q[S] for N(μ, 1) and N(0, 1), a half-line."""
+    """δ(ε) of a Gaussian release by its definition: max over sets of P[S] − e^ε Q[S] for N(μ, 1)
+    and N(0, 1), a half-line.
+    """
     start = eps / mu + mpmath.mpf(mu) / 2
     return upper(start - mu) - mpmath.e**eps * upper(start)
 
@@ -69,7 +71,9 @@ def test_known_answers() -> None:
     ],
 )
 def test_dp_accounting_says_the_same(history: list[accounting.Step], theirs: float) -> None:
-    """Its 0.6's privacy loss distributions, on a grid of 1e-3 (pessimistic by less than 1e-4), at δ = 1e-5."""
+    """Its 0.6's privacy loss distributions, on a grid of 1e-3 (pessimistic by less than 1e-4), at δ
+    = 1e-5.
+    """
     found = epsilon(history, DELTA)
     if found.accountant == "exact Gaussian":
         assert found.epsilon == pytest.approx(theirs, abs=1e-5)
@@ -80,7 +84,9 @@ def test_dp_accounting_says_the_same(history: list[accounting.Step], theirs: flo
 
 
 def sampled_deltas(eps: float, z: float, q: float) -> tuple[mpmath.mpf, mpmath.mpf]:
-    """δ(ε) of one step that samples at rate q, removing and adding: over the half-line where the likelihood ratio is above e^ε."""
+    """δ(ε) of one step that samples at rate q, removing and adding: over the half-line where the
+    likelihood ratio is above e^ε.
+    """
     eps_, q_, base = mpmath.mpf(eps), mpmath.mpf(q), mpmath.e ** mpmath.mpf(eps)
     start = z * z * mpmath.log((base - 1 + q_) / q_) + mpmath.mpf(1) / 2
     mixed = (1 - q_) * upper(start / z) + q_ * upper((start - 1) / z)
@@ -198,8 +204,10 @@ def test_targets_that_cannot_be_met_say_so() -> None:
 
 def test_opacus_top_level_packages_never_stand_in_for_ours(tmp_path: Path) -> None:
     code = (
-        "import importlib.util as u, opacus, securecluster.benchmarks as b, securecluster.privacy.dp.accounting as a\n"
-        "print(b.__file__, *[p for n in ('benchmarks', 'examples') if u.find_spec(n) for p in u.find_spec(n).submodule_search_locations])"
+        "import importlib.util as u, opacus, securecluster.benchmarks as b, "
+        "securecluster.privacy.dp.accounting as a\n"
+        "print(b.__file__, *[p for n in ('benchmarks', 'examples') if u.find_spec(n) for p in "
+        "u.find_spec(n).submodule_search_locations])"
     )
     ours, *others = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],

@@ -1,4 +1,6 @@
-"""The two-world audit passes what is honest and refutes half the noise, driven through the releases themselves."""
+"""The two-world audit passes what is honest and refutes half the noise, driven through the releases
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +185,9 @@ def test_rows_of_losses_are_audited_along_their_sum(unit: str, share: float, hon
 
 
 def trained(plan: LocalTraining, n: int, runs: int = RUNS) -> tuple[Array, Array]:
-    """What clients' updates say along the gradient of their first sample, with it, and with a sample without a gradient."""
+    """What clients' updates say along the gradient of their first sample, with it, and with a
+    sample without a gradient.
+    """
     d, rng = 5, np.random.default_rng(0)
     x = rng.normal(size=(2 * runs, n, 1, 1, d))
     x[..., 0] = 0  # there are no biases, so no other sample has a gradient there

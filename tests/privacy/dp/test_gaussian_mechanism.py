@@ -224,7 +224,9 @@ def test_what_is_sealed_or_derived_goes_through_its_part_of_the_stages() -> None
 
 @pytest.mark.parametrize("compress", ["8bit", "4bit", "1bit", "topk:0.5"])
 def test_a_trusted_server_bounds_what_codes_stand_for_before_it_adds_noise(compress: str) -> None:
-    """Numbers just above half a level are rounded up: of 50,000 at 4 bits, a clipped row comes out nearly twice as long."""
+    """Numbers just above half a level are rounded up: of 50,000 at 4 bits, a clipped row comes out
+    nearly twice as long.
+    """
     rows = torch.full((1, 50_000), 1.001)
     rows[0, 0] = {"8bit": 254, "4bit": 14}.get(compress, 1.0)
     pipeline, release = (

@@ -1,4 +1,6 @@
-"""Noise on a grid: against mpmath on the cipher's own words, by its statistics, and by what a reader of exact bits learns."""
+"""Noise on a grid: against mpmath on the cipher's own words, by its statistics, and by what a
+reader of exact bits learns.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ def exact(radius_word: int, angle_word: int) -> tuple[mpmath.mpf, mpmath.mpf]:
 
 
 def test_float64_errs_less_than_what_is_allowed_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole cell of a pair of words, at random radii and at the two ends of those that float64 is trusted with."""
+    """The whole cell of a pair of words, at random radii and at the two ends of those that float64
+    is trusted with.
+    """
     draw = np.random.default_rng(0)
     ends = [int(TAIL * 2**63) + 1, int((1 - TAIL) * 2**63) - 1]
     radius = np.concatenate([draw.integers(ends[0], ends[1], 4000), np.repeat(ends, 500)])
@@ -252,7 +256,9 @@ def right(
 
 @pytest.mark.parametrize("reader", [reachable, fits])
 def test_a_reader_of_exact_bits_is_at_chance(reader: Callable[[Row, Row, float], float]) -> None:
-    """ε is 0.0125: even the best reader is right in half of all tries, up to less than one in a hundred."""
+    """ε is 0.0125: even the best reader is right in half of all tries, up to less than one in a
+    hundred.
+    """
     assert stats.binomtest(right(own_noise, reader, 200), 200, 0.5).pvalue > 1e-3
 
 

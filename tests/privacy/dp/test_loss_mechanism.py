@@ -102,7 +102,9 @@ def test_what_is_no_number_counts_as_the_bound_and_without_noise_nothing_changes
 
 
 def test_no_sample_and_no_client_moves_a_row_by_more_than_is_said() -> None:
-    """Random, and worst-case, neighbours: one sample more, less or another; all of a client's, or another client's."""
+    """Random, and worst-case, neighbours: one sample more, less or another; all of a client's, or
+    another client's.
+    """
     draw, worst = np.random.default_rng(0), {"example": 0.0, "client": 0.0}
     bound, n, k = 3.0, 12, 4
     for trial in range(300):

@@ -1,4 +1,6 @@
-"""The second accountant that holds ledgers to dp-accounting, and, where that is installed, ledgers of real runs."""
+"""The second accountant that holds ledgers to dp-accounting, and, where that is installed, ledgers
+of real runs.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Adversaries look for neighbours that move a release by more than its noise is scaled to; they come close and never get there.
+"""Adversaries look for neighbours that move a release by more than its noise is scaled to; they
+come close and never get there.
 
-What is differentiable they climb by its gradient, from many starts; the rest by mutation and selection.
+What is differentiable they climb by its gradient, from many starts; the rest by mutation and
+selection.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def climb(
 def evolve(
     moved: Callable[[Array], Array], numbers: int, population: int = 60, generations: int = 40
 ) -> float:
-    """The largest value of `moved`, which takes (population, numbers) to (population,), by mutation and selection."""
+    """The largest value of `moved`, which takes (population, numbers) to (population,), by mutation
+    and selection.
+    """
     rng, best = np.random.default_rng(0), 0.0
     kept = rng.normal(size=(population, numbers)) * 10 ** rng.uniform(-1, 2, (population, 1))
     values = moved(kept)
@@ -149,7 +153,9 @@ def cohort(x: Array, y: NDArray[np.int64], model: nn.Module, classes: int) -> Lo
 
 
 def neighbours(genes: Array, n: int, d: int) -> tuple[LocalTrainer, range]:
-    """Two clients a row of genes, which differ in their first sample, of n and two classes; and where they are in the cohort."""
+    """Two clients a row of genes, which differ in their first sample, of n and two classes; and
+    where they are in the cohort.
+    """
     p = len(genes)
     shared, one, two = np.split(genes, [(n - 1) * (d + 1), n * (d + 1)], axis=1)
     samples = np.stack(
@@ -245,7 +251,9 @@ def test_a_step_on_examples_whose_gradients_are_clipped(n: int) -> None:
 def test_no_examples_part_in_a_sum_is_longer_than_the_bound(
     clip: float, left: float, right: float, seed: int, weight: float
 ) -> None:
-    """Of gradients as outer products and as rows, also where float32 has no normal number for a factor or a product."""
+    """Of gradients as outer products and as rows, also where float32 has no normal number for a
+    factor or a product.
+    """
     draw, bound = np.random.default_rng(seed), 10.0**clip
     sides = [
         np.clip(

@@ -1,4 +1,6 @@
-"""What the server can and cannot tell from masked updates: attacks that work, beside the ones that must not."""
+"""What the server can and cannot tell from masked updates: attacks that work, beside the ones that
+must not.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def masked(name: str, rows: NDArray[np.float64], step: int) -> NDArray[np.float6
 
 
 def updates(m: int, d: int, dead: int = 0, seed: int = 0) -> NDArray[np.float64]:
-    """m updates with coordinates of very different sizes, and a unit that never fires: zeros in the same places of all."""
+    """m updates with coordinates of very different sizes, and a unit that never fires: zeros in the
+    same places of all.
+    """
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(m, d)) * np.exp(rng.normal(size=d))
     rows[:, rng.choice(d, dead, replace=False)] = 0
@@ -51,7 +55,9 @@ def fourth_moments(name: str, rows: NDArray[np.float64], steps: int) -> NDArray[
 
 
 def test_a_fresh_haar_rotation_shows_the_gram_matrix_alone() -> None:
-    """Two sets of updates with one Gram matrix look alike: masked, they have the same law. Under a permutation they do not."""
+    """Two sets of updates with one Gram matrix look alike: masked, they have the same law. Under a
+    permutation they do not.
+    """
     d, steps = 24, 400
     sparse = np.eye(3, d) * np.array([[1.0], [2.0], [3.0]])
     dense = sparse @ np.linalg.qr(np.random.default_rng(1).normal(size=(d, d)))[0]

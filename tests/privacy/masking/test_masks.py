@@ -114,7 +114,9 @@ def test_the_words_are_the_rfc_8439_keystream_of_key_zero_counter_and_step() -> 
 
 
 def test_the_nonce_is_the_step_in_96_bits_after_a_32_bit_counter() -> None:
-    """RFC 8439 2.3.2 has nonce 00 00 00 09 00 00 00 4a 00 00 00 00 and counter 1: block 1 of that step's stream."""
+    """RFC 8439 2.3.2 has nonce 00 00 00 09 00 00 00 4a 00 00 00 00 and counter 1: block 1 of that
+    step's stream.
+    """
     key = bytes(range(32))
     step = int.from_bytes(bytes.fromhex("000000090000004a00000000"), "little")
     block = words(key, step, 16)[8:].tobytes()

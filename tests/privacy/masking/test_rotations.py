@@ -1,4 +1,6 @@
-"""The two rotations: orthonormal, as defined (against naive implementations), uniform or spreading, and undone."""
+"""The two rotations: orthonormal, as defined (against naive implementations), uniform or spreading,
+and undone.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SEED = bytes(range(32))
 
 
 def keystream(step: int, purpose: int, count: int) -> bytes:
-    """RFC 8439's stream under the nonce this package defines: 64 bits of step, 32 of purpose, little-endian."""
+    """RFC 8439's stream under the nonce this package defines: 64 bits of step, 32 of purpose,
+    little-endian.
+    """
     nonce = bytes(4) + step.to_bytes(8, "little") + purpose.to_bytes(4, "little")
     return Cipher(ChaCha20(SEED, nonce), mode=None).encryptor().update(bytes(count))
 
@@ -202,7 +206,9 @@ def test_fresh_for_each_step_and_seed() -> None:
 
 
 def test_a_unit_vector_is_spread_over_all_coordinates() -> None:
-    """Every coordinate of a fixed direction is of the order 1/√n: the largest of n is about sqrt(2 log n / n)."""
+    """Every coordinate of a fixed direction is of the order 1/√n: the largest of n is about sqrt(2
+    log n / n).
+    """
     d = 5000
     n = padded(d)
     x = torch.zeros(4, d, dtype=torch.float64)
@@ -223,7 +229,9 @@ def test_haar_is_the_q_of_a_gaussian_with_the_signs_of_r() -> None:
 
 
 def test_haar_has_the_moments_of_the_uniform_law() -> None:
-    """E Q_ij = 0, E Q_ij² = 1/d, E Q_ij⁴ = 3/(d(d+2)), E tr Q = 0, E (tr Q)² = 1, and det Q is ±1 alike."""
+    """E Q_ij = 0, E Q_ij² = 1/d, E Q_ij⁴ = 3/(d(d+2)), E tr Q = 0, E (tr Q)² = 1, and det Q is ±1
+    alike.
+    """
     d, trials = 6, 600
     stage, unit = haar(), torch.eye(d, dtype=torch.float64)
     q = torch.stack([stage.forward(unit, step) for step in range(trials)]).numpy()

@@ -1,4 +1,6 @@
-"""What is sealed client to client: for the clients of the run, from its sender, in its call; nothing for anyone else."""
+"""What is sealed client to client: for the clients of the run, from its sender, in its call;
+nothing for anyone else.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A server that names itself a peer, or plays leader: it succeeds where nobody has a roster, and fails where clients have one."""
+"""A server that names itself a peer, or plays leader: it succeeds where nobody has a roster, and
+fails where clients have one.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +197,9 @@ def test_deployed_nodes_agree_with_and_without_a_roster(known: Roster | None) ->
 def test_a_server_that_swaps_a_key_on_the_wire_fails_where_nodes_have_a_roster(
     known: Roster | None,
 ) -> None:
-    """It replaces client 1's key by its own in client 1's offer, reads the seed, and seals it anew to client 1."""
+    """It replaces client 1's key by its own in client 1's offer, reads the seed, and seals it anew
+    to client 1.
+    """
     federation = three()
     own: dict[int, Identity | None] = dict(IDENTITIES) if known else dict.fromkeys(range(3))
     method, nodes = deployed(federation, known, own)

@@ -45,7 +45,9 @@ def grown() -> ParameterTree:
 
 
 class Told:
-    """A network on which every newcomer replies with the same vector at each node, and some are deaf for a while."""
+    """A network on which every newcomer replies with the same vector at each node, and some are
+    deaf for a while.
+    """
 
     def __init__(self, vectors: dict[int, list[float]], deaf: int = 0) -> None:
         self.vectors, self.deaf, self.steps = vectors, deaf, list[int]()
@@ -84,7 +86,9 @@ def test_a_newcomer_that_does_not_reply_is_asked_again_and_then_named() -> None:
 def test_every_node_keeps_the_model_and_the_updates_from_before_its_split(
     mask: str, halves: tuple[Federation, Federation]
 ) -> None:
-    """The unmasked run's transcript is the oracle: models add up from its means, and updates are those of the split's round."""
+    """The unmasked run's transcript is the oracle: models add up from its means, and updates are
+    those of the split's round.
+    """
     plain, masked = (CFL(mask=m).fit(halves[0], FULL) for m in ("none", mask))
     assert [n.members for n in plain.tree_.nodes] == [n.members for n in masked.tree_.nodes]
     rounds = {}
@@ -228,7 +232,9 @@ def test_a_split_waits_until_a_member_posts_the_model(
 
 
 def test_a_split_that_hurt_is_undone_in_the_models_and_not_in_the_labels() -> None:
-    """IID clients split by force have less data each: the root's model is better on samples that nobody trained on."""
+    """IID clients split by force have less data each: the root's model is better on samples that
+    nobody trained on.
+    """
     from securecluster import Iid
 
     federation = Federation.simulate("digits", scenario=Iid(), clients=8, samples=30, seed=1)
@@ -386,7 +392,9 @@ def test_full_gradients_are_those_of_the_whole_network_without_dropout(small: Fe
 
 
 def test_a_loss_that_is_not_finite_is_a_bad_one(small: Federation) -> None:
-    """Weights that overflow to NaN logits: without care their loss would count as 0, and be the best."""
+    """Weights that overflow to NaN logits: without care their loss would count as 0, and be the
+    best.
+    """
     client = CFL(mask="none", model="linear", fallback=0.3).build_client(small, Settings()).client
     client.models = Rows(
         3e38 * torch.tensor([1.0, -1.0]).repeat(client.models.table.numel() // 2)[None], (0,) * 6

@@ -185,7 +185,9 @@ def test_identical_clients_and_lone_clients_are_refused() -> None:
 
 
 def test_clients_without_updates_are_no_trouble() -> None:
-    """Zero updates (a learning rate too small for float32 to see) have no direction; nothing divides by zero."""
+    """Zero updates (a learning rate too small for float32 to see) have no direction; nothing
+    divides by zero.
+    """
     x, y = np.random.default_rng(0).random((10, 3)), np.arange(10) % 2
     federation = Federation.from_arrays({str(k): (x + k, y) for k in range(4)}, seed=0)
     fitted = CFL(lr=1e-30, rounds=2).fit(federation)

@@ -1,4 +1,6 @@
-"""The Separation Theorem against vectors that satisfy its premises, brute force over all bipartitions, and values by hand."""
+"""The Separation Theorem against vectors that satisfy its premises, brute force over all
+bipartitions, and values by hand.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def every_bipartition(alpha: Array) -> list[tuple[float, tuple[int, ...], tuple[
 
 
 def stationary(k: int, d: int, rng: np.random.Generator, flat: float) -> Array:
-    """v_1 … v_k with Σ a_l·v_l = 0 for positive a_l; `flat` near 0 squeezes all but one direction, which makes chains."""
+    """v_1 … v_k with Σ a_l·v_l = 0 for positive a_l; `flat` near 0 squeezes all but one direction,
+    which makes chains.
+    """
     v = rng.normal(size=(k, d)) * np.array([1.0] + [flat] * (d - 1))
     a = rng.uniform(0.05, 5, k)
     v[-1] = -(a[:-1] @ v[:-1]) / a[-1]
@@ -106,9 +110,11 @@ def test_no_vectors_that_satisfy_the_premises_break_a_bound(
 
 
 def fan(k: int, gamma: float) -> tuple[Array, list[int], Array]:
-    """Lemma 4's worst case in the plane: directions a step of π/(k−1) apart over half a circle; two clients each, turned both ways.
+    """Lemma 4's worst case in the plane: directions a step of π/(k−1) apart over half a circle; two
+    clients each, turned both ways.
 
-    The outer two lie a little lower, so that a small positive weight of the others makes the sum zero.
+    The outer two lie a little lower, so that a small positive weight of the others makes the sum
+    zero.
     """
     tilt = 1e-4 if k > 2 else 0.0
     angles = np.linspace(-tilt, math.pi + tilt, k)

@@ -1,4 +1,6 @@
-"""What the split test sees: norms without the noise that clients add, of uniform and weighted means."""
+"""What the split test sees: norms without the noise that clients add, of uniform and weighted
+means.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def test_a_pipeline_adds_up_the_noise_of_its_stages() -> None:
 
 @pytest.mark.parametrize("placement", ["local", "central"])
 def test_in_brief_the_mean_comes_from_the_sum_and_what_splits_from_sketches(placement: str) -> None:
-    """Noise of a mean is every client's in its sum, over their number squared, or a trusted server's once."""
+    """Noise of a mean is every client's in its sum, over their number squared, or a trusted
+    server's once.
+    """
     generator = torch.Generator().manual_seed(2)
     q, s, members = 4096, 40, list(range(40))
     rows = (torch.randn(s, q, generator=generator) + torch.randn(q, generator=generator)) / q**0.5

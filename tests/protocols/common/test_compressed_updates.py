@@ -1,4 +1,6 @@
-"""CFL and FL+HC with sketches and compression: what leaves, what stays as it was, and what happens to those who drop out in between."""
+"""CFL and FL+HC with sketches and compression: what leaves, what stays as it was, and what happens
+to those who drop out in between.
+"""
 
 from __future__ import annotations
 
@@ -278,7 +280,9 @@ def test_target_epsilon_is_met_and_not_by_far(
 
 
 def test_a_brief_and_its_update_are_two_releases(small: Federation) -> None:
-    """Two Gaussian releases at multiplier z a round compose to one at z/√(2·rounds) (Dong, Roth, Su 2022)."""
+    """Two Gaussian releases at multiplier z a round compose to one at z/√(2·rounds) (Dong, Roth, Su
+    2022).
+    """
     from scipy.optimize import brentq
     from scipy.stats import norm
 

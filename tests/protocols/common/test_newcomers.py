@@ -1,4 +1,6 @@
-"""What newcomers cost: each of them over all calls, in memory and in a folder, never more than the target without a word."""
+"""What newcomers cost: each of them over all calls, in memory and in a folder, never more than the
+target without a word.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What was learned: to a folder and back, without pickle; handed out as state_dicts; and newcomers of every protocol."""
+"""What was learned: to a folder and back, without pickle; handed out as state_dicts; and newcomers
+of every protocol.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""IFCA against a plain loop over clients, and what restarts, masks and drop-outs must leave unchanged."""
+"""IFCA against a plain loop over clients, and what restarts, masks and drop-outs must leave
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def served(
 
 
 class Reference:
-    """Algorithm 1 with restarts, client by client with torch.optim; batches are those the cohort draws for the same call."""
+    """Algorithm 1 with restarts, client by client with torch.optim; batches are those the cohort
+    draws for the same call.
+    """
 
     def __init__(self, made: IFCA, federation: Federation) -> None:
         self.made, self.shards = made, federation.shards
@@ -184,7 +188,9 @@ def test_who_misses_rounds_ends_with_the_models_of_its_peers(mask: str, small: F
     made = IFCA(k=2, starts=3, start_rounds=2, rounds=4, mask=mask)
 
     def lost(call: Call) -> set[int]:
-        """Client 1 misses the second start and more, client 2 single calls, client 3 the loss of each start."""
+        """Client 1 misses the second start and more, client 2 single calls, client 3 the loss of
+        each start.
+        """
         gone = {1} if call.round in (3, 4, 5) else set()
         gone |= (
             {2}

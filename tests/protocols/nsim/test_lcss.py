@@ -32,7 +32,9 @@ def plain(a: Any, b: Any, radius: float, window: int | None) -> float:
 
 @st.composite
 def paths(draw: st.DrawFn) -> list[np.ndarray]:
-    """Up to five sequences on a coarse grid, so that points coincide and distances tie with the radius."""
+    """Up to five sequences on a coarse grid, so that points coincide and distances tie with the
+    radius.
+    """
     k = draw(st.integers(1, 3))
     point = st.lists(st.integers(0, 4).map(lambda n: n / 4), min_size=k, max_size=k)
     return [

@@ -1,4 +1,6 @@
-"""NSIM: clusters of users by a layer of their models, and what the server does before it asks anyone."""
+"""NSIM: clusters of users by a layer of their models, and what the server does before it asks
+anyone.
+"""
 
 from __future__ import annotations
 

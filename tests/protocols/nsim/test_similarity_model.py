@@ -26,7 +26,9 @@ QUICK = Plan(width=32, embedding=8, head=16, dropout=0.0, steps=300)
 
 
 def places(users: int, seed: int, inputs: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows that are a linear map of a place in the unit square, and exp(−distance) as the similarity."""
+    """Rows that are a linear map of a place in the unit square, and exp(−distance) as the
+    similarity.
+    """
     draw = np.random.default_rng(seed)
     at = draw.uniform(size=(users, 2))
     away = np.linalg.norm(at[:, None] - at[None], axis=2)

@@ -1,4 +1,6 @@
-"""Noisy Gram matrices against numpy: the noise's covariance in a basis of symmetric matrices, sensitivities, spectra."""
+"""Noisy Gram matrices against numpy: the noise's covariance in a basis of symmetric matrices,
+sensitivities, spectra.
+"""
 
 from __future__ import annotations
 

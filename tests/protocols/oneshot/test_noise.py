@@ -1,4 +1,6 @@
-"""One-shot clustering from noisy Gram matrices: relevance against numpy, what is asked again, prices, newcomers, resuming."""
+"""One-shot clustering from noisy Gram matrices: relevance against numpy, what is asked again,
+prices, newcomers, resuming.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def tasks() -> Federation:
 def noisy(
     federation: Federation, endpoint: Endpoint[Any], z: float, per_client: bool = False
 ) -> list[np.ndarray]:
-    """Clients' noisy Gram matrices: sums of outer products of unit rows, and what is drawn for them in an orthonormal basis."""
+    """Clients' noisy Gram matrices: sums of outer products of unit rows, and what is drawn for them
+    in an orthonormal basis.
+    """
     draws, found = NoiseStreams(endpoint.keys.noise, endpoint._config), []
     for i, shard in enumerate(federation.shards):
         x = shard.x.reshape(len(shard.y), -1).astype(np.float64)

@@ -1,4 +1,6 @@
-"""Loading ResNet-18: with a small stand-in for torchvision everywhere, with torchvision itself where it is installed."""
+"""Loading ResNet-18: with a small stand-in for torchvision everywhere, with torchvision itself
+where it is installed.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Small(nn.Module):
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A module torchvision.models whose resnet18 is small, and an empty cache; the place of its weights in there."""
+    """A module torchvision.models whose resnet18 is small, and an empty cache; the place of its
+    weights in there.
+    """
     models = ModuleType("torchvision.models")
     url = "http://127.0.0.1:9/resnet18-small.pth"  # where nothing answers
     models.resnet18 = lambda weights: Small()  # type: ignore[attr-defined]

@@ -20,7 +20,9 @@ from securecluster.protocols.srfca.profiles import (
 def losses(
     rng: np.random.Generator, means: Any, labels: Any, level: Any = 0.0, noise: float = 0.1
 ) -> Any:
-    """Draw cross-losses: a mean for each pair of clusters, a level for each model (log), and noise (log)."""
+    """Draw cross-losses: a mean for each pair of clusters, a level for each model (log), and noise
+    (log).
+    """
     labels = np.asarray(labels)
     drawn = rng.normal(size=(len(labels), len(labels))) * noise
     logs = np.log(np.asarray(means)[labels[:, None], labels]) + (drawn + drawn.T) / 2
@@ -98,7 +100,9 @@ def test_a_model_of_few_samples_is_far_from_everyone_and_still_of_its_cluster(se
 
 @pytest.mark.parametrize("seed", range(5))
 def test_clusters_that_overlap_are_told_apart(seed: int) -> None:
-    """As of clients with 40 % foreign samples: cross-losses of 4.5 beside 3.2, and levels that blur them."""
+    """As of clients with 40 % foreign samples: cross-losses of 4.5 beside 3.2, and levels that blur
+    them.
+    """
     rng = np.random.default_rng(seed)
     truth = [i % 4 for i in range(20)]
     distance = losses(rng, 3.2 + 1.3 * (1 - np.eye(4)), truth, rng.normal(size=20) * 0.1, 0.06)

@@ -1,4 +1,6 @@
-"""SR-FCA: clusters without k, the algorithms against plain loops in float64, and what happens when clients do not reply."""
+"""SR-FCA: clusters without k, the algorithms against plain loops in float64, and what happens when
+clients do not reply.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def two() -> Federation:
 
 
 def overlapping(scenario: Any, share: float, seed: int) -> Federation:
-    """Return 20 clients of digits in four clusters, who have a share of their samples from the other clusters."""
+    """Return 20 clients of digits in four clusters, who have a share of their samples from the
+    other clusters.
+    """
     plain = Federation.simulate("digits", scenario=Iid(), clients=20, seed=seed)
     rng = np.random.default_rng(seed)
 
@@ -266,7 +270,9 @@ def test_a_given_threshold_that_tells_nothing_apart_warns_once(
 
 
 def test_clients_whose_samples_are_partly_others_keep_their_clusters() -> None:
-    """Models trained alone on 40 % foreign samples lose more on each other than models of different clusters do later."""
+    """Models trained alone on 40 % foreign samples lose more on each other than models of different
+    clusters do later.
+    """
     federation = overlapping(LabelPermutation(4), share=0.4, seed=0)
     fitted = SRFCA().fit(federation)
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]

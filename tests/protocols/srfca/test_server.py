@@ -339,7 +339,9 @@ def test_who_has_no_cluster_is_shown_as_one_of_its_own() -> None:
 
 
 def test_the_noise_in_clusters_models_is_taken_off_their_distances() -> None:
-    """Noise of the expected length added at right angles: what is left are the distances without it."""
+    """Noise of the expected length added at right angles: what is left are the distances without
+    it.
+    """
     rows, far = torch.zeros(4, 12, dtype=torch.float64), torch.zeros(2, 12, dtype=torch.float64)
     rows[:, 0], far[:, 0] = torch.tensor([0.0, 1, 9, 10]), torch.tensor([1.0, 9])
     for k in range(4):
@@ -367,7 +369,9 @@ def test_the_noise_in_clusters_models_is_taken_off_their_distances() -> None:
 def test_the_noise_that_is_taken_off_clusters_models_is_theirs(
     placement: str, trim: float, small: Federation
 ) -> None:
-    """Over 1,000s of coordinates the squared norm of what noise made of an average is what the server expects."""
+    """Over 1,000s of coordinates the squared norm of what noise made of an average is what the
+    server expects.
+    """
     found = []
     for noise in (0.0, 1e-4):
         params = {
