@@ -70,9 +70,8 @@ def measure(cell: Cell) -> dict[str, Any]:
     method = PROTOCOLS[cell["protocol"]]
     fitted = method(**({"k": k} if "k" in method().get_params() else {})).fit(federation)
     assert fitted.agreement_ is not None
-    first = [line["accuracy"] for line in fitted.history_ if line.get("splits")][
-        :1
-    ]  # a split's round still has the joint model
+    # a split's round still has the joint model
+    first = [line["accuracy"] for line in fitted.history_ if line.get("splits")][:1]
     before = (
         first
         or [line["accuracy"] for line in fitted.history_ if line["clusters"] == 1][-1:]

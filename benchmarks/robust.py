@@ -49,9 +49,8 @@ from securecluster.protocols import Settings
 
 BASELINES = ("fedavg", "finetune", "local")
 CLUSTERED = ("cfl", "flhc", "srfca", "oneshot", "ifca", "local-kmeans")
-TRAJECTORIES = (
-    "nsim",
-)  # protocols whose server knows the format of trajectories and of no other data
+# protocols whose server knows the format of trajectories and of no other data
+TRAJECTORIES = ("nsim",)
 NAMES = (*BASELINES, *CLUSTERED, *TRAJECTORIES)
 
 FIRST_SEED = 1700  # no other table has these seeds

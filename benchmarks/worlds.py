@@ -138,9 +138,8 @@ def federation(
         x[held], y[held] = canary(i)
         clients[f"c{i}"] = (x, y)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", SecureClusterWarning
-        )  # of scales, which canaries are meant to have
+        # of scales, which canaries are meant to have
+        warnings.simplefilter("ignore", SecureClusterWarning)
         return Federation.from_arrays(
             clients, test=dict.fromkeys(clients, test), classes=CLASSES, seed=SEED
         )
@@ -370,9 +369,8 @@ def choices(count: int, confidence: float, z: float = 2.0, rounds: int = 20) -> 
     }
     made = IFCA(**params, k=2, starts=1, noise=z)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", SecureClusterWarning
-        )  # models that stand still learn nothing
+        # models that stand still learn nothing
+        warnings.simplefilter("ignore", SecureClusterWarning)
         fitted = made.fit(known, FULL)
     statistic = {
         i: float(np.sum(rows)) for i, rows in replies(fitted.transcript_, "choose", "model").items()
@@ -418,9 +416,8 @@ def fallback_losses(
     """Audit the losses that CFL's fallback judges by, after a split: of one sample kept aside, or
     of several.
     """
-    known = loss_canaries(
-        count, 2 if unit == "example" else 8, whole=True
-    )  # half of its equal samples are kept aside
+    # half of its equal samples are kept aside
+    known = loss_canaries(count, 2 if unit == "example" else 8, whole=True)
     bound = 0.5 if unit == "example" else 0.4  # other losses, hence other draws
     params = {
         **LINEAR,

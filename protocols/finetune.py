@@ -44,9 +44,8 @@ class FineTuneClient(SumClient):
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted, start)
         self.training_alone = replace(training, clip=0.0, noise=0.0)
-        self.shared = (
-            self._start
-        )  # (d,) the model of averages alone, as the first client to tune had it
+        # (d,) the model of averages alone, as the first client to tune had it
+        self.shared = self._start
 
     @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, turn: CallContext, query: AverageDeltas) -> Update:

@@ -131,9 +131,8 @@ class FLHC(CompressionOptions):
         m = len(net.clients)
         state = FLHCState([0] * m, PendingUpdates.start(m, fresh=self.mask != "none"))
         for t in run.rounds("train", state, self.rounds):
-            if (
-                t == self.pre_rounds + 1
-            ):  # the clusters stand before any of these clients trains alone
+            # the clusters stand before any of these clients trains alone
+            if t == self.pre_rounds + 1:
                 run.commit(state, partial(self._divide, net, run, state))
             average_clusters(net, state, self.participation, t)
         flush(net, run, state)

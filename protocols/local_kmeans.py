@@ -46,9 +46,8 @@ class LocalKMeansState(AveragingState):
     """What the server's loop changes."""
 
     step: int = 0  # the call in which clients handed in their models: it names the mask
-    centres: torch.Tensor = field(
-        default_factory=lambda: torch.zeros(0, 0)
-    )  # (k, d) means of X over the clusters
+    # (k, d) means of X over the clusters
+    centres: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
 
 
 class LocalKMeansClient(LocalFirstClient):
@@ -149,9 +148,8 @@ class LocalKMeans(ClusteringProtocol):
             [self._blur(net) / state.labels.count(c) for c in range(len(state.centres))],
             dtype=away.dtype,
         )
-        found = dict(
-            zip(got.ids, (away - blur).argmin(1).tolist(), strict=True)
-        )  # the noise of a mean is its members'
+        # the noise of a mean is its members'
+        found = dict(zip(got.ids, (away - blur).argmin(1).tolist(), strict=True))
         return [found[i] for i in to]
 
     def check(self, clients: int) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "PASSIVE"
-)  # before torch loads: two test processes on two cores would fight
+# before torch loads: two test processes on two cores would fight
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from collections.abc import Callable
 from pathlib import Path

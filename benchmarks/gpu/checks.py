@@ -29,12 +29,13 @@ OPTIMIZERS = {
     "momentum": replace(LONGER, momentum=0.9),
     "adam": replace(LONGER, optimizer="adam", lr=0.001),
 }
+# seconds of a check on two cores
 SLOW = {
     "resnet9": 1.0,
     "cnn-briggs": 0.3,
     "cnn-cifar": 0.3,
     "lstm-chars-256": 0.4,
-}  # seconds of a check on two cores
+}
 
 EXACT = "the same operations on the same bits"
 LINEAR = "float64 sums in another order differ by some 1e-16 of the terms"
@@ -183,9 +184,8 @@ def gram_noise(rows: torch.Tensor) -> torch.Tensor:
     from securecluster.protocols.oneshot.gram_mechanism import gram, packed, unpacked
 
     row = packed(gram(rows))
-    drawn = SECRET.noised(
-        1, "gram", 0, torch.zeros_like(row), 1.0, 1.0
-    )  # the noise belongs to the very bits of a row
+    # the noise belongs to the very bits of a row
+    drawn = SECRET.noised(1, "gram", 0, torch.zeros_like(row), 1.0, 1.0)
     return unpacked(row + drawn, rows.shape[1])
 
 
@@ -203,9 +203,8 @@ def layer_noise(rows: torch.Tensor) -> torch.Tensor:
     from securecluster.privacy.dp.loss_mechanism import noised_rows
 
     everyone = tuple(range(len(rows)))
-    guard = ClientNoise(
-        "client", 1e6, 1e-7, 1.0, SECRET
-    )  # a bound that cuts nothing: the noise belongs to the very bits of a row
+    # a bound that cuts nothing: the noise belongs to the very bits of a row
+    guard = ClientNoise("client", 1e6, 1e-7, 1.0, SECRET)
     return noised_rows(guard, "layer", everyone, 1, rows)
 
 

@@ -18,9 +18,8 @@ from typing import IO, Any
 from securecluster.benchmarks.gpu.report import Results
 from securecluster.errors import UsageError
 
-MARGIN = (
-    2.0  # seconds before the end at which a worker is ended, so that the files are written in time
-)
+# seconds before the end at which a worker is ended, so that the files are written in time
+MARGIN = 2.0
 LAST = 3.0  # seconds below which no worker is started again
 
 
@@ -62,9 +61,8 @@ def watch(
                 finished = _one_worker(command, environment, task, errors, end, results, clock)
             finally:
                 results.keep_log(errors)
-            if (
-                finished or len(results.done) == before
-            ):  # one that dies before its first piece would do so again
+            # one that dies before its first piece would do so again
+            if finished or len(results.done) == before:
                 break
     results.out_of_time()
 

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 Tell = Callable[[dict[str, Any]], None]
-PATIENCE = (
-    60.0  # seconds that a piece may take whatever its estimate: libraries are loaded on the way
-)
+# seconds that a piece may take whatever its estimate: libraries are loaded on the way
+PATIENCE = 60.0
 
 
 def work(pieces: Sequence[Piece], device: torch.device, budget: Budget, tell: Tell) -> None:

@@ -71,10 +71,11 @@ class Watched(CFL):
     accuracy of each true cluster.
     """
 
+    # of this round, and rounds so far; without annotations, so no hyper-parameters
     looks, seen = (
         tuple[SplitStatistics, ...](),
         0,
-    )  # of this round, and rounds so far; without annotations, so no hyper-parameters
+    )
 
     def _test(self, net: ServerChannel, state: Any, look: SplitStatistics) -> None:
         super()._test(net, state, look)

@@ -23,13 +23,14 @@ from securecluster.protocols.cfl.separation import is_correct, separation_gap
 from securecluster.runtime.run import Line
 from securecluster.training.config import FULL_GRADIENT
 
+# one model for all
 NEVER: dict[str, Any] = {
     "criterion": "absolute",
     "eps1": 1e-9,
     "eps2": 1e9,
     "mask": "none",
     "tree": False,
-}  # one model for all
+}
 
 
 def training(cell: Cell) -> dict[str, Any]:
@@ -52,9 +53,10 @@ class Watched(CFL):
         self.seen += 1
         if self.seen < self.since or federation.truth is None:
             return line
+        # a step of rate 1
         gradients = -client.cohort.train(
             client.models, range(len(federation)), FULL_GRADIENT, self.seen
-        )  # a step of rate 1
+        )
         by_gradient = cosine(gram(gradients)).cpu().numpy()
         return {
             **line,

@@ -68,10 +68,11 @@ PAIRS = [
     if k != "ward" or m == "l2"
 ]
 PAIRS_BEFORE, PAIRS_SHARE = 10, 0.2  # n and cf of Tables IV to VI
+# of the merges' heights, where "best threshold" is looked for: 21 and 4 clusters of 100 clients
 QUANTILES = (
     0.8,
     0.97,
-)  # of the merges' heights, where "best threshold" is looked for: 21 and 4 clusters of 100 clients
+)
 FOUR = ("post_accuracy", "last_accuracy", "post_share", "last_share")
 OWN = ("n", "metric", "linkage", "threshold", "paper")  # a cell's keys that plain FL does not have
 

@@ -111,12 +111,13 @@ def measured(cell: Cell) -> dict[str, Any]:
             **_spread("last", kind(**plan).fit(users).scores_),
         }
     alone = {"local_rounds": cell["local_rounds"], "mask": "none"}
+    # of what nobody looks at, little
     whole = {
         "synthetic": 8,
         "grid": 1,
         "eps": 1.0,
         "min_samples": 1,
-    }  # of what nobody looks at, little
+    }
     own = {"synthetic": cell["synthetic"]} if method == "nsim" else whole
     fitted = Watched(**plan, **alone, **own).fit(users)
     line = fitted.history_[cell["local_rounds"] - 1]

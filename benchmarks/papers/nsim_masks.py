@@ -79,9 +79,8 @@ def assigned(columns: Array, guess: Array, signed: bool = False) -> tuple[Array,
     and the share that is right.
     """
     inner = columns.T @ guess
-    came, place = linear_sum_assignment(
-        -np.abs(inner) if signed else -inner
-    )  # both norms are the same in every assignment
+    # both norms are the same in every assignment
+    came, place = linear_sum_assignment(-np.abs(inner) if signed else -inner)
     flips = np.sign(inner[came, place]) if signed else np.ones(len(came))
     found = np.empty_like(guess)
     found[:, place] = columns[:, came] * flips

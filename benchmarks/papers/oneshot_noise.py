@@ -50,6 +50,7 @@ from securecluster.protocols.oneshot.server import agglomerate
 Array = NDArray[np.float64]
 DELTA, VECTORS, CLIENTS, FIRST = 1e-5, 5, 10, 20
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
+# of the naive mechanism, in each coordinate of a unit vector
 DEVIATIONS = (
     0.02,
     0.05,
@@ -57,7 +58,7 @@ DEVIATIONS = (
     0.2,
     0.5,
     1.0,
-)  # of the naive mechanism, in each coordinate of a unit vector
+)
 SAMPLES = {"digits": (100, 300, 700), "fashion_mnist": (100, 300, 1000)}
 FEATURES = {"digits": ("identity", "dct"), "fashion_mnist": ("identity", "dct", "pca")}
 PUBLIC, COMPONENTS, OVERLAP = "mnist", 16, 200

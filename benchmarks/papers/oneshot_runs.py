@@ -28,11 +28,12 @@ from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
+# of one shape, for pca
 PUBLIC = {
     "cifar10": "cifar100",
     "fashion_mnist": "mnist",
     "mnist": "fashion_mnist",
-}  # of one shape, for pca
+}
 
 
 def dealt(data: str, users: Sequence[int] | None = None) -> Source:

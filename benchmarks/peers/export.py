@@ -18,10 +18,11 @@ from securecluster.models.validation import build
 
 SEED = 0  # this project draws the initial weights from it, as every worker must start from them
 LR = 0.1
+# ten steps a client and round: one pass, since pfl's `local_num_steps` only caps within one
 SAMPLES, BATCH = (
     100,
     10,
-)  # ten steps a client and round: one pass, since pfl's `local_num_steps` only caps within one
+)
 Pool = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 

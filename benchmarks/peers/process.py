@@ -59,9 +59,8 @@ class Worker:
                 env=self._environment(),
                 cwd=self._scratch.name,
             )
-        with suppress(
-            OSError
-        ):  # where memory runs out, a worker goes first, and the driver can tell
+        # where memory runs out, a worker goes first, and the driver can tell
+        with suppress(OSError):
             Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("1000")
 
     def __enter__(self) -> Self:

@@ -222,9 +222,8 @@ def run(plan: Plan, name: str) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line's answer; a user's mistake is one sentence."""
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # so that the workers are stopped then, too
+    # so that the workers are stopped then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     given = parsed(arguments)
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         try:

@@ -23,9 +23,8 @@ THREADS = {
     "pfl_mp": (1,),
 }  # the others: one thread or all cores, whichever a short run shows to be faster
 TRIAL = (20, 3)  # clients and rounds of that short run
-Trials = dict[
-    str, tuple[int, float]
-]  # by peer: threads, and seconds per client and round (0 where nothing was tried)
+# by peer: threads, and seconds per client and round (0 where nothing was tried)
+Trials = dict[str, tuple[int, float]]
 
 
 @dataclass
@@ -40,9 +39,8 @@ class Measured:
     peak: int = 0  # of resident memory, in bytes, and of the device's
     peak_device: int = 0
     accuracy: float = float("nan")
-    weights: dict[str, NDArray[np.float32]] = field(
-        default_factory=dict
-    )  # after the "first" round and at the "end"
+    # after the "first" round and at the "end"
+    weights: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def time(self, of: Callable[[list[float]], Any] = statistics.median) -> float:
         """The median (or `min`, `max`) of the rounds but the first, in seconds; NaN before there

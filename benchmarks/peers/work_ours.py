@@ -41,9 +41,8 @@ class Stepwise(FedAvg):
 
     work: Work
     pipe: Talk
-    looked: tuple[Any, Any] | None = (
-        None  # the clients' end and the server's state, as the observer last met them
-    )
+    # the clients' end and the server's state, as the observer last met them
+    looked: tuple[Any, Any] | None = None
 
     def build_client(
         self, federation: Federation, settings: Settings, *rest: Any, **named: Any

@@ -25,9 +25,8 @@ from securecluster.training.config import FULL_GRADIENT
 class PathModels(AverageDeltas):
     """Server to client: the models on the path from the root to its cluster."""
 
-    depth: Annotated[int, Between(most="clients")] = (
-        0  # models on the longest path of a client that is asked
-    )
+    # models on the longest path of a client that is asked
+    depth: Annotated[int, Between(most="clients")] = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +36,8 @@ class PathLosses:
     # (b, 1 + depth), summed over those samples: its own model's first, then the path's from the
     # root; 0 after its end
     loss: Annotated[Rows, Real((Upto("depths", "clients", least=1),))]
-    size: Annotated[
-        Rows | None, Real(low=0, most=MOST_SAMPLES)
-    ]  # (b,) how many samples; without it losses are means
+    # (b,) how many samples; without it losses are means
+    size: Annotated[Rows | None, Real(low=0, most=MOST_SAMPLES)]
 
 
 class CFLClient(CompressedUpdateClient):
@@ -78,9 +76,8 @@ class CFLClient(CompressedUpdateClient):
             )
         found = np.zeros((len(turn.at), 1 + depth))
         sizes = [self.cohort.aside[k] for k in turn.at]
-        found[:, 0] = self.cohort.loss_aside(
-            self.models.select(turn.at), turn.at, clip
-        )  # NaN for a client that keeps nothing aside
+        # NaN for a client that keeps nothing aside
+        found[:, 0] = self.cohort.loss_aside(self.models.select(turn.at), turn.at, clip)
         for n in range(max(widths) - 1):
             far = [k for k, picks in enumerate(query.means.picks) if len(picks) > n]
             table, index = self._of(query, sorted({query.means.picks[k][n] for k in far}))

@@ -165,9 +165,8 @@ class FallbackResult:
     """Which node's model each cluster is handed, and why."""
 
     nodes: list[int]
-    losses: list[
-        dict[int, float]
-    ]  # of each cluster: node -> mean validation loss in nats; none where it was not judged
+    # of each cluster: node -> mean validation loss in nats; none where it was not judged
+    losses: list[dict[int, float]]
 
 
 def choose_fallback_models(

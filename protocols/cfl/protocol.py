@@ -68,15 +68,12 @@ class CFLState:
     labels: list[int]
     outbox: PendingUpdates
     tree: ParameterTree
-    longest: float = (
-        0.0  # the largest max ‖Δ_i‖ of any round, the unit of the relative criterion's eps2
-    )
-    wanted: list[int] = field(
-        default_factory=list
-    )  # clusters that wait for a round with every member
-    alpha: torch.Tensor = field(
-        default_factory=lambda: torch.zeros(0, 0)
-    )  # (m, m), of the last round that all clients shared
+    # the largest max ‖Δ_i‖ of any round, the unit of the relative criterion's eps2
+    longest: float = 0.0
+    # clusters that wait for a round with every member
+    wanted: list[int] = field(default_factory=list)
+    # (m, m), of the last round that all clients shared
+    alpha: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     shared: bool = True  # whether alpha is of this round
     handed: FallbackResult | None = None  # whose model each cluster got in the end
 
@@ -241,9 +238,8 @@ class CFL(CompressionOptions):
         if self.criterion == "absolute":
             return True
         found = evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed)
-        look.evidence = (
-            found.separation if math.isfinite(found.separation) else None
-        )  # two clients have no cluster among them
+        # two clients have no cluster among them
+        look.evidence = found.separation if math.isfinite(found.separation) else None
         look.p_value = found.p_value
         # a few of a cluster's clients seldom reach the level, so a hint is enough to ask them all
         if not look.complete:

@@ -34,9 +34,8 @@ class SplitStatistics:
     mean: torch.Tensor | None = None  # Δ_c, (d,)
     mean_norm: float = 0.0  # ‖Δ_c‖
     max_norm: float = 0.0  # max ‖Δ_i‖
-    inner: torch.Tensor = field(
-        default_factory=empty_tensor
-    )  # Gram matrix of what α compares; none in a round that is not tested
+    # Gram matrix of what α compares; none in a round that is not tested
+    inner: torch.Tensor = field(default_factory=empty_tensor)
     updates: torch.Tensor = field(default_factory=empty_tensor)  # what α compares, (·, d)
     places: list[int] = field(default_factory=list)  # rows of `updates`, of those that came
     step: int = 0  # the call they answered

@@ -40,9 +40,8 @@ class SumClient(TrainingClient):
         super().__init__(cohort, training, pipeline, weighted, start)
         self.training_alone = training
         self._trained = [0] * len(cohort.ids)  # the last call in which each client trained alone
-        self._unshared: set[int] = (
-            set()
-        )  # positions of clients whose model holds what they learned alone
+        # positions of clients whose model holds what they learned alone
+        self._unshared: set[int] = set()
 
     @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, turn: CallContext, query: AverageDeltas) -> Update:
@@ -84,11 +83,9 @@ class SumClient(TrainingClient):
                 "learning rate (--lr)"
             )
         for i, k, update in zip(turn.ids, turn.at, updates, strict=True):
-            if (
-                i not in bad
-                # under noise such an update counts as zeros, since an error would be a release without
-                # noise
-            ):
+            # under noise such an update counts as zeros, since an error would be a release without
+            # noise
+            if i not in bad:
                 self.models.row(k).add_(update)
             self._trained[k] = turn.step
         self._printed = (None, [])  # of rows that have changed in place
@@ -211,10 +208,8 @@ def cluster_sums(
     clusters = clusters_of(state.labels)
     lone = sorted(own[0] for own in clusters if len(own) == 1)
     if lone:
-        state.outbox.unsubscribe(
-            lone
-            # whether they reply or not: what is averaged from now on would undo what they learn alone
-        )
+        # whether they reply or not: what is averaged from now on would undo what they learn alone
+        state.outbox.unsubscribe(lone)
         state.outbox.acknowledge(
             net.gather(SumClient.alone, state.outbox.message_for(lone), to=lone).ids
         )

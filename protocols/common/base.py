@@ -446,9 +446,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
             **own,
         }
         found = numbers(found)
-        self.pipeline(
-            found
-        )  # a mask that cannot work on this model is refused before anything is written
+        # a mask that cannot work on this model is refused before anything is written
+        self.pipeline(found)
         return found
 
     def shown_params(self) -> dict[str, Any]:

@@ -24,9 +24,8 @@ class ClientState:
     table: torch.Tensor  # (u, d)
     index: list[int]  # (m,)
     secrets: Secrets
-    starts: list[int] = field(
-        default_factory=list
-    )  # where clients hold several models: the starts they belong to
+    # where clients hold several models: the starts they belong to
+    starts: list[int] = field(default_factory=list)
     extra: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: what else they remember
 
 
@@ -55,10 +54,11 @@ class TrainingClient:
         self.models = Rows(self._start[None].clone(), (0,) * len(cohort.ids))
         self._had = [0] * len(cohort.ids)  # how many averages each client has applied
         self._memo = _MovedModels()
+        # a table of models, and the digests of its rows
         self._printed: tuple[torch.Tensor | None, list[bytes]] = (
             None,
             [],
-        )  # a table of models, and the digests of its rows
+        )
 
     @property
     def unshared(self) -> frozenset[int]:

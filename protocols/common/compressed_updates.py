@@ -36,18 +36,16 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 class CompressedUpdate:
     """Client to server."""
 
-    brief: Annotated[
-        Rows, Real(("dimension",), squared=True)
-    ]  # (b, q) the sketch of SGD_n(θ_i, D_i) − θ_i, or (b, n) its bytes
+    # (b, q) the sketch of SGD_n(θ_i, D_i) − θ_i, or (b, n) its bytes
+    brief: Annotated[Rows, Real(("dimension",), squared=True)]
 
 
 class CompressedUpdateClient(UpdateClient):
     """Clients that tell their update in brief, and hand it over to a sum."""
 
     keeps: ClassVar[bool] = True  # whether anyone asks for the update later
-    _kept: tuple[dict[int, int], torch.Tensor] | None = (
-        None  # where each client's row is, and the rows (b, d), before any mask
-    )
+    # where each client's row is, and the rows (b, d), before any mask
+    _kept: tuple[dict[int, int], torch.Tensor] | None = None
 
     def __init__(
         self,
@@ -58,9 +56,8 @@ class CompressedUpdateClient(UpdateClient):
         start: torch.Tensor | None = None,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted, start)
-        self._told = [(0, 0)] * len(
-            cohort.ids
-        )  # the call in which each client last told its update, and the averages it had by then
+        # the call in which each client last told its update, and the averages it had by then
+        self._told = [(0, 0)] * len(cohort.ids)
 
     @answers(GATHER, through=("brief",), trains="usual")
     def send_compressed_update(self, turn: CallContext, query: AverageDeltas) -> CompressedUpdate:
@@ -71,9 +68,8 @@ class CompressedUpdateClient(UpdateClient):
         self.catch_up(turn, query)
         delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step)
         last = [k for k in turn.at if self._told[k][0] <= turn.step]
-        for k in (
-            last
-        ):  # not for a request that comes after a later one's: nobody asks for that update any more
+        # not for a request that comes after a later one's: nobody asks for that update any more
+        for k in last:
             self._told[k] = (turn.step, self._had[k])
         if self.keeps and len(last) == len(turn.at):
             self._kept = ({k: n for n, k in enumerate(turn.at)}, delta)

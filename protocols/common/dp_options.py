@@ -27,10 +27,11 @@ from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.training.config import FULL_GRADIENT
 from securecluster.training.local_trainer import LocalTraining
 
+# of clip norms: single precision holds what noise multiplies them to, with its last bits
 BOUNDS = (
     1e-12,
     1e9,
-)  # of clip norms: single precision holds what noise multiplies them to, with its last bits
+)
 History = list[tuple[float, float, int]]
 
 

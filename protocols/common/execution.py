@@ -180,9 +180,8 @@ def carry_out(
     net = protocol.build_network(
         Recorded(InProcess(endpoint.answer, lost), transcript), config, device=client.cohort.device
     )
-    if (
-        protocol.per_example
-    ):  # else no price depends on them, and what is learned is for others to see
+    # else no price depends on them, and what is learned is for others to see
+    if protocol.per_example:
         net.state.ledger.samples = _samples(client)
     net.state.ledger.names = dict(enumerate(federation.names))
     recall = Recall()
@@ -240,9 +239,8 @@ def carry_out(
     )
     net.record = record
     if not run.resumed:
-        transcript.rewind(
-            Recording()
-        )  # what a run left that was killed before its first checkpoint
+        # what a run left that was killed before its first checkpoint
+        transcript.rewind(Recording())
     state = protocol.final_state(net, run)
     labels, models = [int(c) for c in state.labels], protocol.final(client, state)
     local = sorted(client.cohort.ids[k] for k in client.unshared)
@@ -310,9 +308,8 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     first = config["clients"]
     ledger.names = dict(enumerate(learned.names)) | ledger.names
     priced = sizes if protocol.per_example else [None] * len(sizes)
-    planned = replace(
-        ledger, names=dict(ledger.names), samples=dict(ledger.samples)
-    )  # a number is taken once something left
+    # a number is taken once something left
+    planned = replace(ledger, names=dict(ledger.names), samples=dict(ledger.samples))
     numbers = [
         number_of(planned, first, name, n) for name, n in zip(newcomers.names, priced, strict=True)
     ]
@@ -367,9 +364,8 @@ def _opened_record(protocol: ClusteringProtocol) -> NewcomerRecord | None:
     try:
         record.check_writable()
     except RunFolderError:
-        if protocol.keeps_local_models(
-            protocol.kept_.learned.config
-        ):  # updates, training or Gram matrices have noise
+        # updates, training or Gram matrices have noise
+        if protocol.keeps_local_models(protocol.kept_.learned.config):
             raise
         return None
     return record

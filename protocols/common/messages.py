@@ -18,12 +18,10 @@ MOST_SAMPLES = 2.0**53  # that a client can say it holds
 class AverageDeltas:
     """Server to client: the averages it lacks, oldest first."""
 
-    means: Annotated[
-        Picks, Real((AVERAGES, "dimension"), sent="delta")
-    ]  # (r, d) as they were summed, hence masked where updates are
-    steps: Annotated[
-        Picks, Whole((AVERAGES,), most="steps")
-    ]  # (r,) int64, the call whose updates each one averages: it names the mask
+    # (r, d) as they were summed, hence masked where updates are
+    means: Annotated[Picks, Real((AVERAGES, "dimension"), sent="delta")]
+    # (r,) int64, the call whose updates each one averages: it names the mask
+    steps: Annotated[Picks, Whole((AVERAGES,), most="steps")]
     absolute: bool  # one row, the whole displacement since θ_0, instead of one per missed round
     # (b,) int64, the averages that a client has had in all, once it has these; the last row is
     # number count - 1
@@ -37,9 +35,8 @@ class Update:
     """Client to server."""
 
     delta: Annotated[Rows, Real(("dimension",), squared=True)]  # (b, d) SGD_n(θ_i, D_i) − θ_i
-    size: Annotated[
-        Rows | None, Real(low=0, most=MOST_SAMPLES)
-    ]  # (b,) |D_i|, only where the average is weighted
+    # (b,) |D_i|, only where the average is weighted
+    size: Annotated[Rows | None, Real(low=0, most=MOST_SAMPLES)]
 
 
 def empty_tensor() -> torch.Tensor:
@@ -51,9 +48,8 @@ def empty_tensor() -> torch.Tensor:
 class ModelDelta:
     """A model as the server may hold it."""
 
-    displacement: torch.Tensor = field(
-        default_factory=empty_tensor
-    )  # θ − θ_0, (d,), masked where updates are; empty: not posted
+    # θ − θ_0, (d,), masked where updates are; empty: not posted
+    displacement: torch.Tensor = field(default_factory=empty_tensor)
     step: int = 0  # the call whose mask it carries
 
 
@@ -61,6 +57,5 @@ class ModelDelta:
 class ModelChoice:
     """Client to server."""
 
-    model: Annotated[
-        Rows, Whole(below="models")
-    ]  # (b,) int64, the one with the lowest training loss, or noisy loss
+    # (b,) int64, the one with the lowest training loss, or noisy loss
+    model: Annotated[Rows, Whole(below="models")]

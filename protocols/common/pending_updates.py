@@ -44,9 +44,8 @@ class PendingUpdates:
 
     fresh: bool
     lacks: list[int]  # (m,) the number of the first post each client lacks
-    ends: list[
-        int
-    ]  # (m,) the number of the first post that is not meant for it; NEVER where all are
+    # (m,) the number of the first post that is not meant for it; NEVER where all are
+    ends: list[int]
     posts: list[RoundAverages] = field(default_factory=list)
     first: int = 0  # the number of posts[0]
     restart: int | None = None  # of the models from θ_0, where a method restarts them

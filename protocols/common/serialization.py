@@ -90,9 +90,8 @@ def save(protocol: ClusteringProtocol, folder: Path) -> None:
             folder / START, encode({n: t.contiguous() for n, t in protocol.start_.items()})
         )
     learned = pack(kept.learned)  # with what newcomers released, as the ledger has it
-    atomic_files.write_atomic(
-        folder / LEARNED, learned, durable=True
-    )  # before the file that had it is removed
+    # before the file that had it is removed
+    atomic_files.write_atomic(folder / LEARNED, learned, durable=True)
     atomic_files.remove(folder / newcomers.NAME)
     written = [*ALWAYS, START] if (folder / START).exists() else ALWAYS
     manifest.write(folder, written)
@@ -233,9 +232,8 @@ def _model(folder: Path, saved: Any, given: Any) -> Any:
     module = copy.deepcopy(given)
     try:
         start = manifest.checked(folder, START, manifest.read(folder))
-        module.load_state_dict(
-            decode(start), strict=False
-        )  # `describe` compares all, extra state too
+        # `describe` compares all, extra state too
+        module.load_state_dict(decode(start), strict=False)
     except (RuntimeError, AttributeError, SafetensorError):
         module = None
     if module is None or describe(module) != saved:

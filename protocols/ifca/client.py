@@ -43,20 +43,16 @@ class ModelAverages:
 
     means: Annotated[Picks, Real((AVERAGES, "dimension"), sent="delta")]  # (r, d) as in `Means`
     steps: Annotated[Picks, Whole((AVERAGES,), most="steps")]  # (r,) int64, as in `Means`
-    models: Annotated[
-        Picks, Whole((AVERAGES,), below="models")
-    ]  # (r,) int64, the model that each average moves
+    # (r,) int64, the model that each average moves
+    models: Annotated[Picks, Whole((AVERAGES,), below="models")]
     k: Annotated[int, Exactly("models")]
-    start: Annotated[
-        int, Between(below="starts")
-    ]  # whose models; the first ones follow from the public configuration
-    best: Annotated[
-        int, Between(below="starts")
-    ]  # another start whose models are still of use, or the same
+    # whose models; the first ones follow from the public configuration
+    start: Annotated[int, Between(below="starts")]
+    # another start whose models are still of use, or the same
+    best: Annotated[int, Between(below="starts")]
     absolute: bool  # one row a model at most, its whole displacement
-    count: Annotated[
-        Rows, Whole(("models",), most="averages")
-    ]  # (b, k) int64, as in `Means`, of each model
+    # (b, k) int64, as in `Means`, of each model
+    count: Annotated[Rows, Whole(("models",), most="averages")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +69,8 @@ class LowestLoss:
 
     # (b,) |D_i| times the least mean loss, float64, nats; without sizes the least mean loss
     loss: Annotated[Rows, Real()]
-    size: Annotated[
-        Rows | None, Real(low=0, most=MOST_SAMPLES)
-    ]  # (b,) |D_i|, only where means are over samples
+    # (b,) |D_i|, only where means are over samples
+    size: Annotated[Rows | None, Real(low=0, most=MOST_SAMPLES)]
 
 
 ModelSet = list[UpdateClient]  # k models, each as all clients of a cohort have it
@@ -89,12 +84,10 @@ class IFCAClient(TrainingClient):
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self.banks: dict[int, ModelSet] = {}  # by start
-        self._chosen: dict[
-            int, tuple[int, int, int]
-        ] = {}  # by position: the start and the model it took last, and in which call
-        self._heard: dict[
-            int, tuple[int, int]
-        ] = {}  # by position: the last call that brought it averages, and of which start
+        # by position: the start and the model it took last, and in which call
+        self._chosen: dict[int, tuple[int, int, int]] = {}
+        # by position: the last call that brought it averages, and of which start
+        self._heard: dict[int, tuple[int, int]] = {}
 
     @answers(GATHER)
     def choose(self, turn: CallContext, query: ModelAverages) -> ModelChoice:
@@ -153,9 +146,10 @@ class IFCAClient(TrainingClient):
         newcomers (ours).
         """
         wanted = zip(query.model.values.tolist(), turn.ids, turn.at, strict=True)
+        # it was never asked
         bank = self.banks.get(query.start) or self._first(
             query.start, 1 + int(query.model.values.max())
-        )  # it was never asked
+        )
         parts = [
             bank[j].post(CallContext((i,), (k,), turn.round, turn.step), Empty()).delta.values
             for j, i, k in wanted

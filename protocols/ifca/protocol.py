@@ -151,14 +151,12 @@ class IFCA(ClusteringProtocol):
     def _average(self, net: ServerChannel, state: IFCAState, t: int) -> None:
         """Round t of averaging."""
         self._turn(net, state, t)
-        chosen = self._choose(
-            net, state, sample_clients(net, net.clients, self.participation, t)
-        )  # lines 4–7
+        # lines 4–7
+        chosen = self._choose(net, state, sample_clients(net, net.clients, self.participation, t))
         if chosen.ids:
             by = [state.running.choice[i] for i in chosen.ids]
-            sums = net.sum(
-                IFCAClient.contribute, Empty(), to=chosen.ids, by=by, groups=self.k
-            )  # lines 8–9
+            # lines 8–9
+            sums = net.sum(IFCAClient.contribute, Empty(), to=chosen.ids, by=by, groups=self.k)
             if sums.ids:
                 state.running.post(sums.step, sums.rows.delta.table, total_weights(sums))  # line 11
 

@@ -64,9 +64,8 @@ def _against(
     last = np.cumsum(sizes + 1) - 1  # of each sequence, the bit after its points
     there = np.ones(last[-1] + 1, bool)
     there[last] = False
-    points = np.full(
-        (walked.shape[1], len(there)), np.inf
-    )  # what lies between sequences is near nothing
+    # what lies between sequences is near nothing
+    points = np.full((walked.shape[1], len(there)), np.inf)
     points[:, there] = np.concatenate(others).T
     steps = np.zeros(len(there), np.int64)
     steps[there] = np.concatenate([np.arange(n) for n in sizes])

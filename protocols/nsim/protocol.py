@@ -66,9 +66,8 @@ class NSIMState(AveragingState):
 
     round: int = 0
     clustered: int = 0  # the round of the clustering; 0 before
-    ids: list[int] = field(
-        default_factory=list
-    )  # the r clients that handed in a layer, and their places in what follows
+    # the r clients that handed in a layer, and their places in what follows
+    ids: list[int] = field(default_factory=list)
     layers: torch.Tensor = field(default_factory=empty_tensor)  # (r, q)
     similarity: torch.Tensor = field(default_factory=empty_tensor)  # (r, r), predicted
     eps: float = 0.0

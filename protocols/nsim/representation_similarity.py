@@ -72,9 +72,8 @@ def _mean_correlation(x: Array, kept: float) -> Array:
         share = np.cumsum(values**2, axis=1) / np.maximum(
             (values**2).sum(1, keepdims=True), np.finfo(float).tiny
         )
-        there &= (
-            np.concatenate([np.zeros((len(x), 1)), share[:, :-1]], axis=1) < kept
-        )  # until the share is reached
+        # until the share is reached
+        there &= np.concatenate([np.zeros((len(x), 1)), share[:, :-1]], axis=1) < kept
     bases, ranks = bases * there[:, None], there.sum(1)
     found = np.zeros((len(x), len(x)))
     for i, own in enumerate(bases):  # one layer with those after it: memory stays at (m, q, q)

@@ -27,10 +27,11 @@ from securecluster.protocols.nsim.pair_network import (
 )
 
 LEAST_USERS = 8
+# shares of the users: in no part of the fit; to stop by and to choose the architecture by
 UNSEEN, VALIDATION = (
     0.2,
     0.15,
-)  # shares of the users: in no part of the fit; to stop by and to choose the architecture by
+)
 HELD_PAIRS = 0.1  # share of the training users' pairs that are not trained on
 CLIP = 5.0  # standard deviations beyond which a weight counts as that far
 

@@ -160,9 +160,8 @@ class SyntheticUsersConfig:
                 f"the generator of synthetic users gives samples of shape {federation.shape}, and "
                 f"clients' have {self.shape}"
             )
-        secret = NoiseStreams.derived(
-            Randomness(seed), "synthetic"
-        )  # they train with noise where users do; theirs is nobody's secret
+        # they train with noise where users do; theirs is nobody's secret
+        secret = NoiseStreams.derived(Randomness(seed), "synthetic")
         cohort = LocalTrainer(
             federation,
             flat,

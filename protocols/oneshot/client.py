@@ -60,12 +60,10 @@ class OtherEigenvectors:
 
     # (r, p, D), or (r, n) uint8
     vectors: Annotated[Picks, Real((OTHERS, "vectors", "features"), sent="vectors", sealed=True)]
-    ids: Annotated[
-        Picks, Whole((OTHERS,), below="clients")
-    ]  # (r,) int64, whose they are, ascending
-    labels: Annotated[
-        Picks | None, Whole((OTHERS,), below="clients")
-    ]  # (r,) int64, their clusters: for newcomers
+    # (r,) int64, whose they are, ascending
+    ids: Annotated[Picks, Whole((OTHERS,), below="clients")]
+    # (r,) int64, their clusters: for newcomers
+    labels: Annotated[Picks | None, Whole((OTHERS,), below="clients")]
     step: Annotated[int, Between(most="steps")]  # the call in which they came
 
 
@@ -108,9 +106,8 @@ class OneShotClient(SumClient):
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self._phi, self._count, self._floor, self._noise = features, count, floor, noise
-        self._own: dict[
-            int, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # by position: eigenvalues and eigenvectors
+        # by position: eigenvalues and eigenvectors
+        self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._made: dict[int, bytes] = {}  # by position: the digest of its noisy matrix, once used
 
     @answers(GATHER, through=("vectors",), sealed=("vectors",), fresh=True)

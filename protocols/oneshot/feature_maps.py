@@ -120,9 +120,8 @@ def check(features: Any, public: str | None = None, dimension: int | None = None
         )
     if public is not None and features != "pca":
         raise UsageError("public data serve the features pca alone: leave public out, or use pca")
-    if public is not None and public not in tuple(
-        SOURCES
-    ):  # what cannot be hashed may be asked for, too
+    # what cannot be hashed may be asked for, too
+    if public is not None and public not in tuple(SOURCES):
         raise unknown("public data", public, SOURCES)
     if dimension is not None and (not isinstance(features, str) or features not in DIMENSION):
         raise UsageError(
@@ -190,9 +189,8 @@ def build(
     return Features(name, tuple(shape), found.shape[1], function, description, batch)
 
 
-@lru_cache(
-    maxsize=4
-)  # a run builds its map several times: for the server's facts, its clients, newcomers
+# a run builds its map several times: for the server's facts, its clients, newcomers
+@lru_cache(maxsize=4)
 def _pca(
     shape: tuple[int, ...], seed: int, public: str, dimension: int, count: int
 ) -> tuple[Map, Any]:

@@ -28,9 +28,8 @@ from securecluster.core.validation import check_choice, check_noise
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 
-REPLACE = math.sqrt(
-    2
-)  # ‖xxᵀ − yyᵀ‖ ≤ √2 where ‖x‖, ‖y‖ ≤ 1; so do two positive semidefinite matrices of norm 1 differ
+# ‖xxᵀ − yyᵀ‖ ≤ √2 where ‖x‖, ‖y‖ ≤ 1; so do two positive semidefinite matrices of norm 1 differ
+REPLACE = math.sqrt(2)
 # `benchmarks.papers.oneshot_noise` tells what it is good for; chosen by trial on other seeds (ours)
 APART = 2.0
 

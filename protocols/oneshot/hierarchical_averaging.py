@@ -73,9 +73,8 @@ class ClusterDelta:
 class HierarchicalState(AveragingState):
     """What the servers' loop changes."""
 
-    pending: list[ClusterDelta] = field(
-        default_factory=list
-    )  # since the LPSs last sent their common layers
+    # since the LPSs last sent their common layers
+    pending: list[ClusterDelta] = field(default_factory=list)
 
 
 def average_in_layers(

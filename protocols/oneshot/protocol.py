@@ -153,9 +153,8 @@ class OneShot(ClusteringProtocol):
         letters = eigenvectors_of_others(shared.ids, vectors, shared.step, to=shared.ids)
         seed, noisy = net.randomness.integer("server", "clusterer"), net.agreed["gram_noise"] > 0
         part = agglomerate(self.tasks, self.height, self.clusterer, seed, noisy)
-        pairs = net.pairs(
-            OneShotClient.relevance, letters, to=shared.ids, then=part, tries=TRIES
-        )  # lines 6–19
+        # lines 6–19
+        pairs = net.pairs(OneShotClient.relevance, letters, to=shared.ids, then=part, tries=TRIES)
         group = pairs.value
         of, kept = (
             dict(zip(pairs.ids, group.labels, strict=True)),
@@ -312,6 +311,5 @@ class OneShot(ClusteringProtocol):
 
     def lps_view(self) -> list[str]:
         """What an LPS sees of its own cluster."""
-        return list(
-            VIEWS["lps"][int(self.per_client) :]
-        )  # clipped updates count the same, and how many samples is not told
+        # clipped updates count the same, and how many samples is not told
+        return list(VIEWS["lps"][int(self.per_client) :])

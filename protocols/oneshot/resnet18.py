@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 WEIGHTS = "SECURECLUSTER_WEIGHTS"
 SIDE = 224  # pixels of the images that the weights were trained on
+# of their channels, as torchvision's own transforms for these weights
 MEAN, DEVIATION = (
     (0.485, 0.456, 0.406),
     (0.229, 0.224, 0.225),
-)  # of their channels, as torchvision's own transforms for these weights
+)
 BATCH = 64  # images mapped at once
 
 

@@ -49,9 +49,8 @@ class ClusteringResult:
     """What comes of Algorithm 2."""
 
     labels: list[int]  # (m,)
-    vectors: (
-        torch.Tensor
-    )  # (r, p, D), or (r, n) uint8, sealed: newcomers compare themselves with them
+    # (r, p, D), or (r, n) uint8, sealed: newcomers compare themselves with them
+    vectors: torch.Tensor
     step: int  # the call in which they came
     relevance: torch.Tensor  # (r, r) R
     look: LinkageRecord

@@ -72,9 +72,8 @@ class OfferedClusters:
 class NearestCluster:
     """Newcomer to server."""
 
-    near: Annotated[
-        Rows, Whole(below="models")
-    ]  # (b,) int64, the cluster whose model is nearest to its own
+    # (b,) int64, the cluster whose model is nearest to its own
+    near: Annotated[Rows, Whole(below="models")]
 
 
 @dataclass(frozen=True)
@@ -99,13 +98,11 @@ class SRFCAClient(SumClient):
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self.refining = refining
-        self._restart = [0] * len(
-            cohort.ids
-        )  # the last one each client heard of; before the first it holds its one-shot model
+        # the last one each client heard of; before the first it holds its one-shot model
+        self._restart = [0] * len(cohort.ids)
         self._known = torch.zeros(len(cohort.ids), 0, dtype=torch.float64)  # (·, m) f_i(w_j)
-        self._fits: dict[
-            int, Array
-        ] = {}  # by position: f_i(ω_c) of the models that were last judged, (K,)
+        # by position: f_i(ω_c) of the models that were last judged, (K,)
+        self._fits: dict[int, Array] = {}
         self._judged_in = [0] * len(cohort.ids)  # the call in which they were
 
     @answers(GATHER, through=("delta",), sealed=("delta",), fresh=True)

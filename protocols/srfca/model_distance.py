@@ -37,9 +37,8 @@ class ClusterModels:
     table: torch.Tensor = field(default_factory=empty_tensor)  # (K, d)
     step: int = 0  # the call whose mask they carry
     kept: list[int] = field(default_factory=list)  # the label of each row, ascending
-    noise: list[float] = field(
-        default_factory=list
-    )  # expected squared norm of the noise in each row
+    # expected squared norm of the noise in each row
+    noise: list[float] = field(default_factory=list)
 
 
 def pairwise_l2(rows: torch.Tensor, noise: float) -> Array:

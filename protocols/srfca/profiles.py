@@ -20,12 +20,10 @@ from numpy.typing import NDArray
 from securecluster.protocols.srfca.graph import renumbered, spanning_tree_edges
 
 Array = NDArray[np.float64]
-EVIDENCE = (
-    4.0  # by how much the criterion of clusters must be lower, per model, than that of no clusters
-)
-CONTRAST = (
-    1.05  # the least mean distance of two clusters, in units of the mean distance within them
-)
+# by how much the criterion of clusters must be lower, per model, than that of no clusters
+EVIDENCE = 4.0
+# the least mean distance of two clusters, in units of the mean distance within them
+CONTRAST = 1.05
 SHARE = 0.25  # the least offset of two clusters, in units of the largest
 RESOLUTION = 0.02  # relative differences of this size count as none
 LEAST_LOSS = 0.02  # losses below this share of the median loss count as this much

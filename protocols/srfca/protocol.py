@@ -121,9 +121,8 @@ class SRFCA(ClusteringProtocol):
                     self._one_shot(net, run, state)
                 continue
             r, s = divmod(t - self.local_rounds - 1, self.rounds)
-            if (
-                s == self.rounds - 1 and r < self.refine
-            ):  # members post the models with this round's average
+            # members post the models with this round's average
+            if s == self.rounds - 1 and r < self.refine:
                 run.commit(state, partial(self._average, net, state, t))
                 self._refine(net, run, state, last=r == self.refine - 1)
             else:

@@ -66,14 +66,12 @@ class SRFCAState:
     step: int = 0  # the call in which clients handed in their models: it names the mask
     ids: tuple[int, ...] = ()  # who did
     judges: tuple[int, ...] = ()  # and, for the cross-cluster loss, judged them all
-    rows: torch.Tensor = field(
-        default_factory=empty_tensor
-    )  # (m, d) what they handed in; for L2, until the last RECLUSTER
+    # (m, d) what they handed in; for L2, until the last RECLUSTER
+    rows: torch.Tensor = field(default_factory=empty_tensor)
     blur: float = 0.0  # expected squared norm of the noise in each of them
     models: ClusterModels = field(default_factory=ClusterModels)  # ω_c
-    noise: list[float] = field(
-        default_factory=list
-    )  # expected squared norm of the noise in each, since w_0
+    # expected squared norm of the noise in each, since w_0
+    noise: list[float] = field(default_factory=list)
     graph: Graph | None = None
 
     @property

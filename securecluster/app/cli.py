@@ -62,9 +62,8 @@ def main(argv: Sequence[str]) -> int:
 def _stopped(stop: KeyboardInterrupt) -> int:
     """Say that a signal stopped the command, and how to go on where that is possible."""
     code = stop.code if isinstance(stop, Stopped) else 130
-    if code != 141 or str(
-        stop
-    ):  # a reader such as `head` has had enough, and nothing is left half-way
+    # a reader such as `head` has had enough, and nothing is left half-way
+    if code != 141 or str(stop):
         print(f"securecluster: stopped{stop}", file=sys.stderr)
     return code
 

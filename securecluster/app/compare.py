@@ -148,9 +148,8 @@ def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, q
             )
             manifest.write(folder, [run_folder.CONFIG, run_folder.COMPARISON])
     except RunFolderError as error:
-        if not isinstance(
-            error.__cause__, OSError
-        ):  # nothing that the disk said, and would not say again
+        # nothing that the disk said, and would not say again
+        if not isinstance(error.__cause__, OSError):
             raise
         raise RunFolderError(f"{error}; go on with: securecluster resume {folder}") from error
     if not quiet:

@@ -140,9 +140,8 @@ def unseen(fitted: ClusteringProtocol, found: Sequence[Disclosure]) -> list[str]
     if any(event.mechanism == "dp-sgd" for event in fitted.ledger_.events):
         told.append("what clients' training would have led to without its noise")
     masked = _names(own for own in mine if own.masked)
-    if (
-        masked and not fitted.client.clear
-    ):  # else a part of the model in the clear tells where the rest is
+    # else a part of the model in the clear tells where the rest is
+    if masked and not fitted.client.clear:
         hidden = (
             "which coordinate is which"
             if fitted.mask in SHUFFLED

@@ -46,9 +46,8 @@ def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[RunPlan], Fede
     for protocol in protocols:
         with _named(protocol, protocols):
             if not options.simulation.own:
-                protocol.check(
-                    options.simulation.clients or DEFAULT_CLIENTS
-                )  # before any data is read
+                # before any data is read
+                protocol.check(options.simulation.clients or DEFAULT_CLIENTS)
     federation = _read(options)
     plans = []
     for protocol in protocols:

@@ -41,9 +41,8 @@ def protocol_class(name: str) -> Any:
 
 
 DEFAULT_CLIENTS = 20
-CLIENTS = {
-    ("fashion_mnist", "tasks"): 10
-}  # by data and scenario: five, three and two (Ali & Arafa 2024)
+# by data and scenario: five, three and two (Ali & Arafa 2024)
+CLIENTS = {("fashion_mnist", "tasks"): 10}
 SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
 
 

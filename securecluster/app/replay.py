@@ -71,9 +71,8 @@ def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
     recorded = _recorded_events(folder / "ledger.jsonl")
     unused = _check_ledger(folder / "ledger.jsonl", recorded, network.ledger.events)
     network.ledger.events = recorded
-    network.ledger.samples = (
-        kept.learned.network.ledger.samples
-    )  # public, and not told by any message
+    # public, and not told by any message
+    network.ledger.samples = kept.learned.network.ledger.samples
     network.ledger.names = kept.learned.network.ledger.names
     fitted = plan.protocol.restore_from(folder)
     fitted.ledger_ = network.ledger

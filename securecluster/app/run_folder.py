@@ -74,9 +74,8 @@ class RunPlan:
             "clients": list(federation.names),
             "network": self.protocol.config(federation, self.settings.dtype),
         }
-        found: dict[str, Any] = json.loads(
-            json.dumps(content)
-        )  # tuples become lists, as they are read back
+        # tuples become lists, as they are read back
+        found: dict[str, Any] = json.loads(json.dumps(content))
         return found
 
     def as_json(self, federation: Federation) -> str:

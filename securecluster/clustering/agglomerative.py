@@ -224,11 +224,9 @@ def nearest(
     """
     join = {"single": np.min, "complete": np.max}.get(linkage, np.mean)
     near = np.stack([join(distance[:, own], axis=1) for own in members(labels)], axis=1)
-    if (
-        linkage == "ward"
-        # the height at which clusters of 1 and s with centres at distance x merge is x·sqrt(2s / (s +
-        # 1))
-    ):
+    # the height at which clusters of 1 and s with centres at distance x merge is x·sqrt(2s / (s +
+    # 1))
+    if linkage == "ward":
         size = np.asarray(sizes, dtype=np.float64)
         near = near * np.sqrt(2 * size / (size + 1))
     return [int(c) for c in near.argmin(1)]

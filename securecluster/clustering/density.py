@@ -62,9 +62,8 @@ def neighbourhood(similarity: Array, least: int) -> float:
     of the largest modularity (ours).
     """
     distance = 1 - similarity
-    cores = np.sort(distance, axis=1)[
-        :, min(least, len(distance)) - 1
-    ]  # where each has `least` neighbours
+    # where each has `least` neighbours
+    cores = np.sort(distance, axis=1)[:, min(least, len(distance)) - 1]
     tried = np.unique(np.quantile(cores, np.linspace(0, 1, TRIED)).clip(0))
     return max(
         (modularity(similarity, relabel(dbscan(distance, float(eps), least))), float(eps))

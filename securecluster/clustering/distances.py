@@ -9,9 +9,8 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import unknown
 
 METRICS = ("l1", "l2", "cosine", "chord")
-WIDE = (
-    1 << 18
-)  # numbers of a float64 column block: 2 MB, which stay in cache while every pair reads them
+# numbers of a float64 column block: 2 MB, which stay in cache while every pair reads them
+WIDE = 1 << 18
 # rows whose squared distance is below this share of their squared norms are compared number by
 # number
 CLOSE = 1e-6

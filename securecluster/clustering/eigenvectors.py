@@ -188,9 +188,8 @@ def relevance(
     own, other = values.double(), projected.double()
     counts = _counted(own, other, floor, shared)
     safe = torch.where(counts, own, torch.ones_like(own))
-    logs = torch.where(
-        counts, other.log() - safe.log(), torch.zeros_like(other)
-    ).abs()  # log 0 is −inf, whose ratio is 0
+    # log 0 is −inf, whose ratio is 0
+    logs = torch.where(counts, other.log() - safe.log(), torch.zeros_like(other)).abs()
     number = counts.sum(1)
     return torch.where(
         number > 0, torch.exp(-logs.sum(1) / number.clamp_min(1)), torch.zeros_like(logs[:, 0])

@@ -107,9 +107,8 @@ def split_into_two(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
     labels = np.asarray(partition(alpha, clusterer, max(2, eigengap(alpha)), seed))
     if not labels.any():  # equal points
         return bipartition(alpha)
-    member = (
-        np.equal.outer(np.arange(labels.max() + 1), labels) / np.bincount(labels)[:, None]
-    )  # (k, m), rows of sum 1
+    # (k, m), rows of sum 1
+    member = np.equal.outer(np.arange(labels.max() + 1), labels) / np.bincount(labels)[:, None]
     apart = 1 - member @ alpha @ member.T
     np.fill_diagonal(apart, 0.0)
     side = np.asarray(into(merges(apart, "average"), 2))[labels]

@@ -83,10 +83,11 @@ def _sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
+        # some file systems do not sync folders
         if error.errno not in (
             errno.EINVAL,
             errno.ENOTSUP,
-        ):  # some file systems do not sync folders
+        ):
             raise
     finally:
         os.close(descriptor)

@@ -36,9 +36,8 @@ def reproducible(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    os.environ.setdefault(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-    )  # cuBLAS reads it, and repeats itself
+    # cuBLAS reads it, and repeats itself
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     changes = _exact_settings()
     before = [getattr(place, name) for place, name, _ in changes]
     mode = torch.get_deterministic_debug_mode()

@@ -25,10 +25,11 @@ def check_whole(given: Any, **least: int) -> None:
             raise UsageError(f"{name} = {value!r} is not possible: it is a whole number from {low}")
 
 
+# of noise multipliers: beyond, squares of what they multiply leave the range of single precision
 SMALLEST, GREATEST = (
     1e-9,
     1e6,
-)  # of noise multipliers: beyond, squares of what they multiply leave the range of single precision
+)
 
 
 def check_noise(given: Any, name: str) -> None:

@@ -67,9 +67,8 @@ class Wanted:
         wanted = wanted.max(axis=0) if self.overlap else wanted.sum(axis=0)
         asked = wanted > 0
         each = int((stock[asked] / wanted[asked]).min())
-        while each > 0 and not self.fits(
-            stock, each, randomness
-        ):  # the bound knows nothing of rounding to whole samples
+        # the bound knows nothing of rounding to whole samples
+        while each > 0 and not self.fits(stock, each, randomness):
             each -= 1
         return each
 

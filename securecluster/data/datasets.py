@@ -43,6 +43,7 @@ FASHION = (
     Task("bag", (8,), 2, 5),
 )
 CIFAR10 = (Task("vehicles", (0, 1, 8, 9)), Task("animals", (2, 3, 4, 5, 6, 7)))
+# the fine labels of the coarse classes "vehicles 1" and "vehicles 2"
 VEHICLES = (
     8,
     13,
@@ -54,7 +55,7 @@ VEHICLES = (
     85,
     89,
     90,
-)  # the fine labels of the coarse classes "vehicles 1" and "vehicles 2"
+)
 CIFAR100 = (
     Task("vehicles", VEHICLES),
     Task("rest", tuple(k for k in range(100) if k not in VEHICLES)),

@@ -156,10 +156,11 @@ class Federation:
         for change in changes:
             truths.append(spread(numbered(truths), change.clusters, randomness))
             for k, cluster in enumerate(truths[-1].tolist()):
+                # in place: a copy of the whole data set would double the memory
                 for x, y in (
                     trains[k],
                     tests[k],
-                ):  # in place: a copy of the whole data set would double the memory
+                ):
                     x[:], y[:] = change.transform(cluster, x, y, given.classes, randomness)
         shards = tuple(Shard(*train, *test) for train, test in zip(trains, tests, strict=True))
         truth = None if deal.clusters is None and not changes else tuple(numbered(truths).tolist())

@@ -40,9 +40,8 @@ def count_classes(labels: Sequence[Array]) -> tuple[int, list[str]]:
     """
     every = np.concatenate(labels)
     occurring = np.unique(every)
-    if (
-        not len(occurring) or occurring[0] < 0
-    ):  # negative labels are refused with their client's name
+    # negative labels are refused with their client's name
+    if not len(occurring) or occurring[0] < 0:
         return 1 + max(0, int(every.max(initial=0))), []
     classes, kinds, lowest = 1 + int(occurring[-1]), len(occurring), int(occurring[0])
     cure = f"number labels from 0 without gaps, or pass classes={classes} if that is meant"
@@ -158,9 +157,8 @@ def _row_ids(samples: Sequence[Array]) -> list[int]:
     if total < ROWS:
         return []
     step = max(1, total // SAMPLE)
-    some = np.concatenate([x[::step] for x in samples]).astype(
-        np.float64
-    )  # a few rows of all columns
+    # a few rows of all columns
+    some = np.concatenate([x[::step] for x in samples]).astype(np.float64)
     candidates = [k for k in range(some.shape[1]) if _nearly_distinct(some[:, k])]
     return [k for k in candidates if _nearly_distinct(np.concatenate([x[:, k] for x in samples]))]
 

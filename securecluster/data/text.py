@@ -200,9 +200,8 @@ def words(articles: Iterable[str]) -> list[str]:
     r"""All words, each article's followed by \n, without the marks kept from the raw form (#39;
     quot; &lt;b&gt; and backslashes).
     """
-    plain = "".join(
-        article.replace("\n", " ") + "\n" for article in articles
-    ).lower()  # one text: far fewer calls
+    # one text: far fewer calls
+    plain = "".join(article.replace("\n", " ") + "\n" for article in articles).lower()
     plain = _MARKUP.sub(" ", plain).replace("#146;", "#39;").replace(" #39;", "#39;")
     plain = _ENTITY.sub(" ", _APOSTROPHE.sub("'", plain))
     for mark in ("quot;", "amp;", "lt;", "gt;", "nbsp;", "hellip;", "mdash;", "ndash;", "\\"):

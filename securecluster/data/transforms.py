@@ -60,9 +60,8 @@ class LabelPermutation(Transform):
     def check(self, source: Source, clients: int) -> None:
         """Adds this scenario's own limit."""
         super().check(source, clients)
-        if source.classes < 6 and self.clusters > math.factorial(
-            source.classes
-        ):  # 6! is more than anyone asks for
+        # 6! is more than anyone asks for
+        if source.classes < 6 and self.clusters > math.factorial(source.classes):
             raise UsageError(
                 f"scenario 'label-permutation' has only {math.factorial(source.classes)} "
                 f"permutations of {source.classes} labels, "

@@ -199,9 +199,8 @@ def _features(
         return np.concatenate([_rows(file, lists[0]) for file in files]), (lists[0],)
     plain = list(schema)
     if wanted is None:
-        plain = [
-            name for name in schema if not name.startswith("__index_level_")
-        ]  # pandas writes its row numbers under this name
+        # pandas writes its row numbers under this name
+        plain = [name for name in schema if not name.startswith("__index_level_")]
     if not plain:
         raise UsageError(
             f"{files[0]} has no feature column besides {', '.join(sorted(named))}: add some"

@@ -21,10 +21,11 @@ from securecluster.errors import FrameError
 from securecluster.messaging.messages import Picks, Rows, Shared
 
 REAL, WHOLE, OCTETS = "floating-point numbers", "int64 numbers", "bytes"
+# rows of float32 and of float64: sums of squares of thousands of these are finite
 LONGEST = (
     1e17,
     1e150,
-)  # rows of float32 and of float64: sums of squares of thousands of these are finite
+)
 Size = int | str  # a number, or the name of one in `Limits.sizes`
 
 
@@ -186,9 +187,8 @@ def _free(hint: Any) -> bool:
     return all(kind in (str, float, bool, type(None)) for kind in kinds)
 
 
-Bindings = dict[
-    str, tuple[int, ...]
-]  # the length of each free axis: one for all frames, or one per frame
+# the length of each free axis: one for all frames, or one per frame
+Bindings = dict[str, tuple[int, ...]]
 Tensors = Shared | Rows | Picks
 Tensorial = Real | Whole | Octets
 

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 
 M = TypeVar("M")
-FIRST_SEPARATE_STEP = (
-    1 << 32
-    # calls for models, made only under a mask, are numbered from here: later calls draw the same
-    # batches without a mask
-)
+# calls for models, made only under a mask, are numbered from here: later calls draw the same
+# batches without a mask
+FIRST_SEPARATE_STEP = 1 << 32
 # the verb of frames between servers: a local parameter server sends, the server replies
 RELAY = "relay"
 
@@ -231,9 +229,8 @@ class Call:
     to: tuple[int, ...]
     query: Any
     members: tuple[int, ...]
-    asker: tuple[
-        int, ...
-    ] = ()  # the local parameter server that asks each of `to`; empty: the server itself does
+    # the local parameter server that asks each of `to`; empty: the server itself does
+    asker: tuple[int, ...] = ()
 
     def header(self, position: int) -> Header:
         """The header of the request to `to[position]`."""

@@ -53,12 +53,10 @@ class Entry:
     lost: tuple[int, ...]
     down: tuple[int, ...]
     up: tuple[int, ...]
-    asker: tuple[
-        int, ...
-    ] = ()  # the local parameter server that asked each of `to`; empty: the server did
-    sha256: str = field(
-        default="", compare=False
-    )  # of the file with the contents, where they are kept in one
+    # the local parameter server that asked each of `to`; empty: the server did
+    asker: tuple[int, ...] = ()
+    # of the file with the contents, where they are kept in one
+    sha256: str = field(default="", compare=False)
 
     def ends(self, k: int) -> tuple[Party, Party]:
         """Who asked `to[k]`, and who that is."""

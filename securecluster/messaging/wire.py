@@ -87,9 +87,8 @@ def size(header: Header, message: Any, position: int = 0) -> int:
 def sizes(headers: Iterable[Header], message: Any, positions: Iterable[int]) -> list[int]:
     """`size` of several frames of one batch message."""
     picked = [value.picks for value in vars(message).values() if isinstance(value, Picks)]
-    known: dict[
-        tuple[int, ...], tuple[dict[str, Any], int, int]
-    ] = {}  # frames with as many rows have tensors of one shape
+    # frames with as many rows have tensors of one shape
+    known: dict[tuple[int, ...], tuple[dict[str, Any], int, int]] = {}
     found = []
     for header, position in zip(headers, positions, strict=True):
         rows = tuple(len(picks[position]) for picks in picked)
@@ -129,9 +128,10 @@ def _tensor_table(
     for name, (shape, dtype) in sorted(shapes, key=lambda s: (-known[s[1][1]][1], s[0])):
         end = start + torch.Size(shape).numel() * dtype.itemsize
         entry = {"dtype": known[dtype][0], "shape": list(shape), "data_offsets": [start, end]}
+        # braces out, comma in
         text += (
             len(json.dumps({name: entry}, separators=(",", ":"), ensure_ascii=False).encode()) - 1
-        )  # braces out, comma in
+        )
         start = end
     return text, start
 

@@ -61,9 +61,8 @@ def with_seeded_dropout(module: nn.Module) -> nn.Module:
         for parent in module.modules()
         for name, part in parent._modules.items()
     ]
-    for number, (parent, name, part) in enumerate(
-        layers
-    ):  # a layer under two names is drawn once for each
+    # a layer under two names is drawn once for each
+    for number, (parent, name, part) in enumerate(layers):
         if isinstance(part, nn.modules.dropout._DropoutNd):
             if type(part) not in _KINDS or not 0 <= part.p < 1:
                 raise UsageError(
@@ -96,9 +95,8 @@ def example_keys(keys: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 def _mixed(z: torch.Tensor) -> torch.Tensor:
     """SplitMix64's output function (Steele, Lea, Flood 2014) on int64 words, which wrap around."""
     z = z ^ _shifted(z, 30)
-    z.mul_(
-        -0x40A7B892E31B1A47
-    )  # in place: a new tensor an operation would take as long as the operation
+    # in place: a new tensor an operation would take as long as the operation
+    z.mul_(-0x40A7B892E31B1A47)
     z.bitwise_xor_(_shifted(z, 27)).mul_(-0x6B2FB644ECCEEE15)
     return z.bitwise_xor_(_shifted(z, 31))
 

@@ -169,9 +169,8 @@ class FlatModel:
             torch.default_generator.manual_seed(randomness.integer(*path))
             for p in own.values():
                 p.fill_(torch.nan)
-            for name, part in reversed(
-                list(module.named_modules())
-            ):  # a whole may draw over what its parts drew
+            # a whole may draw over what its parts drew
+            for name, part in reversed(list(module.named_modules())):
                 tied = [
                     (p, p.clone())
                     for n, p in part.named_parameters(recurse=False)
@@ -212,9 +211,8 @@ class FlatModel:
 
 
 def _reset(name: str, part: nn.Module) -> None:
-    reset = getattr(part, "reset_parameters", None) or getattr(
-        part, "_reset_parameters", None
-    )  # nn.MultiheadAttention's own
+    # nn.MultiheadAttention's own
+    reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
     try:
         if callable(reset):
             reset()

@@ -292,9 +292,8 @@ def compile_stack(module: nn.Module) -> Stack | None:
         if layer is None:
             return None
         if isinstance(layer, Pooling) and layers and isinstance(layers[-1], Relu):
-            layers.insert(
-                -1, layer
-            )  # both orders have the same values and gradients; this one has the smaller ReLU
+            # both orders have the same values and gradients; this one has the smaller ReLU
+            layers.insert(-1, layer)
         else:
             layers.append(layer)
     whole = any(isinstance(own, Flatten) for own in layers) and any(

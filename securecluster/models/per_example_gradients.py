@@ -12,9 +12,8 @@ from typing import TypeVar
 from securecluster.core.floating_point import margin
 from securecluster.core.lazy_torch import torch
 
-HUGE = (
-    2.0**90
-)  # norms beyond so many C have factors, or products with them, that are no normal float32
+# norms beyond so many C have factors, or products with them, that are no normal float32
+HUGE = 2.0**90
 
 
 @dataclass(frozen=True)
@@ -118,9 +117,8 @@ def clipped(
         torch.stack([scaled * other for scaled, other in sides]), dim=0
     )
     limit = clip * (1 - margin(weight.dtype))
-    factors = (
-        (limit / norms).clamp_(max=1).to(weight.dtype).mul_(weight)
-    )  # of a gradient of zeros min(1, ∞)
+    # of a gradient of zeros min(1, ∞)
+    factors = (limit / norms).clamp_(max=1).to(weight.dtype).mul_(weight)
     largest = torch.stack([norms, *(other for _, other in sides)]).amax(0)
     wrong = ~(largest < clip * HUGE)  # also where it is no number
     if bool(wrong.any()):  # 0 times an infinity would be NaN

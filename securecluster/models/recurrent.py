@@ -60,9 +60,8 @@ class LSTM(nn.Module):
         weights = (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
         if x.device.type == "cpu" and not _vmapped(x, *weights):
             return _own(x, *weights)
-        return lstm(x[None], *(w[None] for w in weights))[
-            0
-        ]  # cuDNN wants weights in one piece, as rows of models are not
+        # cuDNN wants weights in one piece, as rows of models are not
+        return lstm(x[None], *(w[None] for w in weights))[0]
 
     def extra_repr(self) -> str:
         """As nn.LSTM's."""

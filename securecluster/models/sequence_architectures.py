@@ -23,9 +23,8 @@ class LanguageLSTM(nn.Module):
             first, and before the last Linear.
     """
 
-    alone_on_cpu = (
-        True  # a client's products fill a core: batching gains nothing (benchmarks.recurrent)
-    )
+    # a client's products fill a core: batching gains nothing (benchmarks.recurrent)
+    alone_on_cpu = True
 
     def __init__(self, tokens: int, embedding: int, cells: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -42,9 +41,8 @@ class LanguageLSTM(nn.Module):
         """Logits (n, L, V) of the token after each of x (n, L)."""
         h = self.lstm1(self.dropout1(self.embedding(x)))
         h = self.dropout3(self.lstm2(self.dropout2(h)))
-        found: torch.Tensor = self.out(h.flatten(0, 1)).unflatten(
-            0, x.shape
-        )  # of (n, L, H) vmap makes n products of each client's
+        # of (n, L, H) vmap makes n products of each client's
+        found: torch.Tensor = self.out(h.flatten(0, 1)).unflatten(0, x.shape)
         return found
 
 

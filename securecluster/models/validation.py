@@ -40,9 +40,8 @@ def build(
     make = network(model, objective, classes)
     own_type = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(
-            randomness.integer("model")
-        )  # no device's generator is touched
+        # no device's generator is touched
+        torch.default_generator.manual_seed(randomness.integer("model"))
         torch.set_default_dtype(torch.float32)  # another type draws other numbers
         try:
             module = make(shape, classes)
@@ -206,10 +205,11 @@ def describe(model: str | nn.Module) -> Any:
     if isinstance(model, str):
         return model
     state = hashlib.sha256()
+    # the latter for those that are not persistent
     for name, value in [
         *model.state_dict().items(),
         *model.named_buffers(),
-    ]:  # the latter for those that are not persistent
+    ]:
         known = isinstance(value, torch.Tensor)  # get_extra_state may give anything
         data = (
             value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()

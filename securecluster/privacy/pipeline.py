@@ -167,9 +167,8 @@ class Pipeline:
         self.stages = tuple(stages)
         self.seal, self.fields, self.common = seal, dict(fields or {}), common
         self.guard: ClientNoise | None = None  # at clients, where the run has noise
-        self.private = (
-            False  # whether the run has noise of any kind, so that no error may depend on data
-        )
+        # whether the run has noise of any kind, so that no error may depend on data
+        self.private = False
 
     def arm(self, draws: NoiseStreams) -> None:
         """Hand in what the clients' noise is drawn from."""

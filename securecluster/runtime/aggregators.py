@@ -13,10 +13,11 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Response, Rows
 
+# on a CPU, memory that the allocator reuses and caches hold
 CHUNK_BYTES = {
     "cpu": 1 << 25,
     "cuda": 1 << 28,
-}  # on a CPU, memory that the allocator reuses and caches hold
+}
 
 
 @dataclass(frozen=True, eq=False)

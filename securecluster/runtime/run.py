@@ -145,9 +145,8 @@ class Run:
             self.history.append(line)
             self._checkpoint()
             self._report(line)
-        self._begin(
-            int(total) + 1
-        )  # of the phases that follow, also where the run goes on in the midst of them
+        # of the phases that follow, also where the run goes on in the midst of them
+        self._begin(int(total) + 1)
 
     def _restore_history(self, lines: list[Line]) -> None:
         self.history = lines
@@ -212,9 +211,8 @@ class Run:
     def _load(self, folder: Path) -> None:
         """Go on from the last checkpoint, every part of which must be what was written."""
         for name, appended in self._appended.items():
-            lasting = (
-                appended.recall is not None
-            )  # what stays after a kill stays after a power cut, too
+            # what stays after a kill stays after a power cut, too
+            lasting = appended.recall is not None
             self._logs[name] = Log(folder / f"{name}.jsonl", durable=lasting)
         found = checkpoints(folder)
         self.resumed = bool(found)

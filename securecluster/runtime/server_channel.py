@@ -145,9 +145,8 @@ class ServerChannel:
         )
         reply = self._costs.read(release_of(method), answer.reply, step)
         if not self._recorded_at_once(method):
-            own = not release_of(
-                method
-            ).private  # who trains for itself may have done so though no reply came
+            # who trains for itself may have done so though no reply came
+            own = not release_of(method).private
             self._record(method, GATHER, ready if own else answer.ids, reply, step)
         check_squares(self.round, answer.ids, reply)
         return Replies(answer.ids, cast(A, reply), self._missing(to, answer.ids), step)
@@ -176,21 +175,23 @@ class ServerChannel:
         since members lack the mask seed, waits.
         """
         ready, step = self._open(method, query, to)
+        release = release_of(method)
         group = dict(zip(to, by if by is not None else [0] * len(to), strict=True))
         number = groups if groups is not None else 1 + max(group.values(), default=0)
-        if GATHER not in release_of(method).via:
-            asked, left = Counter(group.values()), Counter(group[i] for i in ready)
-            ready = [i for i in ready if left[group[i]] >= min(MINIMUM, asked[group[i]])]
-        own = [group[i] for i in ready]
-        call = self._call(method, SUM, query, to, ready, step, [own.count(g) for g in own])
-        total = self.aggregator.run(partial(self._exchange, method), call, own, number)
-        rows = self._costs.read(release_of(method), total.rows, step, total.counts)
-        rows = self._in_run_type(release_of(method), rows)
-        if (
-            not self._recorded_at_once(method) and total.ids
-        ):  # the noise is the sum's: of another sum it is another one
-            sums = reply_digests(rows, number)
-            self._record(method, SUM, total.ids, rows, step, [sums[group[i]] for i in total.ids])
+        if GATHER not in release.via:
+            ready = _in_large_groups(ready, group)
+        groups_of_ready = [group[i] for i in ready]
+        members = [groups_of_ready.count(g) for g in groups_of_ready]
+        call = self._call(method, SUM, query, to, ready, step, members)
+        exchange = partial(self._exchange, method)
+        total = self.aggregator.run(exchange, call, groups_of_ready, number)
+        rows = self._costs.read(release, total.rows, step, total.counts)
+        rows = self._in_run_type(release, rows)
+        if total.ids and not self._recorded_at_once(method):
+            # The noise is the sum's: another sum has other noise, so the digest is of the sum.
+            digests = reply_digests(rows, number)
+            own_digests = [digests[group[i]] for i in total.ids]
+            self._record(method, SUM, total.ids, rows, step, own_digests)
         return Sums(total.ids, cast(A, rows), total.counts, self._missing(to, total.ids), step)
 
     def _in_run_type(self, release: Release, rows: A) -> A:
@@ -450,3 +451,18 @@ class ServerChannel:
         if answer.reply is not None:
             check(answer.reply, self.limits.beside(query))
         return answer
+
+
+def _in_large_groups(ready: Sequence[int], group: Mapping[int, int]) -> list[int]:
+    """Return the clients whose group is still large enough for a sum that hides its members.
+
+    A group may have shrunk, since clients without the mask's seed are left out. Members refuse a
+    sum over fewer than `MINIMUM`, unless the group had fewer from the start.
+
+    Args:
+        ready: clients that can answer.
+        group: of every client that was to be asked.
+    """
+    asked = Counter(group.values())
+    left = Counter(group[i] for i in ready)
+    return [i for i in ready if left[group[i]] >= min(MINIMUM, asked[group[i]])]

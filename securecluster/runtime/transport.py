@@ -52,9 +52,8 @@ def random_dropouts(rate: float, randomness: Randomness) -> Callable[[Call], set
     """Each client misses each call with probability `rate`, drawn from (client, method, step), and
     anew when it is asked again.
     """
-    last: dict[
-        tuple[int, str], tuple[int, int]
-    ] = {}  # the step at which a client was last asked, and how often
+    # the step at which a client was last asked, and how often
+    last: dict[tuple[int, str], tuple[int, int]] = {}
 
     def misses(i: int, call: Call) -> bool:
         step, times = last.get((i, call.method), (call.step, 0))

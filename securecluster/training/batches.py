@@ -39,23 +39,49 @@ def packed(
         first: where each client's data begin.
         divisors: of each client's sums of losses, where these are not the sizes of its batches.
     """
-    width = max((len(b) for own in batches for b in own), default=0)
-    index = np.zeros((len(batches[0]), len(batches), width), dtype=np.int64)
+    steps = len(batches[0])
+    width = max((max(map(len, own)) for own in batches if own), default=0)
+    index = np.zeros((steps, len(batches), width), dtype=np.int64)
     weight = np.zeros(index.shape)
     for k, own in enumerate(batches):
-        sizes = np.array([len(batch) for batch in own])
-        filled = np.arange(width) < sizes[:, None]
-        # padding is the client's own: 0 times another's overflow would be NaN
-        index[: len(own), k] = np.array([batch[0] if len(batch) else first[k] for batch in own])[
-            :, None
-        ]
-        index[: len(own), k][filled] = np.concatenate(own)
-        divisor = sizes if divisors is None else np.full(len(own), divisors[k])
-        weight[: len(own), k][filled] = np.repeat(1 / np.maximum(divisor, 1), sizes)
-    active = [sum(len(own) > s for own in batches) for s in range(len(index))]
-    widths = [
-        width if divisors is None else max(len(own[s]) for own in batches[:k])
-        for s, k in enumerate(active)
-    ]
-    placed = torch.as_tensor(index).to(device), torch.as_tensor(weight).to(device, dtype)
-    return Chunk(*placed, active, widths, torch.as_tensor(first, device=device)[:, None])
+        divisor = None if divisors is None else divisors[k]
+        _fill(index[: len(own), k], weight[: len(own), k], own, int(first[k]), divisor)
+    active = [sum(len(own) > step for own in batches) for step in range(steps)]
+    widths = [width] * steps
+    if divisors is not None:  # batches of random sizes
+        widths = [_longest(batches[:count], step) for step, count in enumerate(active)]
+    return Chunk(
+        torch.as_tensor(index).to(device),
+        torch.as_tensor(weight).to(device, dtype),
+        active,
+        widths,
+        torch.as_tensor(first, device=device)[:, None],
+    )
+
+
+def _fill(
+    index: NDArray[np.int64],
+    weight: NDArray[np.float64],
+    batches: Sequence[NDArray[np.int64]],
+    first: int,
+    divisor: int | None,
+) -> None:
+    """Write one client's batches into its rows (S, B) of the table, in place.
+
+    Args:
+        first: where the client's data begin.
+        divisor: of its sums of losses; None divides each batch's by its size.
+    """
+    sizes = np.array([len(batch) for batch in batches])
+    filled = np.arange(index.shape[1]) < sizes[:, None]
+    # Padding is the client's own sample: 0 times another client's overflow would be NaN.
+    padding = [batch[0] if len(batch) else first for batch in batches]
+    index[:] = np.array(padding)[:, None]
+    index[filled] = np.concatenate(batches)
+    divisors = sizes if divisor is None else np.full(len(batches), divisor)
+    weight[filled] = np.repeat(1 / np.maximum(divisors, 1), sizes)
+
+
+def _longest(batches: Sequence[Sequence[NDArray[np.int64]]], step: int) -> int:
+    """Return the size of the largest batch of a step."""
+    return max(len(own[step]) for own in batches)

@@ -140,6 +140,5 @@ def _whole(value: object) -> bool:
     return isinstance(value, Integral) and int(value) >= 1
 
 
-FULL_GRADIENT = LocalTraining(
-    lr=1.0, epochs=1, batch_size=1 << 62, dropout=False
-)  # one step over all samples: θ − ∇r(θ)
+# one step over all samples: θ − ∇r(θ)
+FULL_GRADIENT = LocalTraining(lr=1.0, epochs=1, batch_size=1 << 62, dropout=False)

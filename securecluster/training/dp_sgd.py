@@ -69,9 +69,8 @@ class DPSGDState:
         ]
         self._steps = 0
         d = weights.shape[1]
-        reach = [
-            plan.clip / min(plan.batch_size, n) for n in sizes
-        ]  # of a sum, in the unit of a mean gradient
+        # of a sum, in the unit of a mean gradient
+        reach = [plan.clip / min(plan.batch_size, n) for n in sizes]
         self._grid = [spacing(plan.noise, r, d) for r in reach] if plan.noise else []
         self._sigma = [deviation(plan.noise, r, d) for r in reach] if plan.noise else []
         self._room = torch.empty_like(weights)
@@ -95,9 +94,8 @@ class DPSGDState:
         """
         grid = self._grid[: len(sums)]
         spacings = sums.new_tensor(grid)[:, None]
-        sums.div_(spacings).round_().mul_(
-            spacings
-        )  # exact: a power of two, and no more bits than there were
+        # exact: a power of two, and no more bits than there were
+        sums.div_(spacings).round_().mul_(spacings)
         about = f"step {self._steps} ".encode()
         seeds = [
             _keyed(secret, about, row) for secret, row in zip(self._secrets, sums, strict=False)
@@ -164,9 +162,8 @@ def _digests(weights: torch.Tensor, plan: LocalTraining) -> Iterator[bytes]:
     neighbour's, and how it trains.
     """
     plain = astuple(plan)[:-1]  # without keep_momentum, which DP-SGD has not
-    values = [
-        v if v is None or isinstance(v, str | bool) else float(v) for v in plain
-    ]  # numpy's numbers are the same numbers
+    # numpy's numbers are the same numbers
+    values = [v if v is None or isinstance(v, str | bool) else float(v) for v in plain]
     training, found = json.dumps(values).encode(), b""
     for k, row in enumerate(weights):
         if not k or not torch.equal(row, weights[k - 1]):
@@ -209,29 +206,41 @@ def _one_by_one(
     """Add the clipped and weighted gradients to `total`, by name: `block` examples at a time, each
     as a client with one sample.
     """
-    if len(x) > 1 and block < FEW * x.shape[1]:  # their weights need no copies one client at a time
-        for c in range(len(x)):
+    clients, most_examples = weight.shape
+    if clients > 1 and block < FEW * most_examples:
+        # One client at a time: its examples share its weights, which need no copies.
+        for c in range(clients):
             one = slice(c, c + 1)
-            mine = [{name: v[one] for name, v in views.items()} for views in (params, total)]
+            own_params = {name: value[one] for name, value in params.items()}
+            own_total = {name: value[one] for name, value in total.items()}
             own_keys = None if keys is None else keys[one]
-            _one_by_one(model, mine[0], x[one], y[one], weight[one], own_keys, clip, mine[1], block)
+            own_samples = x[one], y[one], weight[one], own_keys
+            _one_by_one(model, own_params, *own_samples, clip, own_total, block)
         return
     owners, places = weight.nonzero(as_tuple=True)
     for first in range(0, len(owners), block):
-        i, j = owners[first : first + block], places[first : first + block]
-        own = {
-            name: p.expand(len(i), *p.shape[1:]) if len(p) == 1 else p[i]
-            for name, p in params.items()
-        }
-        ones = weight.new_ones(len(i), 1)
+        owner, place = owners[first : first + block], places[first : first + block]
+        example_keys_of_block = None if keys is None else keys[owner, place]
         gradients = model.gradients(
-            own, x[i, j][:, None], y[i, j][:, None], ones, None if keys is None else keys[i, j]
+            _weights_of(params, owner),
+            x[owner, place][:, None],
+            y[owner, place][:, None],
+            weight.new_ones(len(owner), 1),
+            example_keys_of_block,
         )
-        found, factors = clipped(
-            {name: Each.of(g) for name, g in gradients.items()}, weight[i, j][None], clip
-        )
+        examples = {name: Each.of(gradient) for name, gradient in gradients.items()}
+        found, factors = clipped(examples, weight[owner, place][None], clip)
         for name, each in found.items():
-            if len(x) == 1:
+            if clients == 1:
                 each.add_to(total[name], factors)
             else:
-                each.deal_to(total[name], factors, i)
+                each.deal_to(total[name], factors, owner)
+
+
+def _weights_of(params: Params, owner: torch.Tensor) -> Params:
+    """Return the weights (n, …) that n examples meet; `owner` is each one's client."""
+    found = {}
+    for name, value in params.items():
+        shared = len(value) == 1
+        found[name] = value.expand(len(owner), *value.shape[1:]) if shared else value[owner]
+    return found

@@ -58,9 +58,8 @@ class _Task:
     scale: Sequence[float] | None
     out: torch.Tensor  # (len(who), d)
     largest: int  # clients of a chunk
-    jobs: deque[
-        list[int] | None
-    ]  # chunks, then a None for each worker: so it is empty only when all are to stop
+    # chunks, then a None for each worker: so it is empty only when all are to stop
+    jobs: deque[list[int] | None]
 
 
 class LocalTrainer:
@@ -96,20 +95,24 @@ class LocalTrainer:
         self._momenta: Momenta | None = None  # made by the first training that keeps its momentum
         self._randomness, self.secret = randomness, secret
         shards = [federation.shards[k] for k in here]
-        kept = [self._kept(i, len(s.y), aside) for i, s in zip(self.ids, shards, strict=True)]
-        self.sizes, self.aside = [int(k.sum()) for k in kept], [int((~k).sum()) for k in kept]
-        trained = [
-            (s.x, s.y) if k.all() else (s.x[k], s.y[k]) for s, k in zip(shards, kept, strict=True)
-        ]  # no copy of whole shards
-        apart = [(s.x[~k], s.y[~k]) for s, k in zip(shards, kept, strict=True)]
-        self._train_on, self._aside_on = (
-            Samples.of([x for x, _ in p], [y for _, y in p], device, self.dtype)
-            for p in (trained, apart)
-        )
-        self._test_on = Samples.of(
-            [s.x_test for s in shards], [s.y_test for s in shards], device, self.dtype
-        )
-        self._x, self._y, self._offsets = self._train_on.x, self._train_on.y, self._train_on.offsets
+        trained: list[tuple[Any, Any]] = []
+        validated: list[tuple[Any, Any]] = []
+        for client, shard in zip(self.ids, shards, strict=True):
+            kept = self._kept(client, len(shard.y), aside)
+            whole = bool(kept.all())  # no copy of whole shards
+            trained.append((shard.x, shard.y) if whole else (shard.x[kept], shard.y[kept]))
+            validated.append((shard.x[~kept], shard.y[~kept]))
+        self.sizes = [len(y) for _, y in trained]
+        self.aside = [len(y) for _, y in validated]
+        self._train_on = self._samples(trained)
+        self._aside_on = self._samples(validated)
+        self._test_on = self._samples([(shard.x_test, shard.y_test) for shard in shards])
+        self._x, self._y = self._train_on.x, self._train_on.y
+        self._offsets = self._train_on.offsets
+
+    def _samples(self, parts: Sequence[tuple[Any, Any]]) -> Samples:
+        """Return every client's samples (x, y) on the trainer's device."""
+        return Samples.of([x for x, _ in parts], [y for _, y in parts], self.device, self.dtype)
 
     def train(
         self,
@@ -402,6 +405,5 @@ def _each_in_a_thread(
     finally:
         jobs.clear()  # after an error or an interrupt the others end with the step they are at
         pool.shutdown()
-        torch.set_num_threads(
-            threads
-        )  # the number is the process's, not the thread's, for threads that start later
+        # the number is the process's, not the thread's, for threads that start later
+        torch.set_num_threads(threads)

@@ -64,9 +64,8 @@ def test_the_run_folder_holds_what_the_contract_says(
     assert not list(out.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize(
-    "protocol", sorted(set(PROTOCOLS) - {"nsim"})
-)  # which needs positions: see tests/app/test_nsim_run.py
+# which needs positions: see tests/app/test_nsim_run.py
+@pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - {"nsim"}))
 def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path) -> None:
     longer = [*SMALL, "--rounds", "12", "--epochs", "1"]  # some methods cluster after ten rounds
     assert main(["run", protocol, *longer, "--quiet", "--out", str(tmp_path / "r")]) == 0

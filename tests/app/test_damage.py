@@ -112,9 +112,8 @@ def test_a_stopped_run_goes_on_from_whole_files_alone(
     stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(stopped, tmp_path / "run")
-    wanted = [
-        p for p in files_of(folder) if not p.stem.isdigit()
-    ]  # frames are read by replay alone
+    # frames are read by replay alone
+    wanted = [p for p in files_of(folder) if not p.stem.isdigit()]
     names = {p.name for p in wanted}
     assert {
         "config.json",
@@ -177,9 +176,8 @@ def test_a_protocol_is_loaded_from_whole_files_alone(ended: Path, tmp_path: Path
     assert CFL.load(folder).transcript_.mode == "full"
     index = folder / "transcript" / "index.jsonl"
     whole = index.read_bytes()
-    for (
-        damage
-    ) in DAMAGES.values():  # a transcript that lost its index would say that nobody saw anything
+    # a transcript that lost its index would say that nobody saw anything
+    for damage in DAMAGES.values():
         damaged = damage(whole, draw)
         index.unlink()
         if damaged is not None:

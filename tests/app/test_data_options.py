@@ -73,9 +73,10 @@ def test_options_make_the_scenario_they_name() -> None:
         == dealt(Dirichlet(5.0))
         != digest(scenario="dirichlet")
     )
+    # a list, as a run folder has it
     assert digest(scenario="tasks", minority=0.3, task_sizes=[2.0, 1.0]) == dealt(
         Tasks(0.3, (2.0, 1.0))
-    )  # a list, as a run folder has it
+    )
     assert digest(scenario="rotation+dirichlet", clusters=2, alpha=5.0) == dealt(
         Rotation(2) + Dirichlet(5.0)
     )

@@ -207,9 +207,8 @@ def test_servers_are_told_apart(tmp_path: Path) -> None:
         assert (tmp_path / "r" / picture).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.filterwarnings(
-    "ignore::securecluster.SecureClusterWarning"
-)  # such a threshold warns, too
+# such a threshold warns, too
+@pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")
 @pytest.mark.parametrize(
     ("at", "said"),
     [("0.0001", r"λ 0\.0001 joins nobody: the nearest models are \S+ apart"), ("99", r"λ 99$")],

@@ -67,9 +67,8 @@ def test_a_signal_while_the_program_is_loaded_is_a_word(delay: float, tmp_path: 
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     stopped = (130, -signal.SIGINT)  # which a shell calls 130, too
-    if (
-        b"Traceback" in said
-    ):  # Python itself was still starting, which ends with 1 while it imports site
+    # Python itself was still starting, which ends with 1 while it imports site
+    if b"Traceback" in said:
         assert process.returncode in (1, *stopped)
         assert b"/securecluster/" not in said, said
     else:

@@ -31,6 +31,5 @@ def test_every_pair_is_judged_on_the_clustering_rounds_updates(small: Federation
     rows = updates(small, 2)
     merges = np.array(FLHC(rounds=3, pre_rounds=2).fit(small).history_[2]["merges"])
     units = torch.nn.functional.normalize(rows.double(), dim=1)
-    assert np.isclose(
-        merges[0, 2], float(torch.pdist(units).min()), rtol=1e-5
-    )  # ward merges the closest two first
+    # ward merges the closest two first
+    assert np.isclose(merges[0, 2], float(torch.pdist(units).min()), rtol=1e-5)

@@ -144,9 +144,8 @@ def test_cells_cover_what_the_paper_compares() -> None:
 
 
 def test_what_true_statistics_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = nsim_runs.synthetic_users(
-        14, 5
-    )  # there are six persons in the small set, too few to learn from
+    # there are six persons in the small set, too few to learn from
+    real = nsim_runs.synthetic_users(14, 5)
     monkeypatch.setattr(nsim_ceiling, "real_users", lambda clients, seed: real)
     monkeypatch.setattr(nsim_runs, "real_users", lambda clients, seed: real)
     cells = [

@@ -264,9 +264,8 @@ def test_noise_multipliers_are_those_of_the_gaussian_mechanism() -> None:
             float(normal.cdf(torch.tensor(sign * 0.5 / z - e * z, dtype=torch.float64)))
             for sign in (1, -1)
         )
-        assert (
-            9.7e-6 < above - np.exp(e) * below <= 1.0001e-5
-        )  # Balle & Wang 2018, eq. 6: never more than δ
+        # Balle & Wang 2018, eq. 6: never more than δ
+        assert 9.7e-6 < above - np.exp(e) * below <= 1.0001e-5
         assert oneshot_noise.priced(z) == pytest.approx(e, rel=1e-3)
 
 

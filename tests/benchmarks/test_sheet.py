@@ -119,6 +119,7 @@ def test_no_cell_starts_once_the_budget_is_spent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def seconds() -> Iterator[float]:
+        # the budget's start; two cells of 50 and 60 s; then two looks past 120 s
         yield from (
             0,
             0,
@@ -127,7 +128,7 @@ def test_no_cell_starts_once_the_budget_is_spent(
             110,
             130,
             130,
-        )  # the budget's start; two cells of 50 and 60 s; then two looks past 120 s
+        )
 
     ticks, first = seconds(), Measure()
     Sheet("s", tmp_path).fill(CELLS, first, minutes=2, clock=lambda: next(ticks))

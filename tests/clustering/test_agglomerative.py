@@ -58,9 +58,8 @@ def test_a_cut_is_scipys(m: int, seed: int, kind: str, quantile: float) -> None:
     np.testing.assert_allclose(tree, linkage(points, kind), rtol=1e-9)
     at = float(np.quantile(tree[:, 2], quantile))
     monotone = tree.copy()
-    monotone[:, 2] = np.maximum.accumulate(
-        tree[:, 2]
-    )  # scipy's fcluster is undefined where heights fall
+    # scipy's fcluster is undefined where heights fall
+    monotone[:, 2] = np.maximum.accumulate(tree[:, 2])
     found = cut(tree, at)
     assert partition(found) == partition(fcluster(monotone, at, "distance"))
     firsts = [found.index(c) for c in range(max(found) + 1)]
@@ -98,9 +97,8 @@ def test_other_metrics_are_scikit_learns_too(metric: str, kind: str) -> None:
 
 
 def test_inversions_of_centroid_linkage_still_give_partitions() -> None:
-    points = np.array(
-        [[0, 0], [1, 0], [0.5, 0.9], [5, 5.0]]
-    )  # the third is nearer to the middle of two than they are to each other
+    # the third is nearer to the middle of two than they are to each other
+    points = np.array([[0, 0], [1, 0], [0.5, 0.9], [5, 5.0]])
     tree = merges(apart(points), "centroid")
     assert tree[1, 2] < tree[0, 2]
     assert heights(tree).tolist() == [1.0, 1.0, pytest.approx(float(tree[2, 2]))]
@@ -147,9 +145,8 @@ def test_identical_updates_and_ties_are_never_parted(kind: str) -> None:
     for m in (2, 3, 8, 21):
         for distance in (np.zeros((m, m)), 1 - np.eye(m), 1e-300 * (1 - np.eye(m))):
             tree = merges(distance, kind)
-            if (
-                kind in EUCLIDEAN and distance.any()
-            ):  # equal distances, but merged points lie at other heights
+            # equal distances, but merged points lie at other heights
+            if kind in EUCLIDEAN and distance.any():
                 continue
             assert cut(tree, threshold(tree, 1.2)) == [0] * m
     twins = apart(np.repeat(np.eye(4), 3, axis=0))

@@ -34,10 +34,11 @@ def exact(rows: torch.Tensor, metric: str) -> np.ndarray:
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 60), st.sampled_from(METRICS))
 def test_distances_are_scipys(seed: int, m: int, d: int, metric: str) -> None:
+    # float32 rows are compared as the float64 numbers they are
     for dtype in (
         torch.float64,
         torch.float32,
-    ):  # float32 rows are compared as the float64 numbers they are
+    ):
         rows = rows_of(seed, m, d, dtype)
         found = distances(rows, metric)
         assert found.dtype == torch.float64 and found.shape == (m, m)
@@ -134,9 +135,8 @@ def test_the_known_noise_comes_off(metric: str) -> None:
             distances(loud, metric, sigma**2 * d),
         )
     )
-    scatter = (
-        sigma**2 * d**0.5 / (13 if metric == "cosine" else true.min() / 2**0.5)
-    )  # standard deviation of what noise does, about
+    # standard deviation of what noise does, about
+    scatter = sigma**2 * d**0.5 / (13 if metric == "cosine" else true.min() / 2**0.5)
     assert (
         np.abs(found - true).max() < 6 * scatter
         and np.abs((found - true).mean()) < scatter < np.abs(raw - true).min() / 5

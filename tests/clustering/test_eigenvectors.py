@@ -133,9 +133,8 @@ def test_the_same_bits_every_time() -> None:
     x = data(4, 2000, 1100)  # through the features, as p is small against both sides
     one, two = top(x, 5), top(x.clone(), 5)
     assert torch.equal(one[0], two[0]) and torch.equal(one[1], two[1])
-    low = torch.outer(
-        torch.arange(1.0, 1201), torch.arange(1.0, 1101)
-    )  # of rank 1, where ARPACK has to start again
+    # of rank 1, where ARPACK has to start again
+    low = torch.outer(torch.arange(1.0, 1201), torch.arange(1.0, 1101))
     one, two = top(low, 5), top(low.clone(), 5)
     torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
     assert one[0].count_nonzero() == 1

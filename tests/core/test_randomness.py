@@ -58,9 +58,8 @@ def test_streams_of_neighbouring_paths_are_uncorrelated_and_uniform() -> None:
     table = np.stack([Randomness(0).generator("client", k).random(2000) for k in range(8)])
     assert np.abs(np.corrcoef(table) - np.eye(8)).max() < 0.1
     counts = np.histogram(table, bins=16, range=(0, 1))[0]
-    assert (
-        (counts - 1000) ** 2 / 1000
-    ).sum() < 45  # chi-square, 15 degrees of freedom: p < 1e-4 above
+    # chi-square, 15 degrees of freedom: p < 1e-4 above
+    assert ((counts - 1000) ** 2 / 1000).sum() < 45
 
 
 @settings(deadline=None, max_examples=60)
@@ -77,9 +76,8 @@ def test_integers_use_all_their_bits_and_keys_are_pinned() -> None:
     assert all(
         any(n >> bit & 1 for n in seen) and any(not n >> bit & 1 for n in seen) for bit in range(63)
     )
-    assert (
-        Randomness(0).key("client", 1).hex() == PINNED
-    )  # a change would break the resumption of older runs
+    # a change would break the resumption of older runs
+    assert Randomness(0).key("client", 1).hex() == PINNED
 
 
 PINNED = "349967e6bb28547552486903bf150353891959a99f12bf06f2f2ca98fb782138"

@@ -115,9 +115,8 @@ def test_the_true_clusters_match_the_labels(
     held = [set(s.y.tolist()) for s in federation.shards]
     for (train, _), shard in zip(hands(federation), federation.shards, strict=True):
         assert np.array_equal(source.train.y[train], shard.y)  # labels belong to their images
-        if not isinstance(
-            kind, Iid | Dirichlet
-        ):  # where each client has a few labels, held-out samples have no other
+        # where each client has a few labels, held-out samples have no other
+        if not isinstance(kind, Iid | Dirichlet):
             assert set(shard.y_test.tolist()) <= set(shard.y.tolist())
     same = [[a == b for b in federation.truth] for a in federation.truth]
     if isinstance(kind, Pathological):
@@ -133,9 +132,8 @@ def test_the_true_clusters_match_the_labels(
         assert same == [[a == b for b in low] for a in low]
     elif isinstance(kind, Dirichlet):
         shares = [np.bincount(s.y, minlength=10) for s in federation.shards]
-        close = [
-            [bool(np.abs(a - b).max() <= 1) for b in shares] for a in shares
-        ]  # equal up to rounding
+        # equal up to rounding
+        close = [[bool(np.abs(a - b).max() <= 1) for b in shares] for a in shares]
         assert same == close
 
 
@@ -202,9 +200,8 @@ def test_shards_are_cut_from_sorted_labels_as_printed(toy: Toy) -> None:
     )
     assert {len(s.y) for s in federation.shards} == {60}
     kinds = [len(set(s.y.tolist())) for s in federation.shards]
-    assert (
-        set(kinds) <= {1, 2} and np.mean(kinds) > 1.4
-    )  # 60 samples of a label are exactly two shards of 30, dealt at random
+    # 60 samples of a label are exactly two shards of 30, dealt at random
+    assert set(kinds) <= {1, 2} and np.mean(kinds) > 1.4
     assert sum(np.bincount(s.y, minlength=10) for s in federation.shards).tolist() == [60] * 10
     assert all(c % 30 == 0 for s in federation.shards for c in np.bincount(s.y))
     with pytest.raises(
@@ -253,9 +250,8 @@ def test_tasks_have_the_papers_clients_minority_and_sizes(
         assert len(shard.y) == n and abs(len(shard.y_test) - n / 4) <= 0.5
         for y in (shard.y, shard.y_test):
             outside = ~np.isin(y, UNEVEN[task].labels)
-            assert (
-                abs(outside.sum() - minority * len(y)) <= 2
-            )  # a share of some labels, each rounded to whole samples
+            # a share of some labels, each rounded to whole samples
+            assert abs(outside.sum() - minority * len(y)) <= 2
             if not minority:
                 assert not outside.any()
 
@@ -326,9 +322,8 @@ def test_overlapping_clients_share_samples_but_never_train_on_what_is_held_out(
     parts = list(hands(replaced(federation)))
     assert all(len(set(hand)) == len(hand) for pair in parts for hand in pair)
     train, held = ({row for pair in parts for row in pair[k]} for k in (0, 1))
-    assert (
-        not train & held and 500 < len(train) < 16 * 120
-    )  # each client draws anew from what there is
+    # each client draws anew from what there is
+    assert not train & held and 500 < len(train) < 16 * 120
     assert {len(t) for t, _ in parts} == {120}
     with pytest.raises(UsageError, match="say how many"):
         Federation.simulate(toy(1000, test=test), scenario=kind, clients=4, seed=0)

@@ -233,9 +233,8 @@ def test_the_articles_are_as_their_readme_says(real_data: Path) -> None:
         tokens = pool.read(np.arange(len(pool.y)))
         for topic in ("World", "Sports", "Business", "Sci/Tech"):
             ends = int((tokens[pool.groups == topic] == 1).sum())
-            assert each - 1 <= ends <= each, (
-                topic
-            )  # the last article may end in the rest that makes no window
+            # the last article may end in the rest that makes no window
+            assert each - 1 <= ends <= each, topic
     assert (found.train.y == 0).mean() < 0.25 and set(np.unique(found.train.y).tolist()) == set(
         range(2000)
     )

@@ -95,10 +95,11 @@ def test_roles_are_cut_into_windows_whose_every_place_predicts_the_next(folder: 
         ]
         if len(cut) >= 5:
             expected[role] = cut
+    # the clown lacks one character for his fifth window
     assert set(expected) == {
         "HAMLET_HAM",
         "HAMLET_GHOST",
-    }  # the clown lacks one character for his fifth window
+    }
     for role, cut in expected.items():
         own = found.train.owners == role
         assert [
@@ -183,12 +184,13 @@ def test_words_are_without_raw_marks(raw: str, expected: str) -> None:
 
 def test_the_vocabulary_is_the_most_frequent_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "WORDS", 5)
+    # b before d
     assert vocabulary([["b", "a", "c", "\n"], ["c", "a", "d", "c", "\n", "\n"]]) == {
         "\n": 1,
         "c": 2,
         "a": 3,
         "b": 4,
-    }  # b before d
+    }
     assert vocabulary([["x"]]) == {"\n": 1, "x": 2}
 
 

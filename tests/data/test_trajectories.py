@@ -53,9 +53,8 @@ def write_mobility(
                             leg,
                         )
                     )
-            time += (
-                10 * length
-            )  # the next leg starts ten seconds after, and is another one all the same
+            # the next leg starts ten seconds after, and is another one all the same
+            time += 10 * length
     draw.shuffle(rows)
     names = ("user_id", "t", "x", "y", "leg")
     columns: dict[str, Any] = {

@@ -212,9 +212,8 @@ def test_auto_is_the_network_that_suits_the_data_and_brings_its_learning_rate() 
         for kind, classes in ((image, 10), (text, 77), (text, 2000), (track, 2))
     ]
     assert found == ["mlp", "lstm-chars", "lstm-words", "lstm-trajectory"]
-    assert (
-        architectures.chosen("linear", text, 77) == "linear"
-    )  # which is refused by name later, not replaced
+    # which is refused by name later, not replaced
+    assert architectures.chosen("linear", text, 77) == "linear"
     assert (
         architectures.rate("auto", image, 10, "sgd")
         == 0.2

@@ -56,9 +56,8 @@ def test_initial_weights_follow_the_seed_alone(name: str) -> None:
     torch.manual_seed(4)
     assert torch.equal(one, validation.build(name, IMAGE, 3, Randomness(0)).initial())
     assert not torch.equal(one, validation.build(name, IMAGE, 3, Randomness(1)).initial())
-    assert (
-        one.unique().numel() > len(one) // 3
-    )  # float32 has few values near 0, and group norm starts at 1
+    # float32 has few values near 0, and group norm starts at 1
+    assert one.unique().numel() > len(one) // 3
 
 
 @pytest.mark.parametrize("name", architectures.IMAGES)
@@ -527,9 +526,8 @@ def test_what_is_frozen_is_not_drawn_and_what_is_tied_is_drawn_by_its_first_owne
 def test_a_whole_draws_over_what_its_parts_drew() -> None:
     flat = FlatModel(_Attending())
     views = flat.views(flat.redrawn(Randomness(0), "a"))
-    assert not views[
-        "attention.out_proj.bias"
-    ].any()  # set to 0 by the attention, to random numbers by its part
+    # set to 0 by the attention, to random numbers by its part
+    assert not views["attention.out_proj.bias"].any()
     assert views["attention.in_proj_weight"].std() > 0
 
 

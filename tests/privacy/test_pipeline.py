@@ -47,9 +47,8 @@ def test_the_legal_orders_are_the_ordered_subsets_whose_noise_has_a_clip() -> No
             with pytest.raises(UsageError) as caught:
                 Pipeline(stages)
             assert "\n" not in str(caught.value)
-    assert (
-        len(legal) == 1 + 4 + (10 - 3) + (10 - 3) + 1
-    )  # none, one, two, three and five of five; noise alone or without clip is out
+    # none, one, two, three and five of five; noise alone or without clip is out
+    assert len(legal) == 1 + 4 + (10 - 3) + (10 - 3) + 1
     assert tuple(Kind) in legal
 
 

@@ -134,9 +134,8 @@ def check_resume(make: Make, federation: Federation, folder: Path, **params: Any
         assert resumed.bytes_ == whole.bytes_
         assert resumed.server_state_ == whole.server_state_
         assert resumed.transcript_.entries == whole.transcript_.entries
-        again = make(rounds=4, **params).fit(
-            federation, settings, folder=home
-        )  # as after a kill just before the end
+        # as after a kill just before the end
+        again = make(rounds=4, **params).fit(federation, settings, folder=home)
         assert again.server_state_ == whole.server_state_
         assert torch.equal(again.client_models_.values, whole.client_models_.values)
         assert again.bytes_ == whole.bytes_

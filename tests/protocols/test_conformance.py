@@ -39,9 +39,8 @@ from securecluster.training.local_trainer import LocalTrainer
 MASKS = ("permutation", "signed-permutation", "rotation", "haar")
 AVERAGING = (CFL, FLHC, FedAvg, FineTune, IFCA, LocalKMeans, NSIM, OneShot, RandomClusters, SRFCA)
 MASKED = [(protocol, mask) for protocol in AVERAGING for mask in ("none", *MASKS)]
-ONE_MODEL = [
-    (p, mask) for p, mask in MASKED if p not in (FineTune, IFCA, SRFCA)
-]  # several models, or restarts: see their own tests
+# several models, or restarts: see their own tests
+ONE_MODEL = [(p, mask) for p, mask in MASKED if p not in (FineTune, IFCA, SRFCA)]
 EVERY = [*MASKED, (Local, "none")]
 
 
@@ -148,9 +147,8 @@ def test_masked_updates_are_not_the_updates_and_change_their_order_each_round(
     dead = [(update == 0).all(0) for update in plain]  # weights of pixels that are always empty
     zeros = [(update == 0).all(0) for update in masked]
     assert [int(z.sum()) for z in zeros] == [int(d.sum()) for d in dead]
-    assert (
-        dead[0] == dead[1]
-    ).float().mean() > 0.99  # they stay where they are; a fresh map moves them
+    # they stay where they are; a fresh map moves them
+    assert (dead[0] == dead[1]).float().mean() > 0.99
     assert (zeros[0] == zeros[1]).float().mean() < 0.8
 
 
@@ -441,9 +439,8 @@ def test_about_so_many_rows_are_on_the_wire(
     row = 4 * fitted.client_models_.table.shape[1]
     sent = fitted.bytes_["up"] + fitted.bytes_["down"]
     told = made.vectors_per_round * row * len(small) * made.total
-    assert (
-        0.6 * told <= sent <= 1.2 * told + 1000 * len(small) * made.total
-    )  # besides rows: headers, choices, the tree
+    # besides rows: headers, choices, the tree
+    assert 0.6 * told <= sent <= 1.2 * told + 1000 * len(small) * made.total
 
 
 def test_clients_that_are_no_federation_are_refused(small: Federation) -> None:
@@ -458,9 +455,8 @@ def test_clients_that_are_no_federation_are_refused(small: Federation) -> None:
 
 @pytest.mark.parametrize("params", [{"eps1": np.inf}, {"eps2": np.inf}])
 def test_what_is_not_finite_is_no_bound(params: dict[str, Any], small: Federation) -> None:
-    with pytest.raises(
-        UsageError, match="finite"
-    ):  # a configuration is JSON, which has no infinity
+    # a configuration is JSON, which has no infinity
+    with pytest.raises(UsageError, match="finite"):
         CFL(**params).fit(small)
     with pytest.raises(UsageError, match="finite"):
         FLHC(threshold=np.inf).fit(small)

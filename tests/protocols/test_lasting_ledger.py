@@ -204,9 +204,8 @@ def test_two_trainings_in_the_same_batches_are_priced_as_if_these_were_known() -
     assert second.again
     both = Ledger([first, second], samples).price(1e-5).epsilon
     assert both > Ledger([first, replace(second, again=False)], samples).price(1e-5).epsilon
-    assert both > gaussian_epsilon(
-        math.sqrt(10) / 2.0, 1e-5
-    )  # five steps each, on examples that are known to be in them
+    # five steps each, on examples that are known to be in them
+    assert both > gaussian_epsilon(math.sqrt(10) / 2.0, 1e-5)
 
 
 @pytest.mark.parametrize("way", [CLIENT, EXAMPLE])

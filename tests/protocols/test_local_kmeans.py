@@ -73,9 +73,8 @@ def test_clusters_go_on_by_weighted_averages_from_the_mean_of_their_models(
     cohort = made.build_client(three, DOUBLE).client.cohort
     start = made.fit(three, DOUBLE).client_models_.values.clone()
     fitted = made.set_params(rounds=4).fit(three, DOUBLE)
-    updates = cohort.train(
-        Rows(start), range(9), made.training({"lr": 0.2}), 5
-    )  # three calls to train alone, one to hand in
+    # three calls to train alone, one to hand in
+    updates = cohort.train(Rows(start), range(9), made.training({"lr": 0.2}), 5)
     for i in range(9):
         peers = [j for j in range(9) if fitted.labels_[j] == fitted.labels_[i]]
         mean = np.average(updates[peers].numpy(), axis=0, weights=[cohort.sizes[j] for j in peers])
@@ -125,13 +124,13 @@ def test_who_never_hands_in_goes_on_alone(mask: str, three: Federation) -> None:
     assert state.labels[4] == 3 and state.labels.count(3) == 1
     assert sum(e.method == "send_model" for e in transcript.entries) == 5
     cohort, theta = endpoint.client.cohort, endpoint.client.cohort.start
+    # the calls to hand in count as one; each later round has one to train alone and one to train
+    # together
     for step in (
         1,
         2,
         4,
         6,
-        # the calls to hand in count as one; each later round has one to train alone and one to train
-        # together
     ):
         theta = theta + cohort.train(Rows(theta[None]), [4], made.training({"lr": 0.2}), step)[0]
     torch.testing.assert_close(made.final(endpoint.client, state).row(4), theta, rtol=0, atol=1e-9)

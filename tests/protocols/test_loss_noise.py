@@ -35,9 +35,8 @@ from securecluster.protocols.srfca.server import cross_losses
 from securecluster.runtime.endpoint import CallContext, config_hash
 from securecluster.runtime.transport import InProcess
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::securecluster.SecureClusterWarning"
-)  # a threshold may join nobody under noise
+# a threshold may join nobody under noise
+pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")
 FULL = Settings(transcript="full")
 Drawn = list[tuple[int, str, int, bytes]]
 
@@ -350,9 +349,8 @@ def test_asked_the_same_again_a_client_says_the_same_and_asked_anew_it_draws_ane
     ]
     assert torch.equal(told[0], told[1]) and not bool((told[0] == told[2]).any())
     assert drawn[:6] == drawn[6:12] != drawn[12:]
-    other = method("ifca", mask="none", starts=1).build_client(
-        small, Settings(dtype="float64")
-    )  # after a restart
+    # after a restart
+    other = method("ifca", mask="none", starts=1).build_client(small, Settings(dtype="float64"))
     assert torch.equal(
         ask(made, small, other, "least", query, tuple(range(6)), 1, "sum").loss.values, told[0]
     )
@@ -459,10 +457,11 @@ def test_newcomers_go_to_the_nearest_centre_whose_noise_is_known(small: Federati
     d, blur = 650, net.noise("delta")
     assert blur == pytest.approx(0.7**2 * d, rel=3e-3)
     centres = torch.zeros(2, d)
+    # of one member and of five, at 2 and 3 without noise
     centres[0, 0], centres[1, 1] = (
         math.sqrt(blur / 1 + 4),
         math.sqrt(blur / 5 + 9),
-    )  # of one member and of five, at 2 and 3 without noise
+    )
     labels = [0, 1, 1, 1, 1, 1]
     state = LocalState(labels, PendingUpdates.start(6, fresh=False), 1, centres)
     rows = Update(Rows(torch.zeros(1, d)), None)
@@ -494,9 +493,8 @@ def test_what_is_heard_of_one_shot_models_is_what_was_told_with_noise(
     )
     client.displaced = lambda at: Update(Rows(client.models.values - client.cohort.start), None)
     net, rows, step = relay(made, small, endpoint)
-    judged = client.cohort.losses(
-        client.cohort.start + rows, range(6), 2.0
-    )  # each its own, too, as it was handed in
+    # each its own, too, as it was handed in
+    judged = client.cohort.losses(client.cohort.start + rows, range(6), 2.0)
     sizes = np.array(client.cohort.sizes)[:, None] if unit == "example" else 1.0
     for _ in range(40):
         ids, apart = cross_losses(net, tuple(range(6)), rows, step)

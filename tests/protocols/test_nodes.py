@@ -125,12 +125,13 @@ KEPT = {
     )
 }
 LASTING = [(name, "none") for name in KEPT]
+# variants of methods that are tried without a mask
 MASKED_ONLY = (
     "cfl gradient",
     "cfl compress",
     "flhc 4bit",
     "nsim apart",
-)  # variants of methods that are tried without a mask
+)
 PLAIN = [(name, "none") for name in CASES if name not in MASKED_ONLY]
 EVERY = [*PLAIN, *((name, "permutation") for name in CASES if name != "local")]
 TURNED = [("cfl sketch", "rotation"), ("sr-fca l2", "rotation")]
@@ -190,9 +191,8 @@ def endpoint_of(
 ) -> Endpoint[Any]:
     """The endpoint of a node that has its own data and the configuration alone."""
     randomness, pipeline = Randomness(config["seed"]), made.pipeline(config)
-    identity = partial(
-        Identity.derived, randomness
-    )  # of an enrolled client, whose keys are its own all the same
+    # of an enrolled client, whose keys are its own all the same
+    identity = partial(Identity.derived, randomness)
     own = KeyRing(
         config_hash(config),
         randomness if simulated else None,
@@ -533,9 +533,8 @@ def test_keys_of_the_operating_system_are_kept_too(
     """
     found = []
     for amnesic in (False, True):
-        draws = np.random.default_rng(
-            7
-        )  # stands for the system's, so that both runs have the same keys if these are drawn once
+        # stands for the system's, so that both runs have the same keys if these are drawn once
+        draws = np.random.default_rng(7)
         monkeypatch.setattr(
             key_agreement.os, "urandom", lambda count, draws=draws: draws.bytes(count)
         )
@@ -594,9 +593,8 @@ def test_a_resumed_server_has_a_client_lead_that_knows_the_key(
     state, net = world.run_server(tmp_path)
     found, (whole, _) = world.result_of(state, net), calm("fedavg", "permutation")
     assert found.peers_agree()
-    torch.testing.assert_close(
-        found.models, whole.models, rtol=0, atol=1e-5
-    )  # the mask's key is another client's
+    # the mask's key is another client's
+    torch.testing.assert_close(found.models, whole.models, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "cfl sketch", "flhc apart", "sr-fca loss"])

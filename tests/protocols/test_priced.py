@@ -131,12 +131,10 @@ def method(name: str, **params: Any) -> Any:
 class Spy:
     """What clients did, whatever they say of it."""
 
-    drawn: set[tuple[int, str, int]] = field(
-        default_factory=set
-    )  # (client, purpose, call) of noise on what leaves
-    trained: Counter[Any] = field(
-        default_factory=Counter
-    )  # (client, noise multiplier, sampling rate, steps)
+    # (client, purpose, call) of noise on what leaves
+    drawn: set[tuple[int, str, int]] = field(default_factory=set)
+    # (client, noise multiplier, sampling rate, steps)
+    trained: Counter[Any] = field(default_factory=Counter)
     plain: list[int] = field(default_factory=list)  # clients that trained without noise
 
     def forget(self) -> None:

@@ -361,10 +361,11 @@ def test_two_runs_under_one_seed_share_no_noise(way: str, small: Federation) -> 
     exact, low, high = run(0.0), run(5.0), run(10.0)
     taken = torch.nn.functional.cosine_similarity(2 * low - high, exact, dim=1)
     assert float(taken.abs().max()) < 0.3
+    # another configuration in anything at all
     for changed in (
         {"delta": 1e-6},
         {"participation": 0.99},
-    ):  # another configuration in anything at all
+    ):
         noise, other = low - exact, run(5.0, **changed) - exact
         assert float(torch.nn.functional.cosine_similarity(noise, other, dim=1).abs().max()) < 0.2
     assert torch.equal(run(5.0), low)

@@ -115,9 +115,8 @@ def test_what_clients_trained_alone_is_in_no_file_for_others(
 ) -> None:
     """Two runs that differ in their noise alone share no tensor: what they shared would have none."""
     kind, params = LONE[name]
-    levels = (
-        (0.1, 0.2) if way == "example" or name == "flhc" else (2.0, 20.0)
-    )  # at which FL+HC leaves some clients alone
+    # at which FL+HC leaves some clients alone
+    levels = (0.1, 0.2) if way == "example" or name == "flhc" else (2.0, 20.0)
     runs = [made(kind, params, noise, **WAYS[way]).fit(federation) for noise in levels]
     one, two = (models_file(fitted, tmp_path / str(k)) for k, fitted in enumerate(runs))
     assert not [name for name in one if name in two and torch.equal(one[name], two[name])]

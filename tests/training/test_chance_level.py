@@ -83,9 +83,8 @@ def test_under_noise_less_noise_is_an_advice() -> None:
     data = {
         name: (x, np.where(np.arange(len(y)) % 10 < 9, 0, y)) for name, (x, y) in bright().items()
     }
-    mostly = Federation.from_arrays(
-        data, classes=4, seed=0
-    )  # so a model made of noise is hardly ever right as often as a guess
+    # so a model made of noise is hardly ever right as often as a guess
+    mostly = Federation.from_arrays(data, classes=4, seed=0)
     with pytest.warns(SecureClusterWarning, match="or less noise, or more rounds"):
         FedAvg(rounds=10, lr=0.02, clip=1.0, noise=50.0, model="linear").fit(mostly)
 

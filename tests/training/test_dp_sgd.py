@@ -33,9 +33,8 @@ from securecluster.training import local_trainer
 from securecluster.training.dp_sgd import DPSGDState
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining, check_training
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::securecluster.SecureClusterWarning"
-)  # scales are extreme on purpose
+# scales are extreme on purpose
+pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")
 
 SIZES = (3, 10, 11, 25, 1, 20)
 EVERYONE = range(len(SIZES))
@@ -175,9 +174,8 @@ def test_training_equals_the_printed_algorithm(model: str, plan: LocalTraining) 
         assert update.abs().max() > 1e-3
         sizes += own
     if plan is PLANS["steps"]:
-        assert (
-            0 in sizes and max(sizes) > 2
-        )  # an empty batch takes its noise; others are larger than B
+        # an empty batch takes its noise; others are larger than B
+        assert 0 in sizes and max(sizes) > 2
 
 
 @pytest.mark.parametrize("model", NETWORKS)
@@ -202,9 +200,8 @@ def test_chunks_threads_and_a_batch_of_one_do_not_matter(
             cohort(model, [k]).train(start, [0], plan, 1)[0], whole[k], rtol=0, atol=1e-12
         )
     for chunk in (1, 2):
-        monkeypatch.setattr(
-            local_trainer, "CPU_CHUNK", chunk * batched.model.dimension
-        )  # also: blocks of one and two examples
+        # also: blocks of one and two examples
+        monkeypatch.setattr(local_trainer, "CPU_CHUNK", chunk * batched.model.dimension)
         for threads in (1, 3):
             with cpu_threads(threads):
                 found = batched.train(Rows(starts(batched)[[5, 0, 3]]), [5, 0, 3], plan, 1)

@@ -231,9 +231,8 @@ def _label(name: str, aside: dict[str, int]) -> str:
 
 def _cost(title: str, rows: Lines, names: list[str], metric: str, unit: str) -> Any:
     made, axes = figure(6.8, 4.2)
-    spots = [
-        (max(1, row["up"] + row["down"]), row[metric]) for row in rows
-    ]  # a logarithm needs a byte
+    # a logarithm needs a byte
+    spots = [(max(1, row["up"] + row["down"]), row[metric]) for row in rows]
     for row, (x, y) in zip(rows, spots, strict=True):
         axes.plot([x], [y], linestyle="none", markersize=7, **_style(row["protocol"], names))
     low, high = min(x for x, _ in spots), max(x for x, _ in spots)

@@ -12,9 +12,8 @@ from securecluster.core import atomic_files
 
 def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
     """A figure of `width` × `height` inches that no global state knows of, and its axes."""
-    logging.getLogger("matplotlib").setLevel(
-        logging.ERROR
-    )  # no word on a cache folder that cannot be written
+    # no word on a cache folder that cannot be written
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), layout="constrained")

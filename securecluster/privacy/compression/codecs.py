@@ -281,9 +281,8 @@ def _bytes(values: torch.Tensor) -> torch.Tensor:
 
 def _numbers(rows: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     """Numbers (b, c) from their bytes."""
-    return rows.clone(memory_format=torch.contiguous_format).view(
-        kind
-    )  # a copy: a view keeps strides that no number divides
+    # a copy: a view keeps strides that no number divides
+    return rows.clone(memory_format=torch.contiguous_format).view(kind)
 
 
 def _scale(rows: torch.Tensor) -> torch.Tensor:

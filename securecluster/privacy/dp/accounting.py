@@ -45,6 +45,7 @@ ORDERS = [
     512,
     1024,
 ]
+# orders for a first look, which is a bound as well
 FEW = [
     1.06,
     1.12,
@@ -57,7 +58,7 @@ FEW = [
     17,
     33,
     63,
-]  # orders for a first look, which is a bound as well
+]
 GRID = 1 << 20  # most points of the PRV accountant's grid: about 0.2 GB
 # noise multipliers above are priced as if nothing was sampled: more than it costs, and opacus'
 # series would take long
@@ -130,10 +131,11 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """
     if mu == 0 or gaussian_delta(0.0, mu) <= math.log(delta):
         return 0.0
+    # the tail bound of the privacy loss N(μ²/2, μ²)
     low, high = (
         0.0,
         mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)),
-    )  # the tail bound of the privacy loss N(μ²/2, μ²)
+    )
     if not mu < 1e9:
         return high
     while high - low > 1e-10 * high:
@@ -200,9 +202,8 @@ def find_noise_for_all(
         return 0.0
     z = 0.0
     while True:
-        z = max(
-            z * (1 + TOLERANCE), find_noise(histories[worst], target, delta)
-        )  # accountants' errors are not monotone in z
+        # accountants' errors are not monotone in z
+        z = max(z * (1 + TOLERANCE), find_noise(histories[worst], target, delta))
         at = [merged(history(z)) for history in histories]
         found = dearest([history for history in at if history], delta)
         if found is None or found[1].epsilon <= target:
@@ -237,9 +238,8 @@ def _narrowed(cost: Callable[[float], float], target: float, high: float) -> flo
         if high / low <= 1 + TOLERANCE:
             return high
         middle = math.sqrt(low * high)
-        if (
-            0 < at_high < at_low < math.inf and turn % 3 < 2
-        ):  # just above the crossing, then just below it: two calls may be all
+        # just above the crossing, then just below it: two calls may be all
+        if 0 < at_high < at_low < math.inf and turn % 3 < 2:
             slope = math.log(high / low) / math.log(at_high / at_low)
             aim = (
                 low
@@ -344,9 +344,10 @@ def _points(history: Sequence[Step], delta: float, error: float) -> float:
         )
         + 3
     )
+    # e^709 overflows
     return (
         2 * reach * math.sqrt(steps * math.log(12 / tiny) / 2) / error if reach < 600 else math.inf
-    )  # e^709 overflows
+    )
 
 
 def _undominated(histories: Iterable[tuple[Step, ...]]) -> list[tuple[Step, ...]]:

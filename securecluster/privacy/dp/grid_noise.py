@@ -32,9 +32,8 @@ BLOCK = 1 << 16  # numbers that are made together: their temporaries stay in cac
 # a grid has at least 2^FINE steps in a standard deviation, and its rounding moves a row by Δ/2^FINE
 # at most
 FINE = 10
-FINEST = (
-    30  # and at most 2^(FINEST + 1) steps, beyond which too many draws would need more bits (ours)
-)
+# and at most 2^(FINEST + 1) steps, beyond which too many draws would need more bits (ours)
+FINEST = 30
 ERROR = 2.0**-40  # of a Gaussian in float64, where u and 1 − u are at least TAIL
 TAIL = 2.0**-20
 HALF = 63  # bits of a word that are used for the radius
@@ -68,9 +67,8 @@ class GridNoise:
 
         self._seeds = list(seeds)
         self._streams = [Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor() for seed in seeds]
-        self._drawn = [0] * len(
-            self._seeds
-        )  # calls, by stream: they number the bits that rare draws need
+        # calls, by stream: they number the bits that rare draws need
+        self._drawn = [0] * len(self._seeds)
         self._zeros = b""
         self._words = bytearray()
         self._buffers: dict[int, torch.Tensor] = {}
@@ -96,9 +94,8 @@ class GridNoise:
             for part in torch.split(rows[some], BLOCK, dim=1):
                 drawn = self._integers(first, part, steps[some])
                 total = self._buffer(3, part.shape, part.device)
-                total.copy_(part).mul_(inverse).round_().add_(
-                    drawn
-                )  # whole numbers below 2^53: no error
+                # whole numbers below 2^53: no error
+                total.copy_(part).mul_(inverse).round_().add_(drawn)
                 part.copy_(total.mul_(spacings))
 
     def _integers(self, first: int, rows: torch.Tensor, steps: Sequence[float]) -> torch.Tensor:

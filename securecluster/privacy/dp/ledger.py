@@ -247,16 +247,14 @@ class Ledger:
             None where no claim is made: replacing, with batches that were sampled.
         """
         groups = self._groups()
-        exact = min((i for history, i in groups.items() if _has_exact(history)), default=None)
-        if exact is not None:
-            return Price(math.inf, math.inf, exact, "exact release")
+        without_noise = [client for history, client in groups.items() if _has_exact(history)]
+        if without_noise:  # one release without noise makes ε infinite
+            return Price(math.inf, math.inf, min(without_noise), "exact release")
         owners: dict[tuple[Step, ...], int] = {}
         for history, client in groups.items():
-            steps = accounting.merged(
-                step for cost, times in history for step in _steps(cost, times, relation)
-            )
+            steps = _merged_steps(history, relation)
             owners[steps] = min(client, owners.get(steps, client))
-        if relation == "replace" and any(q < 1 for steps in owners for _, q, _ in steps):
+        if relation == "replace" and any(map(_sampled, owners)):
             return None
         return _largest(owners, delta)
 
@@ -347,12 +345,10 @@ class Recall:
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._known: set[Release] = set()
         self._answered: set[tuple[Event, int]] = set()
-        self._repeated: dict[
-            int, list[Event]
-        ] = {}  # by client: trainings that were repeated, of which nothing left
-        self._left: dict[
-            int, set[Release]
-        ] = {}  # by client: what left it then and has not come again
+        # by client: trainings that were repeated, of which nothing left
+        self._repeated: dict[int, list[Event]] = {}
+        # by client: what left it then and has not come again
+        self._left: dict[int, set[Release]] = {}
         self.learn(events)
 
     def learn(self, events: Iterable[Event]) -> None:
@@ -438,6 +434,19 @@ def _anonymous(event: Event) -> bool:
     return not event.digests or CHOICE in event.digests
 
 
+def _merged_steps(history: History, relation: Relation) -> tuple[Step, ...]:
+    """Return what an accountant composes of a client's history."""
+    steps: list[Step] = []
+    for cost, times in history:
+        steps += _steps(cost, times, relation)
+    return accounting.merged(steps)
+
+
+def _sampled(steps: tuple[Step, ...]) -> bool:
+    """Return whether some step sees a random part of the samples only."""
+    return any(rate < 1 for _, rate, _ in steps)
+
+
 def _has_exact(history: History) -> bool:
     return any(cost.mechanism == "exact" for cost, _ in history)
 
@@ -455,9 +464,8 @@ def _steps(cost: _Cost, times: int, relation: Relation) -> Iterable[Step]:
             (cost.noise_multiplier / (cost.replace if relation == "replace" else 1.0), 1.0, times)
         ]
     q, steps = accounting.sampling(cost.samples or 0, cost.batch, cost.epochs)
-    if (
-        cost.again and q < 1
-    ):  # two trainings in the same batches cost no more than two in batches that are known
+    # two trainings in the same batches cost no more than two in batches that are known
+    if cost.again and q < 1:
         q, steps = 1.0, 2 * steps
     return [(cost.noise_multiplier / (2.0 if relation == "replace" else 1.0), q, steps * times)]
 

@@ -15,9 +15,8 @@ from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, UsageError
 
 SIGNATURE = 64  # bytes
-UNSIGNED = bytes(
-    SIGNATURE
-)  # stands for the signature of a client without an identity; no key verifies it
+# stands for the signature of a client without an identity; no key verifies it
+UNSIGNED = bytes(SIGNATURE)
 
 
 class Identity:

@@ -34,9 +34,8 @@ from securecluster.messaging.messages import Ack
 
 KEY, BOX = 32, 48  # bytes of a public key, and of a sealed seed
 MOST_CLIENTS = 1 << 31  # numbers of clients, of those that join later too, are below
-PEERS = Upto(
-    "peers", "clients", least=1
-)  # who gets the seed from one frame; a server with more sends several
+# who gets the seed from one frame; a server with more sends several
+PEERS = Upto("peers", "clients", least=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +46,8 @@ class PublicKey:
     # (b,) uint8, 1 where the client has a seed already: one of these leads, since a seed that was
     # used stays
     seeded: Annotated[Rows, Octets(most=1)]
-    signature: Annotated[
-        Rows, Octets((SIGNATURE,))
-    ]  # (b, 64) uint8, Ed25519, of the key; zeros where the client has no identity
+    # (b, 64) uint8, Ed25519, of the key; zeros where the client has no identity
+    signature: Annotated[Rows, Octets((SIGNATURE,))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +88,8 @@ class Secrets:
     drawn: dict[int, bytes] = field(default_factory=dict, repr=False)
     seed: dict[int, bytes] = field(default_factory=dict, repr=False)
     noise: dict[int, bytes] = field(default_factory=dict, repr=False)
-    unused: dict[int, int] = field(
-        default_factory=dict
-    )  # the key call that brought a seed under which nothing has left yet
+    # the key call that brought a seed under which nothing has left yet
+    unused: dict[int, int] = field(default_factory=dict)
 
 
 class KeyRing:

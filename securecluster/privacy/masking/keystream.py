@@ -18,9 +18,8 @@ from securecluster.privacy.pipeline import Kind
 
 D = TypeVar("D")
 
-ORDER, SIGNS, LAYERS, GAUSSIANS = range(
-    4
-)  # purposes: what draws for one of them never meets another's stream
+# purposes: what draws for one of them never meets another's stream
+ORDER, SIGNS, LAYERS, GAUSSIANS = range(4)
 
 
 def words(seed: bytes, step: int, count: int, purpose: int = ORDER) -> NDArray[np.uint64]:

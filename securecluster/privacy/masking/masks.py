@@ -24,11 +24,12 @@ from securecluster.privacy.masking.rotations import Haar, Rotation, check_dense
 from securecluster.privacy.pipeline import Pipeline, Stage
 
 MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
+# masks that keep each number's size, hence L1 and every norm of coordinates
 ENTRYWISE = (
     "none",
     "permutation",
     "signed-permutation",
-)  # masks that keep each number's size, hence L1 and every norm of coordinates
+)
 _SEED = "falls when one client tells the server the shared seed; clients can be linked from call to call by their inner products"
 
 # correlation with true label shares, of Dirichlet(0.3) and of two labels a client, as

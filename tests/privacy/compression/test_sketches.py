@@ -48,9 +48,8 @@ def test_inner_products_are_unbiased_and_scatter_as_theory_says(sparse):
         x[:, 3], x[:, 700] = torch.arange(1.0, 7.0), 2.0
     true, sketch = gram(x), Sketch(q, Randomness(0))
     found = np.stack([gram(sketch.forward(x, step)) for step in range(calls)])
-    bound = np.sqrt(
-        (np.outer(np.diag(true), np.diag(true)) + true**2) / q
-    )  # of a dense Gaussian projection's scatter
+    # of a dense Gaussian projection's scatter
+    bound = np.sqrt((np.outer(np.diag(true), np.diag(true)) + true**2) / q)
     assert (np.abs(found.mean(0) - true) < 4.5 * bound / np.sqrt(calls)).all()
     assert (found.std(0) < 1.15 * bound).all()
 

@@ -35,9 +35,8 @@ from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::securecluster.SecureClusterWarning"
-)  # scales are extreme on purpose
+# scales are extreme on purpose
+pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")
 
 Array = NDArray[np.float64]
 CONFIG = "c" * 32
@@ -174,9 +173,8 @@ def test_rows_of_losses_are_audited_along_their_sum(unit: str, share: float, hon
     k, n, bound = 4, 10, 1.7
     guard = ClientNoise(unit, NORM, Z * share, bound, NoiseStreams.derived(Randomness(6), "run"))
     means = np.full((2 * RUNS, k), bound / 3)
-    means[:RUNS] += (
-        bound / n if unit == "example" else 2 * bound / 3
-    )  # one sample's losses are B, or all are; in the other world 0
+    # one sample's losses are B, or all are; in the other world 0
+    means[:RUNS] += bound / n if unit == "example" else 2 * bound / 3
     means[RUNS:] -= bound / 3 if unit == "client" else 0
     told = noised(guard, "judge", range(2 * RUNS), 1, means, [n] * 2 * RUNS).sum(1)
     audit = lower_bound(told[:RUNS], told[RUNS:])
@@ -222,9 +220,8 @@ def priced(plan: LocalTraining, n: int, z: float, delta: float) -> float:
 
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 def test_a_step_of_dp_sgd_is_audited_by_a_canary_sample(share: float, honest: bool) -> None:
-    plan = LocalTraining(
-        1e-9, 1, 1 << 62, clip=NORM, noise=Z * share
-    )  # the weights stay at 0, where every gradient is largest
+    # the weights stay at 0, where every gradient is largest
+    plan = LocalTraining(1e-9, 1, 1 << 62, clip=NORM, noise=Z * share)
     audit = lower_bound(*trained(plan, 6))
     assert (audit.mu <= 1 / Z) == honest
     assert audit.mu > 0.75 / Z
@@ -250,9 +247,8 @@ def test_bounds_err_as_seldom_as_they_say(mu: float) -> None:
     for bound in (lambda a: a.mu, lambda a: a.by_rates(0.1), lambda a: a.by_moments(0.1)):
         wrong = sum(bound(audit) > mu for audit in audits)
         assert stats.binomtest(wrong, len(audits), 0.1, alternative="greater").pvalue > 1e-3
-    assert (
-        sum(audit.by_moments(0.1) > mu for audit in audits) >= 4
-    )  # exact, not only safe: 15 are expected
+    # exact, not only safe: 15 are expected
+    assert sum(audit.by_moments(0.1) > mu for audit in audits) >= 4
 
 
 def test_moments_agree_with_simulated_students_t() -> None:

@@ -245,9 +245,8 @@ def test_a_run_is_counted_once_however_often_its_ledger_is_given() -> None:
     )
     strangers = named(early.events, "eve", "fay")
     assert len(Ledger.union(early, strangers).events) == 2
-    silent = named(
-        [gaussian(4, (0,))], "ann"
-    )  # without digests nothing says that these are the same bits
+    # without digests nothing says that these are the same bits
+    silent = named([gaussian(4, (0,))], "ann")
     again = named([gaussian(4, (0,))], "ann")
     assert Ledger.union(silent, again).price(DELTA).epsilon > silent.price(DELTA).epsilon
     assert Ledger.union(silent, silent).price(DELTA) == silent.price(DELTA)

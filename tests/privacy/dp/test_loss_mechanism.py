@@ -109,13 +109,11 @@ def test_no_sample_and_no_client_moves_a_row_by_more_than_is_said() -> None:
     bound, n, k = 3.0, 12, 4
     for trial in range(300):
         losses = draw.choice([0.0, bound], (n, k)) if trial % 3 else draw.random((n, k)) * bound
-        other = (
-            draw.choice([0.0, bound], k) if trial % 2 else np.zeros(k)
-        )  # another sample, or none: the divisor stays n
+        # another sample, or none: the divisor stays n
+        other = draw.choice([0.0, bound], k) if trial % 2 else np.zeros(k)
         one = np.linalg.norm((losses[0] - other) / n)
-        whole = np.linalg.norm(
-            (losses.mean(0) if trial else np.full(k, bound)) - other
-        )  # another client's row, or none
+        # another client's row, or none
+        whole = np.linalg.norm((losses.mean(0) if trial else np.full(k, bound)) - other)
         worst = {
             "example": max(worst["example"], float(one)),
             "client": max(worst["client"], float(whole)),

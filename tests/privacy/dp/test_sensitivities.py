@@ -32,9 +32,8 @@ from securecluster.protocols.oneshot.gram_mechanism import REPLACE as REPLACED_G
 from securecluster.protocols.oneshot.gram_mechanism import gram, packed
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::securecluster.SecureClusterWarning"
-)  # scales are extreme on purpose
+# scales are extreme on purpose
+pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")
 
 Array = NDArray[np.float64]
 EXACT = 1 + 1e-9  # float64
@@ -94,9 +93,8 @@ def close(found: float, stated: float, slack: float = EXACT) -> bool:
 @pytest.mark.parametrize("norm", [0.01, 3.0])
 def test_a_clipped_row(norm: float) -> None:
     clip = Clip(norm)
-    assert close(
-        climb(lambda x: clip.forward(x, 0).norm(), [(1, 6)]), norm
-    )  # a client, or zero in its place
+    # a client, or zero in its place
+    assert close(climb(lambda x: clip.forward(x, 0).norm(), [(1, 6)]), norm)
     apart = climb(lambda x, y: (clip.forward(x, 0) - clip.forward(y, 0)).norm(), [(1, 6), (1, 6)])
     assert close(apart, gaussian_mechanism.REPLACE * norm)
 
@@ -107,9 +105,8 @@ def test_a_clipped_row_in_float32() -> None:
         rng.normal(size=(4000, 257)).astype(np.float32)
         * 10 ** rng.uniform(-3, 30, (4000, 1)).astype(np.float32)
     )
-    assert (
-        float(clip.forward(rows, 0).double().norm(dim=1).max()) <= 1 + 1e-6
-    )  # less than 1e-5 of any noise that protects
+    # less than 1e-5 of any noise that protects
+    assert float(clip.forward(rows, 0).double().norm(dim=1).max()) <= 1 + 1e-6
 
 
 def test_a_gram_matrix_of_samples() -> None:
@@ -161,9 +158,8 @@ def neighbours(genes: Array, n: int, d: int) -> tuple[LocalTrainer, range]:
     samples = np.stack(
         [np.concatenate([own, shared], axis=1).reshape(p, n, d + 1) for own in (one, two)], axis=1
     ).reshape(2 * p, n, d + 1)
-    both = (
-        np.ones((1, 2, d + 1)) * np.array([-1, 1])[None, :, None]
-    )  # one more client, so that both classes occur
+    # one more client, so that both classes occur
+    both = np.ones((1, 2, d + 1)) * np.array([-1, 1])[None, :, None]
     clients = [*samples, *both]
     arrays = {
         f"c{k:04d}": (own[:, None, None, :d], (own[:, d] > 0).astype(np.int64))
@@ -196,9 +192,8 @@ def test_mean_losses_of_clipped_samples(n: int, k: int) -> None:
 
     def moved(genes: Array) -> Array:
         clients, who = neighbours(genes[:, :numbers], n, d)
-        sent = torch.from_numpy(
-            genes[:, numbers:].reshape(len(genes), k, 2 * d).repeat(2, axis=0)
-        )  # models to make it show, for each pair
+        # models to make it show, for each pair
+        sent = torch.from_numpy(genes[:, numbers:].reshape(len(genes), k, 2 * d).repeat(2, axis=0))
         return paired(
             np.stack(
                 [clients.loss(Rows(sent[:, j].contiguous()), who, bound) for j in range(k)], axis=1
@@ -225,9 +220,8 @@ def test_a_step_on_examples_whose_gradients_are_clipped(n: int) -> None:
     def moved(genes: Array, alone: bool) -> Array:
         if alone:
             genes = genes.copy()
-            genes[:, n * (d + 1) : -1] = (
-                0  # without biases, a sample of zeros has no gradient: it counts as nothing
-            )
+            # without biases, a sample of zeros has no gradient: it counts as nothing
+            genes[:, n * (d + 1) : -1] = 0
         clients, who = neighbours(genes, n, d)
         return paired(
             clients.train(

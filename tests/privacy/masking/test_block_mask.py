@@ -40,9 +40,10 @@ def test_each_block_is_a_function_of_its_own_numbers_alone(mask: str) -> None:
     one, two = made.forward(rows, 5), made.forward(other, 5)
     assert torch.equal(one[:, : made.cut], two[:, : made.cut])
     assert not bool(two[:, made.cut :].any())
+    # what the servers do
     mixed = torch.cat(
         [one[:, : made.cut].mean(0, keepdim=True).expand(2, -1), one[:, made.cut :]], 1
-    )  # what the servers do
+    )
     undone = made.inverse(mixed, 5)
     torch.testing.assert_close(
         undone[:, :30], rows[:, :30].mean(0, keepdim=True).expand(2, -1), rtol=0, atol=1e-12

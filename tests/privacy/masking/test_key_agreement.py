@@ -58,15 +58,13 @@ def test_every_place_is_about_as_likely() -> None:
     for step in range(trials):
         counts[np.arange(d), stage.forward(torch.arange(d), step).numpy()] += 1
     expected = trials / d
-    assert (
-        (counts - expected) ** 2 / expected
-    ).sum() < 60  # chi-square, 25 degrees of freedom: p < 1e-4 above
+    # chi-square, 25 degrees of freedom: p < 1e-4 above
+    assert ((counts - expected) ** 2 / expected).sum() < 60
 
 
 def test_the_stream_is_chacha20_with_the_step_as_nonce() -> None:
-    zero = bytes.fromhex(
-        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
-    )  # RFC 8439, A.1, test vector 1
+    # RFC 8439, A.1, test vector 1
+    zero = bytes.fromhex("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
     assert words(bytes(32), 0, 4).tobytes() == zero
     key = bytes(range(32))
     nonce = bytes(4) + (9).to_bytes(12, "little")
@@ -89,9 +87,8 @@ def test_the_seed_is_in_no_repr_and_a_mask_without_one_refuses() -> None:
 
 
 def test_public_keys_are_those_of_rfc_7748() -> None:
-    alice = bytes.fromhex(
-        "77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a"
-    )  # section 6.1
+    # section 6.1
+    alice = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
     assert (
         _public(alice).hex() == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
     )

@@ -122,9 +122,8 @@ def test_a_signed_permutation_shows_them_up_to_sign() -> None:
     assert np.array_equal(np.sort(np.abs(there)), np.sort(np.abs(rows)))
     assert not np.allclose(np.sort(there), np.sort(rows))
     assert int((there == 0).all(0).sum()) == 37
-    assert (
-        np.abs(there.sum(1) - rows.sum(1)).min() > 1e-3
-    )  # the sum is hidden, unlike a permutation's
+    # the sum is hidden, unlike a permutation's
+    assert np.abs(there.sum(1) - rows.sum(1)).min() > 1e-3
 
 
 def test_a_rotation_shows_neither_zeros_nor_sizes() -> None:
@@ -155,9 +154,8 @@ def test_a_reused_dense_rotation_falls_on_the_span_of_the_known_pairs(known: int
     coefficients = np.linalg.lstsq(there[:-1].T, there[-1], rcond=None)[0]
     guess = coefficients @ rows[:-1]
     basis = np.linalg.qr(rows[:-1].T)[0]
-    np.testing.assert_allclose(
-        guess, basis @ (basis.T @ rows[-1]), atol=1e-8
-    )  # the projection onto the known updates
+    # the projection onto the known updates
+    np.testing.assert_allclose(guess, basis @ (basis.T @ rows[-1]), atol=1e-8)
     assert np.allclose(guess, rows[-1], atol=1e-8) == (known == d)
 
 

@@ -99,17 +99,15 @@ def test_every_order_of_four_is_about_as_likely() -> None:
         counts[order] = counts.get(order, 0) + 1
     assert len(counts) == 24
     expected = trials / 24
-    assert (
-        sum((n - expected) ** 2 / expected for n in counts.values()) < 58
-    )  # chi-square, 23 degrees of freedom: p < 1e-4 above
+    # chi-square, 23 degrees of freedom: p < 1e-4 above
+    assert sum((n - expected) ** 2 / expected for n in counts.values()) < 58
 
 
 def test_the_words_are_the_rfc_8439_keystream_of_key_zero_counter_and_step() -> None:
     zero = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
     assert words(bytes(32), 0, 8).tobytes().hex() == zero  # appendix A.1, test vector 1
-    second = (
-        words(bytes(32), 0, 16)[8:].tobytes().hex()
-    )  # the same key and nonce with counter 1: test vector 2
+    # the same key and nonce with counter 1: test vector 2
+    second = words(bytes(32), 0, 16)[8:].tobytes().hex()
     assert second.startswith("9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed")
 
 
@@ -188,9 +186,8 @@ def test_every_signed_order_of_three_is_about_as_likely() -> None:
         found = tuple(stage.forward(torch.arange(1.0, 4.0), step).tolist())
         counts[found] = counts.get(found, 0) + 1
     assert len(counts) == 48
-    assert (
-        sum((n - 100) ** 2 / 100 for n in counts.values()) < 91
-    )  # chi-square, 47 degrees of freedom: p < 1e-4 above
+    # chi-square, 47 degrees of freedom: p < 1e-4 above
+    assert sum((n - 100) ** 2 / 100 for n in counts.values()) < 91
 
 
 @pytest.mark.parametrize("distinct", [1, 7, 500, 2**62])

@@ -59,12 +59,13 @@ def test_every_factor_is_a_hadamard_matrix(order: int) -> None:
 def test_powers_of_two_are_sylvesters_and_unknown_orders_are_refused() -> None:
     for k in range(8):
         assert np.array_equal(hadamard.matrix(1 << k), sylvester(1 << k))
+    # Hadamard matrices of orders 52 and 92 exist, by other constructions
     for order in (
         3,
         6,
         52,
         92,
-    ):  # Hadamard matrices of orders 52 and 92 exist, by other constructions
+    ):
         with pytest.raises(ValueError, match="no Hadamard matrix"):
             hadamard.matrix(order)
 

@@ -133,9 +133,8 @@ def test_a_box_of_one_peer_is_not_signed_for_another() -> None:
 
 
 def test_an_identity_signs_as_rfc_8032_says_and_its_file_is_its_owners(tmp_path: Path) -> None:
-    private = bytes.fromhex(
-        "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"
-    )  # section 7.1, test 1
+    # section 7.1, test 1
+    private = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
     identity = Identity(private)
     assert (
         identity.public.hex() == "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"

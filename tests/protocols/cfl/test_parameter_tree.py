@@ -225,9 +225,8 @@ def test_a_split_waits_until_a_member_posts_the_model(
         endpoint = made.build_client(halves[0], Settings())
         transport._answer = endpoint.answer
         made.run_server(net, run)
-        assert bool(run.history[first - 1]["splits"]) == (
-            len(deaf) == 1
-        )  # one deaf member: the next one posts
+        # one deaf member: the next one posts
+        assert bool(run.history[first - 1]["splits"]) == (len(deaf) == 1)
         assert any(line["splits"] for line in run.history)
 
 

@@ -150,16 +150,14 @@ def test_the_guaranteed_region_ends_where_a_counterexample_begins(k: int) -> Non
 
 
 def test_values_by_hand() -> None:
-    assert noise_cosines([0.6, 0.8]) == pytest.approx(
-        np.array([[0.28, 0.0], [0.0, -0.28]])
-    )  # 3-4-5 triangles
+    # 3-4-5 triangles
+    assert noise_cosines([0.6, 0.8]) == pytest.approx(np.array([[0.28, 0.0], [0.0, -0.28]]))
     assert cross_bound([0.6, 0.0], 2) == pytest.approx(-0.8)  # −H (eq. 22)
     assert cross_bound([0.6, 0.0], 3) == pytest.approx(0.6)  # cos 90°·0.8 + sin 90°·0.6
     assert cross_bound([0.6, 0.6], 4) == 1.0  # H = 0.28 < cos 60°
     assert cross_bound([0.0, 0.0], 4) == pytest.approx(0.5)
-    assert cross_bound([0.6, 0.0, 0.6], 2, [0, 1, 0]) == pytest.approx(
-        -0.8
-    )  # the pair of two noisy clients is within
+    # the pair of two noisy clients is within
+    assert cross_bound([0.6, 0.0, 0.6], 2, [0, 1, 0]) == pytest.approx(-0.8)
     assert intra_bound([0.6, 0.8, 0.0], [0, 1, 1]) == pytest.approx(0.6)
     assert intra_bound([0.6, 0.8, 0.0]) == pytest.approx(1 - 2 * 0.64)
     assert intra_bound([0.6, 0.8], [0, 1]) == 1.0
@@ -212,14 +210,13 @@ def gap_of(upper: Sequence[float], truth: Sequence[int]) -> float | None:
 def test_the_separation_gap_by_hand() -> None:
     three = (0.9, 0.2, -0.4)  # α_01, α_02, α_12
     assert gap_of(three, [0, 0, 1]) == pytest.approx(0.7)
-    assert gap_of(three, [0, 1, 0]) == pytest.approx(
-        0.0
-    )  # α_02 is the weakest of its own and the cut's largest
-    assert gap_of(three, [0, 0, 0]) == pytest.approx(
-        -0.6
-    )  # one distribution: below zero, as in Fig. 8's last rounds
+    # α_02 is the weakest of its own and the cut's largest
+    assert gap_of(three, [0, 1, 0]) == pytest.approx(0.0)
+    # one distribution: below zero, as in Fig. 8's last rounds
+    assert gap_of(three, [0, 0, 0]) == pytest.approx(-0.6)
     assert gap_of(three, [0, 1, 2]) == pytest.approx(0.8)
     assert separation_gap(np.ones((1, 1)), [0]) is None
+    # distributions {0, 1}, {2}, {3}: the closest other pair does not count, the best cut does
     four = (
         0.9,
         0.0,
@@ -227,11 +224,12 @@ def test_the_separation_gap_by_hand() -> None:
         0.0,
         0.0,
         -0.5,
-    )  # distributions {0, 1}, {2}, {3}: the closest other pair does not count, the best cut does
+    )
     assert gap_of(four, [0, 0, 1, 2]) == pytest.approx(0.9)
 
 
 def test_a_correct_bipartition_does_not_need_a_positive_gap() -> None:
+    # 0–1–2 hold together by links, 0 and 2 are less alike than the best cut
     chain = (
         0.9,
         0.1,
@@ -239,7 +237,7 @@ def test_a_correct_bipartition_does_not_need_a_positive_gap() -> None:
         0.9,
         0.3,
         0.3,
-    )  # 0–1–2 hold together by links, 0 and 2 are less alike than the best cut
+    )
     halves = bipartition(symmetric(chain))
     assert gap_of(chain, [0, 0, 0, 1]) == pytest.approx(-0.2)
     assert is_correct(halves.first, halves.second, [0, 0, 0, 1])

@@ -184,9 +184,8 @@ def test_newcomers_with_fewer_samples_than_the_runs_clients_are_refused_before_t
     choosing = IFCA(
         **{**EXAMPLE, "rounds": 2, "k": 2, "starts": 1, "clip": 0.7, "target_epsilon": TARGET}
     ).fit(team())
-    assert (
-        len(choosing.predict(people({"n0": 60, "n1": 8}))) == 2
-    )  # by its losses: nothing is trained, so nothing sampled
+    # by its losses: nothing is trained, so nothing sampled
+    assert len(choosing.predict(people({"n0": 60, "n1": 8}))) == 2
     assert 0 < spent(choosing, "n1") <= TARGET
     plain = LocalKMeans(
         **{**KMEANS, "target_epsilon": None, "clip": None, "dp_unit": "client"}
@@ -261,9 +260,8 @@ def test_what_newcomers_release_is_in_the_runs_folder_before_they_are_placed(
         raise KilledError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "securecluster.protocols.flhc.check_newcomers", die
-        )  # the first thing that is done with replies
+        # the first thing that is done with replies
+        patch.setattr("securecluster.protocols.flhc.check_newcomers", die)
         with pytest.raises(KilledError):
             fitted.predict(people({"n0": 60, "n1": 60}))
     found = FLHC.load(folder)

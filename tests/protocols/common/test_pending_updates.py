@@ -299,9 +299,8 @@ def test_who_has_left_is_sent_what_was_posted_before_and_nothing_after() -> None
         box = PendingUpdates.start(3, fresh)
         box.post(1, rows(1), [0, 0, 0])
         box.unsubscribe([2])
-        box.post(
-            2, rows(10, 0), [0, 0, 1]
-        )  # the average of the others; nobody contributes to the cluster of who has left
+        # the average of the others; nobody contributes to the cluster of who has left
+        box.post(2, rows(10, 0), [0, 0, 1])
         assert sent(box, [2]) == [[(1 if fresh else 2, 1)]]
         assert box.message_for([0, 2]).count.values.tolist() == [2, 1]
         assert box.lagging_clients() == [0, 1, 2]

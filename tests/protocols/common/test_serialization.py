@@ -103,9 +103,8 @@ def test_a_module_of_ones_own_is_saved_by_its_weights(
 ) -> None:
     fitted = CFL(model=module(), rounds=2).fit(small)
     fitted.save(tmp_path)
-    other = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(64, 10)
-    )  # other weights, the same layers
+    # other weights, the same layers
+    other = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     found = CFL.load(tmp_path, model=other)
     assert torch.equal(found.client_models_.values, fitted.client_models_.values)
     assert list(found.predict(later)) == list(fitted.predict(later))
@@ -175,9 +174,8 @@ def test_newcomers_of_other_data_are_refused(
     for wrong in ({"a": (x[:, :, :4], y)}, {"a": (x, np.where(y, y + 5, 0))}):
         with pytest.raises(UsageError, match="the same kind of data"):
             fitted.predict(Federation.from_arrays(wrong, seed=0))
-    assert fitted.predict(Federation.from_arrays({"a": (x, y % 2)}, seed=0)).shape == (
-        1,
-    )  # fewer classes are no trouble
+    # fewer classes are no trouble
+    assert fitted.predict(Federation.from_arrays({"a": (x, y % 2)}, seed=0)).shape == (1,)
 
 
 def test_a_clients_model_is_loaded_into_ones_own_module(small: Federation) -> None:

@@ -162,12 +162,13 @@ def test_of_equal_models_the_first_is_taken(
 
 
 def test_one_model_is_fedavg() -> None:
+    # batches hold all samples, so that their order does not matter
     whole = {
         **TINY,
         "batch_size": 20,
         "mask": "none",
         "rounds": 6,
-    }  # batches hold all samples, so that their order does not matter
+    }
     _, models, *_ = served(IFCA(k=1, starts=1, **whole), tiny())
     expected = FedAvg(**whole).fit(tiny(), Settings(dtype="float64")).client_models_.values
     torch.testing.assert_close(models, expected, rtol=0, atol=1e-9)
@@ -219,9 +220,8 @@ def test_who_missed_rounds_is_sent_every_average_of_every_model_or_one_sum_of_th
     calls = [
         transcript.content(n) for n, e in enumerate(transcript.entries) if e.method == "choose"
     ]
-    moved = [
-        set(answer.reply.model.values.tolist()) for _, answer in calls
-    ]  # models that somebody chose in a round
+    # models that somebody chose in a round
+    moved = [set(answer.reply.model.values.tolist()) for _, answer in calls]
     query = calls[3][0].query  # of round 4
     got = sum(len(own) for own in moved[:3]) if mask != "none" else len(set().union(*moved[:3]))
     assert [len(picks) for picks in query.means.picks] == [

@@ -67,9 +67,8 @@ def test_far_paths_share_nothing_and_a_part_is_all_of_the_shorter() -> None:
     assert similarity(path, path + 5, 0.2) == 0
     assert similarity(path, path[10:20], 1e-9) == 1
     assert similarity(path[:1], path, 0.0) == 1
-    assert (
-        similarity(path, path[::-1], 1e-3) == 1 / 50
-    )  # backwards only one point is left in common
+    # backwards only one point is left in common
+    assert similarity(path, path[::-1], 1e-3) == 1 / 50
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

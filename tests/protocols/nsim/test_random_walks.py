@@ -36,9 +36,8 @@ def test_users_differ_in_pace_and_some_go_back_and_stay() -> None:
     pace = np.array([np.median(own[own > 0]) for own in steps])
     assert pace.max() > 4 * pace.min()
     stays = np.array([(own == 0).mean() for own in steps])
-    assert (
-        0.25 < (stays > 0.01).mean() < 0.75
-    )  # those between places; who strolls never stands still
+    # those between places; who strolls never stands still
+    assert 0.25 < (stays > 0.01).mean() < 0.75
     assert np.mean([np.ptp(path, axis=0).max() for path in made]) > 0.3
     homes = [path[0] for path, own in zip(made, stays, strict=True) if own > 0.01]
     back = [

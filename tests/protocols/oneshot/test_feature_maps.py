@@ -73,9 +73,8 @@ def test_dct_keeps_the_lowest_frequencies(shape: tuple[int, int, int], dimension
     kept, left = np.sort(size.ravel())[:dimension], np.sort(size.ravel())[dimension:]
     assert not len(left) or kept.max() <= left.min()
     rows = found(x).numpy()
-    for k, coefficients in enumerate(
-        rows.T
-    ):  # each is one of the transform's, in the order of its frequency
+    # each is one of the transform's, in the order of its frequency
+    for k, coefficients in enumerate(rows.T):
         match = np.isclose(whole, coefficients[:, None, None, None], rtol=0, atol=1e-5).all(0)
         assert match.sum() == 1 and size[match][0] == pytest.approx(kept[k])
     assert (
@@ -130,9 +129,8 @@ def test_a_module_is_copied_and_evaluated() -> None:
     x = images(10)
     assert net.training
     with torch.no_grad():
-        exact = net[1](x.flatten(1)) / np.sqrt(
-            1 + 1e-5
-        )  # statistics of a fresh batch norm: mean 0, variance 1
+        # statistics of a fresh batch norm: mean 0, variance 1
+        exact = net[1](x.flatten(1)) / np.sqrt(1 + 1e-5)
     np.testing.assert_allclose(found(x).numpy(), exact.numpy(), rtol=1e-5, atol=1e-6)
     before = found(x)
     with torch.no_grad():
@@ -155,9 +153,8 @@ def test_a_callable_is_told_by_its_name_and_what_it_does() -> None:
     assert found.describe()["callable"].endswith("test_features.halves")
     one, two = (build(partial(scaled, by=by), (1, 8, 8), SEED).describe() for by in (1.0, 2.0))
     assert one["callable"] == two["callable"] and one != two
-    assert (
-        build(partial(scaled, by=1 + 1e-6), (1, 8, 8), SEED).describe() == one
-    )  # rounding is no other map
+    # rounding is no other map
+    assert build(partial(scaled, by=1 + 1e-6), (1, 8, 8), SEED).describe() == one
     for what in (
         one,
         found.describe(),

@@ -119,9 +119,8 @@ def test_short_rows_are_left_and_no_other_row_matters() -> None:
 @pytest.mark.parametrize("d", [1, 2, 5])
 def test_noise_is_isotropic_on_the_space_of_symmetric_matrices(d: int) -> None:
     x, own = data(0, 9, d), basis(d)
-    for k, matrix in enumerate(
-        own
-    ):  # noise is linear in what is drawn, so its covariance is s² in every direction of the basis
+    # noise is linear in what is drawn, so its covariance is s² in every direction of the basis
+    for k, matrix in enumerate(own):
         found = noise(2.5, Unit(k)).matrix(x, 0).numpy() - direct(x)
         np.testing.assert_allclose(found, 2.5 * matrix, rtol=0, atol=1e-12)
     m = data(1, d, d).double().numpy()
@@ -196,9 +195,8 @@ def test_noise_is_drawn_once_for_a_clients_data() -> None:
     apart = (made.matrix(x, 3) - made.matrix(y, 3)).numpy() - (direct(x) - direct(y))
     assert np.abs(apart).max() > 0.1  # other data, other noise: it does not cancel
     client = noise(1.5, per_client=True).matrix(x, 3).numpy() - direct(x) / 20
-    assert np.linalg.norm(client) == pytest.approx(
-        1.5 * np.sqrt(21), rel=0.5
-    )  # of 21 numbers, whatever n is
+    # of 21 numbers, whatever n is
+    assert np.linalg.norm(client) == pytest.approx(1.5 * np.sqrt(21), rel=0.5)
 
 
 @pytest.mark.parametrize("whole", [8, 1000])  # by ARPACK, and whole
@@ -238,14 +236,12 @@ def test_all_pairs_compare_as_many_vectors() -> None:
 
 def test_the_naive_mechanism_noises_every_vector_by_its_trivial_sensitivity() -> None:
     vectors = torch.zeros(4, 500, dtype=torch.float64)
-    vectors[:3, :3] = torch.eye(
-        3, dtype=torch.float64
-    )  # beyond the rank there is none: that is hidden too
+    # beyond the rank there is none: that is hidden too
+    vectors[:3, :3] = torch.eye(3, dtype=torch.float64)
     found = noise(0.05, mechanism="naive").blurred(vectors, 0)
     np.testing.assert_allclose(found.norm(dim=1).numpy(), np.ones(4), rtol=1e-12)
-    expected = (
-        Drawn().noised(0, "eigenvectors", 0, vectors, 0.05, 2 * np.sqrt(4)).numpy()
-    )  # s = z · 2√p
+    # s = z · 2√p
+    expected = Drawn().noised(0, "eigenvectors", 0, vectors, 0.05, 2 * np.sqrt(4)).numpy()
     np.testing.assert_allclose(
         found.numpy(), expected / np.linalg.norm(expected, axis=1, keepdims=True), rtol=1e-12
     )

@@ -32,9 +32,8 @@ def test_they_are_named_by_the_model_or_the_user(
 def test_all_of_a_residual_network_but_its_last_layer_is_common() -> None:
     flat = build("resnet9", (3, 32, 32), 10, Randomness(0))
     found = common_layers(flat, "auto")
-    assert (
-        flat.dimension - found == 512 * 2 + 512 * 10 + 10
-    )  # the norm after the last convolution, and the dense layer
+    # the norm after the last convolution, and the dense layer
+    assert flat.dimension - found == 512 * 2 + 512 * 10 + 10
 
 
 def test_names_of_parts_mean_all_layers_in_them_and_only_the_first_can_be_common() -> None:

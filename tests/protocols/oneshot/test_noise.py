@@ -53,9 +53,8 @@ def noisy(
         exact = packed(gram(torch.from_numpy(shard.x).flatten(1), per_client))
         row = (draws.noised(i, "gram", 0, exact, z, 1.0) - exact).numpy()
         upper = np.zeros((64, 64))
-        upper[np.triu_indices(64)] = (
-            row  # one number for each direction e_a e_aᵀ, and (e_a e_bᵀ + e_b e_aᵀ)/√2
-        )
+        # one number for each direction e_a e_aᵀ, and (e_a e_bᵀ + e_b e_aᵀ)/√2
+        upper[np.triu_indices(64)] = row
         found.append(
             own + (np.diag(np.diag(upper)) + (np.triu(upper, 1) + np.triu(upper, 1).T) / np.sqrt(2))
         )
@@ -166,9 +165,8 @@ def test_more_noise_is_needed_to_lose_the_tasks_where_samples_are_projected(
         OneShot(rounds=1, tasks=2, gram_noise=1.08, features=features).fit(tasks)
         for features in ("identity", "dct")
     ]
-    assert all(
-        one.agreement_ is not None and one.agreement_["exact"] for one in fitted
-    )  # ε = 4 at δ = 1e-5
+    # ε = 4 at δ = 1e-5
+    assert all(one.agreement_ is not None and one.agreement_["exact"] for one in fitted)
 
 
 class Curious:
@@ -215,9 +213,8 @@ def test_crafted_eigenvectors_are_answered_from_the_noisy_matrix_and_no_better_w
         assert told[0] == told[1] == told[2]  # so no mean over answers is nearer to the truth
         assert told[0] * largest == pytest.approx(np.linalg.norm(matrix @ probe), rel=1e-4)
         off = np.linalg.norm((matrix - exact) @ probe)
-        assert off == pytest.approx(
-            z * np.sqrt(65 / 2), rel=0.35
-        )  # what is between it and the sample
+        # what is between it and the sample
+        assert off == pytest.approx(z * np.sqrt(65 / 2), rel=0.35)
 
 
 def direct(federation: Federation, i: int) -> np.ndarray:

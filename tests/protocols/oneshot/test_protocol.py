@@ -113,9 +113,8 @@ def test_each_server_sees_its_own_and_no_more(sealed: bool, tasks: Federation) -
             for s in seen
             if s.method == "contribute" and s.receiver == lps(c) and s.round == 1
         ]
-        total = sum(
-            float(r.size.values[0]) for r in got
-        )  # what it tells the GPS follows from what it was sent
+        # what it tells the GPS follows from what it was sent
+        total = sum(float(r.size.values[0]) for r in got)
         mean = torch.stack([r.delta.values[0, : 64 * 64 + 64] for r in got]).double().sum(0) / total
         assert float(sent[0].content.size.values[0, 0]) == total
         torch.testing.assert_close(
@@ -261,9 +260,8 @@ def test_what_a_single_member_sent_stays_with_its_lps(
     assert zero.size.values[0, -1] == 0 and not bool(zero.moves.values[0, -1].any())
     assert one.size.values[0, -1] > 0 and bool(one.moves.values[0, -1].any())
     models = made.final(endpoint.client, state).values
-    torch.testing.assert_close(
-        models[:, : 64 * 64 + 64], models[:1, : 64 * 64 + 64].expand(10, -1)
-    )  # the other's, all the same
+    # the other's, all the same
+    torch.testing.assert_close(models[:, : 64 * 64 + 64], models[:1, : 64 * 64 + 64].expand(10, -1))
 
 
 def test_what_is_read_beside_replies_is_said() -> None:

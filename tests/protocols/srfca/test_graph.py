@@ -63,10 +63,11 @@ def test_tree_edges_are_those_of_the_minimum_spanning_tree(seed: int) -> None:
         spanning_tree_edges(distance), np.sort(minimum_spanning_tree(distance).data)
     )
     assert len(spanning_tree_edges(np.zeros((1, 1)))) == 0
+    # of clients with equal models, which a sparse graph would take for no edge
     assert spanning_tree_edges(np.zeros((3, 3))).tolist() == [
         0,
         0,
-    ]  # of clients with equal models, which a sparse graph would take for no edge
+    ]
 
 
 def test_the_reach_is_the_threshold_or_a_quantile_of_all_pairs() -> None:

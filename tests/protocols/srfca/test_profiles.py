@@ -148,13 +148,11 @@ def test_distances_of_zero_neither_fail_nor_make_clusters() -> None:
     split = 3.0 * (1 - np.equal.outer(truth, truth))
     assert cluster_without_threshold(split, 2, squared=False).labels == truth
     assert cluster_without_threshold(split, 2, squared=True).labels == truth
-    nearly = losses(
-        np.random.default_rng(0), [[1e-9]], [0] * 12
-    )  # ratios of losses near zero are as those of others
+    # ratios of losses near zero are as those of others
+    nearly = losses(np.random.default_rng(0), [[1e-9]], [0] * 12)
     assert cluster_without_threshold(nearly, 2, squared=False).labels == [0] * 12
-    noisy = (
-        losses(np.random.default_rng(1), [[1.0]], [0] * 20) - 1
-    )  # with noise a loss may lie below zero
+    # with noise a loss may lie below zero
+    noisy = losses(np.random.default_rng(1), [[1.0]], [0] * 20) - 1
     found = cluster_without_threshold(noisy, 2, squared=False)
     assert np.isfinite(found.threshold) and len(found.labels) == 20
 

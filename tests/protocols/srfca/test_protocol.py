@@ -170,9 +170,8 @@ def test_every_variant_replays_resumes_and_places_newcomers(
     assert list(whole.predict(fresh)) == [cluster[c] for c in fresh.truth or ()]
     told = {(e.method, e.verb) for e in whole.joined_.ledger.events}
     own = {"alone", "join"} if made.distance == "l2" else {"choose"}
-    assert told == {
-        (name, "gather") for name in own - {"alone"}
-    }  # what is trained alone stays there
+    # what is trained alone stays there
+    assert told == {(name, "gather") for name in own - {"alone"}}
 
 
 def test_averages_are_unweighted_trimmed_means_from_the_first_weights(two: Federation) -> None:
@@ -228,9 +227,8 @@ def test_the_l2_graph_is_that_of_the_models_that_clients_train_alone(
     mask: str, two: Federation
 ) -> None:
     fitted = short(distance="l2", mask=mask, quantile=0.4).fit(two, DOUBLE)
-    alone = (
-        Local(rounds=8, model="linear").fit(two, DOUBLE).client_models_.values.numpy()
-    )  # the same batches
+    # the same batches
+    alone = Local(rounds=8, model="linear").fit(two, DOUBLE).client_models_.values.numpy()
     apart = cdist(alone, alone)[np.triu_indices(8, 1)]
     assert notes(fitted, "lambda") == [pytest.approx(np.quantile(apart, 0.4), rel=1e-9)]
 

@@ -128,13 +128,11 @@ def test_a_restart_begins_at_the_first_weights_once(small: Federation) -> None:
     one = torch.ones_like(start)
     client.receive(CallContext((1,), (1,), 1, 1), letter(1, [one]))
     torch.testing.assert_close(client.models.row(1), start + 1)
-    client.receive(
-        CallContext((1,), (1,), 1, 2), letter(1, [one], count=2)
-    )  # the next average of the same restart
+    # the next average of the same restart
+    client.receive(CallContext((1,), (1,), 1, 2), letter(1, [one], count=2))
     torch.testing.assert_close(client.models.row(1), start + 2)
-    client.receive(
-        CallContext((1, 2), (1, 2), 1, 3), letter(2, clients=2)
-    )  # the first round: nothing to add yet
+    # the first round: nothing to add yet
+    client.receive(CallContext((1, 2), (1, 2), 1, 3), letter(2, clients=2))
     assert torch.equal(client.models.row(1), start) and torch.equal(client.models.row(2), start)
     assert torch.equal(client.models.values[[0, 3, 4, 5]], own[[0, 3, 4, 5]])
     other = refiner(small)
@@ -188,9 +186,8 @@ def test_without_trimming_updates_leave_in_sums_only_and_own_models_are_not_post
             endpoint.answer(Call(config, name, "gather", 1, 1, (0,), sent, (1,)))
     client: Any = endpoint.client
     client.receive(CallContext((0,), (0,), 1, 1), letter(1))
-    with pytest.raises(
-        PolicyError, match="before the first average"
-    ):  # else a server could have a model of one client posted
+    # else a server could have a model of one client posted
+    with pytest.raises(PolicyError, match="before the first average"):
         client.alone(CallContext((0,), (0,), 1, 2), query)
     made.set_params(trim=0.2)
     endpoint, config = (
@@ -250,10 +247,11 @@ def test_everyone_goes_to_the_nearest_cluster_and_a_lone_client_to_the_next() ->
 def test_who_says_nothing_stays_or_joins_the_largest() -> None:
     away = [[0, 9]] * 3 + [[9, 0]] * 2 + [[9, 0]]
     assert recluster(Told(away, None, silent=(4, 5)), [0, 0, 0, 1, 1, -1], 2) == [0, 0, 0, 1, 1, 0]
+    # two clusters of one: one remains
     assert recluster(Told([[0, 9], [9, 0]], None), [0, 1], 2) == [
         0,
         0,
-    ]  # two clusters of one: one remains
+    ]
     assert recluster(Told([[0], [0]], None, silent=(0, 1)), [-1, -1], 1) == [0, 0]
 
 
@@ -267,9 +265,8 @@ def test_clusters_within_reach_are_merged_to_the_mean_of_their_models() -> None:
         Told(None, apart), [3, 3, 2, 2, 2, 0, 0, 1, 1], clusters(1, 2, 3, 4), 1.0, 2
     )
     assert labels == [0, 0, 1, 1, 1, 1, 1, 2, 2]
-    torch.testing.assert_close(
-        table, torch.tensor([[4.0, 8], [2, 4], [2, 4]])
-    )  # unweighted: of 3 and 1
+    # unweighted: of 3 and 1
+    torch.testing.assert_close(table, torch.tensor([[4.0, 8], [2, 4], [2, 4]]))
 
 
 def test_a_cluster_nobody_took_does_not_merge_others() -> None:
@@ -383,9 +380,8 @@ def test_the_noise_that_is_taken_off_clusters_models_is_theirs(
             "threshold": 1e6,
             "refine": 1,
         }
-        made = SRFCA(
-            mask="none", local_rounds=1, rounds=2, lr=1e-9, **params
-        )  # models that hardly move: noise changes no update
+        # models that hardly move: noise changes no update
+        made = SRFCA(mask="none", local_rounds=1, rounds=2, lr=1e-9, **params)
         endpoint = made.build_client(small, DOUBLE)
         net = made.build_network(InProcess(endpoint.answer), made.config(small, "float64"))
         net.agreed["placement"] = placement
