@@ -224,7 +224,10 @@ def timed(count: Count, patience: float = PATIENCE) -> Iterator[None]:
 
 
 def forget_peak() -> None:
-    """Have Linux count the largest resident set anew; elsewhere it stays that of the whole process."""
+    """Make Linux count the largest resident set anew.
+
+    Elsewhere it stays that of the whole process.
+    """
     path = Path("/proc/self/clear_refs")
     if path.exists():
         path.write_text("5")

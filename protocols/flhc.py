@@ -1,9 +1,14 @@
-"""FL+HC: Briggs, Fan, Andras, "Federated learning with hierarchical clustering of local updates to
-improve training on non-IID data", IJCNN 2020, arXiv 2004.11791. Algorithm 1.
+"""FL+HC: federated learning with hierarchical clustering, Algorithm 1.
 
-n      rounds of FedAvg before the clustering round, which asks every client once, from the model the n rounds have led to
-Δw_k   client k's masked update in the clustering round; P the hyper-parameters of the clustering: metric, linkage, threshold
-c, K_c a cluster and its clients, who go on alone from that same model, to the same total number of rounds
+Briggs, Fan, Andras, "Federated learning with hierarchical clustering of local updates to improve
+training on non-IID data", IJCNN 2020, arXiv 2004.11791.
+
+n      rounds of FedAvg before the clustering round, which asks every client once, from the model
+       the n rounds have led to
+Δw_k   client k's masked update in the clustering round; P the hyper-parameters of the clustering:
+       metric, linkage, threshold
+c, K_c a cluster and its clients, who go on alone from that same model, to the same total number of
+       rounds
 """
 
 from __future__ import annotations
@@ -185,7 +190,10 @@ class FLHC(CompressionOptions):
         labels: list[int],
         step: int,
     ) -> NewcomerReference | None:
-        """What newcomers need; none where nobody posts the joint model, which all who replied hold."""
+        """Return what newcomers need.
+
+        Return None where nobody posts the joint model, which all who replied hold.
+        """
         joint = request_model(
             net, state.outbox, ids, int(net.agreed["dimension"]) if self.briefs else rows.shape[1]
         )

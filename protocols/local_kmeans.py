@@ -51,11 +51,17 @@ class LocalKMeansState(AveragingState):
 
 
 class LocalKMeansClient(LocalFirstClient):
-    """Clients that train alone, hand in what they learned once, and go on from where they are told."""
+    """Clients that train alone and hand in what they learned once.
+
+    They go on from where they are told.
+    """
 
     @answers(GATHER, through=("delta",), fresh=True)
     def send_model(self, turn: CallContext, query: Empty) -> Update:
-        """θ_i − θ_0; the mean of the cluster counts from θ_0. Asked again, the answer is the same."""
+        """Return θ_i − θ_0.
+
+        The mean of the cluster counts from θ_0. Asked again, the client answers the same.
+        """
         self.check_alone(turn, "send_model")
         return self.displaced(turn.at)
 

@@ -45,7 +45,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Return the exit code: 0 all checks that ran passed, 1 one failed, 2 the command cannot start."""
+    """Run the command and return its exit code.
+
+    It is 0 if all checks that ran passed, 1 if one failed, and 2 if the command cannot start.
+    """
     began = time.monotonic()
     try:
         options = parse(argv)

@@ -78,7 +78,10 @@ class Results:
             self.write()
 
     def lost(self, name: str, kind: str, reason: str) -> None:
-        """Note a piece whose worker did not come back from it: a failed check, or a skipped timing."""
+        """Note a piece whose worker did not come back from it.
+
+        A check counts as failed, and a timing as skipped.
+        """
         if kind == "check":
             row = {"check": name, "result": "failed", "message": reason}
             self.take({"event": "check", "piece": name, "rows": [dict.fromkeys(CHECKS, "") | row]})

@@ -188,7 +188,10 @@ def take_turns(
     device: torch.device,
     budget: Budget,
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Return the seconds of each turn by way, and the most memory of the device that each way held."""
+    """Return the seconds of each turn, and the most memory of the device, by way.
+
+    The memory is the most that each way held.
+    """
     taken: dict[str, list[float]] = {name: [] for name in ways}
     peaks = dict.fromkeys(ways, "")
     gc.collect()

@@ -121,7 +121,10 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """Perplexity by topic and of the shared model above, g by found cluster below; a column a seed."""
+    """Draw perplexity above and g by found cluster below, with a column for each seed.
+
+    Perplexity is that of each topic and of the shared model.
+    """
     done = [row for row in rows if row.get("exact")]
     made, axes = figure(4.2 * max(1, len(done)), 5.6, rows=2, columns=max(1, len(done)))
     for (top, bottom), row in zip(axes.T, done, strict=False):

@@ -67,7 +67,10 @@ class Watched(CFL):
 
 
 def watched(cell: Cell, since: int) -> list[Line]:
-    """The history of a cell's run: label swap, one model for all, gradients from round `since` on."""
+    """Return the history of a cell's run, with gradients from round `since` on.
+
+    The run has label swap and one model for all.
+    """
     scenario = LabelSwap(clusters=cell["clusters"])
     federation = Federation.simulate(
         cell["data"],

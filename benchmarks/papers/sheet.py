@@ -94,7 +94,10 @@ class Sheet:
         return rows
 
     def save(self, figure: Any, scale: str) -> Path:
-        """Write a picture beside the CSV file: NAME.png for the scale "cpu", else NAME_SCALE.png."""
+        """Write a picture beside the CSV file.
+
+        It is NAME.png for the scale "cpu", else NAME_SCALE.png.
+        """
         buffer, path = (
             io.BytesIO(),
             self.path.with_name(self.path.stem + ("" if scale == "cpu" else f"_{scale}") + ".png"),

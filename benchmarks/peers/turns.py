@@ -71,7 +71,10 @@ class Plan:
 
 
 class Turns:
-    """The workers of one configuration; one that fails is stopped and named, and the others go on."""
+    """The workers of one configuration.
+
+    A worker that fails is stopped and named, and the others go on.
+    """
 
     def __init__(
         self, plan: Plan, work: Path, measured: Sequence[Measured], stack: ExitStack

@@ -22,7 +22,10 @@ MEETING = "SECURECLUSTER_PEERS_MEETING"
 
 
 def join(given: Options, rank: int) -> None:
-    """Be one of them: pfl joins the group when it is imported, if torchrun's variables are there."""
+    """Run as one of the processes of a group.
+
+    pfl joins the group when it is imported, if torchrun's variables are there.
+    """
     size, meet = processes(given.device), torch.distributed.init_process_group
     os.environ.update(
         TORCHELASTIC_RUN_ID="peers",

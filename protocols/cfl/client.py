@@ -1,4 +1,6 @@
-"""CFL's clients: updates, full gradients, models of splits, and the losses that the fallback
+"""The clients of CFL.
+
+They reply with updates, full gradients, models of splits, and the losses that the fallback
 compares.
 """
 
@@ -45,7 +47,10 @@ class CFLClient(CompressedUpdateClient):
 
     @answers(GATHER, through=("delta",), fresh=True, trains="full")
     def gradient(self, turn: CallContext, query: AverageDeltas) -> Update:
-        """−∇r_i(θ_i) over all of D_i (Sattler et al. 2019, eq. 50; cosines do not mind the sign)."""
+        """Return −∇r_i(θ_i) over all of D_i (Sattler et al. 2019, eq. 50).
+
+        The sign makes no difference to cosines.
+        """
         self.catch_up(turn, query)
         room = self._pipeline.room(self.cohort.model.dimension)
         return Update(
@@ -63,8 +68,9 @@ class CFLClient(CompressedUpdateClient):
 
     @answers(SUM, unmasked=("loss", "size"))
     def judge(self, turn: CallContext, query: PathModels) -> PathLosses:
-        """The losses of θ_i and of the models on its path, which the query brings, on the samples
-        kept aside; with noise where the run adds some.
+        """Return the losses of θ_i and of the models on its path, on the samples kept aside.
+
+        The query brings the models. The losses have noise where the run adds some.
         """
         self.check_not_behind(turn, query)
         widths = [1 + len(p) for p in query.means.picks]

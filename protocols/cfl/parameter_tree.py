@@ -1,10 +1,10 @@
-"""The parameter tree of recursive clustering (Sattler et al. 2019, V-C, Algorithm 4), held by a
-server that cannot read a model.
+"""The parameter tree of recursive clustering (Sattler et al. 2019, V-C, Algorithm 4).
 
-A node for every cluster that was or is, with its stationary model θ*_v as a displacement from θ_0,
-under a mask of its own where updates are masked; on the edges below it the updates from θ*_v of
-each child's clients, under the mask of their round. A newcomer undoes the first and replies under
-the second, so it finds its leaf without showing the server either.
+It is held by a server that cannot read a model. It has a node for every cluster that was or is,
+with its stationary model θ*_v as a displacement from θ_0, under a mask of its own where updates are
+masked. The edges below a node hold the updates from θ*_v of each child's clients, under the mask of
+their round. A newcomer undoes the first mask and replies under the second, so it finds its leaf
+without showing the server either.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class TreeNode:
 
 @dataclass
 class LeafModels:
-    """Final models, in the order of their nodes: apart from the tree, so that a checkpoint does not
-    hold that twice.
+    """Final models, in the order of their nodes.
+
+    They lie apart from the tree, so that a checkpoint does not hold the tree twice.
     """
 
     models: list[ModelDelta]
@@ -74,8 +75,9 @@ class ParameterTree:
         return [node] if above is None else [*self.path(above), node]
 
     def branch(self, cluster: int, halves: tuple[list[int], list[int]], new: int) -> TreeNode:
-        """Split a cluster; its second half becomes the cluster `new`. Returns the node that was its
-        leaf.
+        """Split a cluster and return the node that was its leaf.
+
+        The second half becomes the cluster `new`.
         """
         v = self.leaf(cluster)
         self.nodes[v].cluster = -1
@@ -125,8 +127,10 @@ class ParameterTree:
 def find_leaves(
     net: ServerChannel, tree: ParameterTree, ask: Callable[..., Any], to: Sequence[int]
 ) -> list[int]:
-    """Each newcomer's leaf: at every node it goes to the child that holds the single most similar
-    update, on a tie to the second (Sattler et al. 2019, Algorithm 4).
+    """Return each newcomer's leaf (Sattler et al. 2019, Algorithm 4).
+
+    At every node a newcomer goes to the child that holds the single most similar update, and on a
+    tie to the second child.
 
     Args:
         ask: the client method whose replies the tree holds.
@@ -172,8 +176,9 @@ class FallbackResult:
 def choose_fallback_models(
     net: ServerChannel, tree: ParameterTree, outbox: PendingUpdates, labels: Sequence[int]
 ) -> FallbackResult:
-    """Where a split made validation worse, the cluster returns to the best model before it (Sattler
-    et al. 2019, end of II-A).
+    """Choose the models that clusters return to where a split made validation worse.
+
+    Such a cluster returns to the best model before the split (Sattler et al. 2019, end of II-A).
 
     Clusters that were split off are judged, through sums, by their members that have the final
     model; where these are fewer than two the cluster keeps its model, for a sum over one hides

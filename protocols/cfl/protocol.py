@@ -1,11 +1,14 @@
-"""Clustered Federated Learning: Sattler, Müller, Samek, "Clustered Federated Learning:
-Model-Agnostic Distributed Multi-Task Optimization under Privacy Constraints", arXiv 1910.01991
-(2019) / IEEE TNNLS 32(8), 2021. Algorithm 5, with Algorithms 1, 3 and 4.
+"""Clustered Federated Learning (CFL): Algorithm 5, with Algorithms 1, 3 and 4.
+
+Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task
+Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32(8), 2021.
 
 θ      a client's model; the server never needs it (it may know θ_0)
 Δ_i    client i's masked update P(SGD_n(θ_i, D_i) − θ_i); Δ_c the mean over cluster c
-α      cosine similarities of updates (eq. 51) or full gradients (eq. 50); α_cross^max the largest across the halves of a split (eq. 35)
-ε1, ε2 the split test: ‖Δ_c‖ < ε1 and max ‖Δ_i‖ > ε2 (eq. 32–34); γ_max the assumed approximation noise (eq. 39)
+α      cosine similarities of updates (eq. 51) or full gradients (eq. 50); α_cross^max the largest
+       across the halves of a split (eq. 35)
+ε1, ε2 the split test: ‖Δ_c‖ < ε1 and max ‖Δ_i‖ > ε2 (eq. 32–34); γ_max the assumed approximation
+       noise (eq. 39)
 """
 
 from __future__ import annotations
@@ -226,14 +229,16 @@ class CFL(CompressionOptions):
             )
 
     def _incongruent(self, state: CFLState, look: SplitStatistics) -> bool:
-        """Return whether clients of a stationary cluster still pull: max ‖Δ_i‖ > ε2 (eq. 33), or
-        that as a share (ours).
+        """Return whether clients of a stationary cluster still pull.
+
+        They do where max ‖Δ_i‖ > ε2 (eq. 33), or where it is above that as a share (ours).
         """
         return look.max_norm > self.eps2 * (state.longest if self.criterion == "relative" else 1)
 
     def _significant(self, look: SplitStatistics, alpha: NDArray[np.float64], seed: int) -> bool:
-        """Return whether clients are separated, and would rarely be so without clusters (ours); the
-        absolute criterion does not ask.
+        """Return whether clients are separated, and would rarely be so without clusters (ours).
+
+        The absolute criterion does not ask for this.
         """
         if self.criterion == "absolute":
             return True
@@ -247,8 +252,9 @@ class CFL(CompressionOptions):
         return look.p_value <= self.level
 
     def _invited(self, net: ServerChannel, state: CFLState, t: int) -> list[int]:
-        """A share of each cluster; all of a cluster that only waits for complete replies to be
-        split.
+        """Return the clients that are asked in round t, a share of each cluster.
+
+        Where a cluster only waits for complete replies to be split, all of its clients are asked.
         """
         clusters, share = enumerate(clusters_of(state.labels)), self.participation
         return sorted(
@@ -260,7 +266,9 @@ class CFL(CompressionOptions):
         )
 
     def releases(self) -> ReleaseCounts:
-        """An update a round, or a brief and the update; full gradients; the losses that the
+        """Return how often a client releases updates, full gradients and losses.
+
+        It releases an update a round, or a brief and the update. The losses are those that the
         fallback goes by.
         """
         full = self.rounds * (self.similarity == "gradient")
@@ -322,14 +330,16 @@ class CFL(CompressionOptions):
         return self
 
     def node_model(self, node: int) -> dict[str, Any]:
-        """The `state_dict` of a node's model (V-C); `tree_.path(tree_.leaf(c))` are the nodes of
-        cluster c, the most general first.
+        """Return the `state_dict` of a node's model (V-C).
+
+        `tree_.path(tree_.leaf(c))` are the nodes of cluster c, the most general first.
         """
         return self._flat.state_dict(opened(self, self.tree_.nodes[node].model))
 
     def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
-        """What samples x (n, …) are, as probabilities (n, classes): the mean over the models on the
-        cluster's path, root to leaf (V-C).
+        """Return the probabilities (n, classes) of the classes of samples x (n, …).
+
+        They are the mean over the models on the cluster's path, root to leaf (V-C).
         """
         path = [
             opened(self, self.tree_.nodes[v].model)

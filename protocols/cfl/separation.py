@@ -1,9 +1,13 @@
-"""When the bipartition of clients is correct: the Separation Theorem of Sattler, Müller, Samek 2019
-(Theorem 1, II and VIII-A).
+"""The Separation Theorem, which says when the bipartition of clients is correct.
 
-v_l, l = 1 … k   the gradients of the true risks, with Σ a_l·v_l = 0 for positive a_l: a stationary point (eq. 104)
-X_i, i = 1 … m   by how much client i's gradient differs from that of its distribution I(i): r_i = v_I(i) + X_i
-γ_i              ‖X_i‖ / ‖v_I(i)‖, the relative approximation noise, which the theorem needs in [0, 1)
+It is Theorem 1 of Sattler, Müller, Samek 2019 (II and VIII-A).
+
+v_l, l = 1 … k   the gradients of the true risks, with Σ a_l·v_l = 0 for positive a_l: a stationary
+                 point (eq. 104)
+X_i, i = 1 … m   by how much client i's gradient differs from that of its distribution I(i):
+                 r_i = v_I(i) + X_i
+γ_i              ‖X_i‖ / ‖v_I(i)‖, the relative approximation noise, which the theorem needs in
+                 [0, 1)
 
 In angles the theorem is short. Noise γ turns a gradient by at most arcsin γ, so two clients of one
 distribution are at most φ_ij = arcsin γ_i + arcsin γ_j apart, and H_ij = cos φ_ij. Vectors with a
@@ -30,8 +34,9 @@ from securecluster.errors import UsageError
 
 
 def separation_gap(alpha: Array, truth: Sequence[int]) -> float | None:
-    """g = α_intra^min − α_cross^max (Sattler et al. 2019, eq. 28, 29); None for fewer than two
-    clients.
+    """Return g = α_intra^min − α_cross^max (Sattler et al. 2019, eq. 28, 29).
+
+    Return None for fewer than two clients.
 
     α_intra^min is over all i, j of one distribution; a client alone in its own has α_ii = 1.
     α_cross^max is that of the optimal bipartition, whatever the true clusters are. So clients of a
@@ -49,8 +54,9 @@ def separation_gap(alpha: Array, truth: Sequence[int]) -> float | None:
 
 
 def is_correct(first: Sequence[int], second: Sequence[int], truth: Sequence[int]) -> bool:
-    """Whether a bipartition leaves clients of one distribution together (Sattler et al. 2019,
-    Definition 1).
+    """Return whether a bipartition leaves clients of one distribution together.
+
+    This is Definition 1 of Sattler et al. 2019.
     """
     return not {truth[i] for i in first} & {truth[j] for j in second}
 
@@ -80,8 +86,9 @@ def approximation_noise(
 
 
 def noise_cosines(gamma: ArrayLike) -> NDArray[np.float64]:
-    """H_ij = −γ_i·γ_j + sqrt(1 − γ_i²)·sqrt(1 − γ_j²), (m, m) in (−1, 1] (Sattler et al. 2019, eq.
-    20).
+    """Return H_ij = −γ_i·γ_j + sqrt(1 − γ_i²)·sqrt(1 − γ_j²), (m, m) in (−1, 1].
+
+    This is eq. 20 of Sattler et al. 2019.
 
     Args:
         gamma: (m,) in [0, 1).
@@ -100,11 +107,11 @@ def noise_cosines(gamma: ArrayLike) -> NDArray[np.float64]:
 
 
 def cross_bound(gamma: ArrayLike, k: int, truth: Sequence[int] | None = None) -> float:
-    """The most that α_cross^max can be (Sattler et al. 2019, eq. 19 and 101): the largest bound of
-    two clients of different distributions.
+    """Return the most that α_cross^max can be (Sattler et al. 2019, eq. 19 and 101).
 
-    For each pair cos(π/(k−1))·H_ij + sin(π/(k−1))·sqrt(1 − H_ij²) where H_ij >= cos(π/(k−1)), else
-    1; −H_ij for k = 2.
+    It is the largest bound of two clients of different distributions. The bound of a pair is
+    cos(π/(k−1))·H_ij + sin(π/(k−1))·sqrt(1 − H_ij²) where H_ij >= cos(π/(k−1)), else 1; for k = 2
+    it is −H_ij.
 
     Args:
         gamma: (m,) in [0, 1).
@@ -126,10 +133,10 @@ def cross_bound(gamma: ArrayLike, k: int, truth: Sequence[int] | None = None) ->
 
 
 def intra_bound(gamma: ArrayLike, truth: Sequence[int] | None = None) -> float:
-    """The least that α_intra^min can be: min H_ij over pairs of one distribution (eq. 37), without
-    `truth` 1 − 2·γ_max² (eq. 38).
+    """Return the least that α_intra^min can be.
 
-    A client alone in its distribution bounds nothing: 1.
+    It is min H_ij over pairs of one distribution (eq. 37), and without `truth` 1 − 2·γ_max²
+    (eq. 38). A client alone in its distribution bounds nothing, which gives 1.
 
     Raises:
         UsageError: γ outside [0, 1).
@@ -143,18 +150,18 @@ def intra_bound(gamma: ArrayLike, truth: Sequence[int] | None = None) -> float:
 
 
 def largest_noise(cross_max: float) -> float:
-    """sqrt((1 − α_cross^max) / 2): with γ_max below it the bipartition found is correct, for any k
-    (Sattler et al. 2019, eq. 39).
+    """Return sqrt((1 − α_cross^max) / 2) (Sattler et al. 2019, eq. 39).
+
+    With γ_max below it the bipartition found is correct, for any k.
     """
     return math.sqrt(max(0.0, (1 - cross_max) / 2))
 
 
 def guaranteed_noise(k: int) -> float:
-    """The γ_max below which Theorem 1 guarantees g > 0 for k distributions, whatever the vectors:
-    sin(π / (4·(k−1))) (ours).
+    """Return the γ_max below which Theorem 1 guarantees g > 0 for k distributions (ours).
 
-    In angles, where eq. 38 stays above eq. 19: 2·arcsin γ < π/(k−1) − 2·arcsin γ. It bounds the
-    green region of Fig. 3.
+    It is sin(π / (4·(k−1))), whatever the vectors. In angles, eq. 38 stays above eq. 19 where
+    2·arcsin γ < π/(k−1) − 2·arcsin γ. It bounds the green region of Fig. 3.
     """
     if k < 2:
         raise UsageError(f"{k} distributions cannot be separated: k is at least 2")

@@ -1,5 +1,6 @@
-"""What a server that splits clusters sees of one cluster in one round (Sattler et al. 2019,
-Algorithm 5, lines 15–21).
+"""The view that a server which splits clusters has of one cluster in one round.
+
+It is that of lines 15–21 of Algorithm 5 of Sattler et al. 2019.
 """
 
 from __future__ import annotations
@@ -81,8 +82,10 @@ def collect_updates(
     labels: Sequence[int],
     briefs: bool,
 ) -> tuple[Replies[Any], Sums[Any] | None]:
-    """The clients' updates, which α compares; or what they tell of them in brief, and the sums over
-    two members or more of each cluster.
+    """Collect the clients' updates, which α compares.
+
+    Where they tell their updates in brief, collect these briefs, and the sums over two members or
+    more of each cluster.
     """
     got: Replies[Any] = net.gather(
         CFLClient.send_compressed_update if briefs else CFLClient.train,
@@ -114,8 +117,9 @@ def split_statistics(
     labels: Sequence[int],
     total: Sums[Any] | None = None,
 ) -> SplitStatistics:
-    """Norms of a cluster's updates, free of the noise that clients add; α compares the updates (eq.
-    51).
+    """Return norms of a cluster's updates, free of the noise that clients add.
+
+    α compares the updates (eq. 51).
 
     Args:
         total: the sums of the updates that were told in brief: the norm of the mean comes from
@@ -173,8 +177,9 @@ def _in_brief(
 
 
 def _noise_of_mean(net: ServerChannel, total: Sums[Any], cluster: int) -> float:
-    """The expected squared norm of the noise in a cluster's mean: every client's, or a trusted
-    server's in the sum.
+    """Return the expected squared norm of the noise in a cluster's mean.
+
+    The noise is every client's, or a trusted server's in the sum.
     """
     return net.noise("delta") / float(total.counts[cluster]) ** (
         2 if net.agreed["placement"] == "central" else 1
@@ -182,16 +187,17 @@ def _noise_of_mean(net: ServerChannel, total: Sums[Any], cluster: int) -> float:
 
 
 def _longest(norms: torch.Tensor, noise: float) -> float:
-    """max ‖Δ_i‖; under noise √(mean ‖Δ_i‖²), since the largest of several noisy norms is the
-    noisiest (ours).
+    """Return max ‖Δ_i‖, or under noise √(mean ‖Δ_i‖²) (ours).
+
+    The largest of several noisy norms is the noisiest.
     """
     return float(norms.square().mean().sqrt() if noise else norms.max())
 
 
 def _scatter(norms: torch.Tensor, noise: float, width: int, sketched: bool = False) -> float:
-    """The standard deviation of a cosine of two rows of the median norm r, each with noise of
-    squared norm N in q numbers (ours).
+    """Return the standard deviation of a cosine of two noisy rows (ours).
 
+    The rows have the median norm r, and each has noise of squared norm N in q numbers.
     ⟨x + n, y + n'⟩ scatters by √(N²/q + 2·N·r²/q) around ⟨x, y⟩, and a sketch by about r²/√q.
     """
     square = float(norms.quantile(0.5)) ** 2
@@ -207,8 +213,9 @@ def _scatter(norms: torch.Tensor, noise: float, width: int, sketched: bool = Fal
 def queue_averages(
     outbox: PendingUpdates, looks: Sequence[SplitStatistics], step: int, labels: Sequence[int]
 ) -> None:
-    """The clusters' means, under the mask of call `step`, are for their members; zero for a cluster
-    nobody replied from.
+    """Queue the clusters' means, under the mask of call `step`, for their members.
+
+    The mean is zero for a cluster nobody replied from.
     """
     means = [look.mean for look in looks if look.mean is not None]
     if means:
@@ -232,7 +239,10 @@ def compare_gradients(net: ServerChannel, outbox: PendingUpdates, look: SplitSta
 
 
 def fetch_split_model(net: ServerChannel, outbox: PendingUpdates, look: SplitStatistics) -> bool:
-    """Get the model that a cluster is split at, before it moves on; False where no member posts it."""
+    """Get the model that a cluster is split at, before it moves on.
+
+    Return False where no member posts it.
+    """
     look.model = request_model(
         net, outbox, look.members, look.updates.shape[1] if look.mean is None else len(look.mean)
     )
@@ -242,8 +252,9 @@ def fetch_split_model(net: ServerChannel, outbox: PendingUpdates, look: SplitSta
 def split_cluster(
     tree: ParameterTree, labels: list[int], look: SplitStatistics, number: int
 ) -> None:
-    """Split a cluster in round `number`: the second half becomes a new cluster; the node keeps what
-    newcomers will be compared with.
+    """Split a cluster in round `number`.
+
+    The second half becomes a new cluster. The node keeps what newcomers will be compared with.
     """
     assert look.halves is not None
     new = 1 + max(labels)

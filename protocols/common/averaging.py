@@ -1,5 +1,6 @@
-"""Federated averaging within clusters, by sums: what FedAvg does with one cluster and every method
-does once it knows its clusters.
+"""Federated averaging within clusters, by sums.
+
+FedAvg does this with one cluster, and every method does it once it knows its clusters.
 
 The client weighs what it sends, so that the server needs sums only. A cluster of one has nobody to
 average with: its client trains alone, and nothing leaves it.
@@ -45,10 +46,10 @@ class SumClient(TrainingClient):
 
     @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, turn: CallContext, query: AverageDeltas) -> Update:
-        """θ_i ← θ_i + P⁻¹Δ_c(i); reply n_i·P(SGD_n(θ_i, D_i) − θ_i) and n_i (McMahan et al. 2017,
-        Algorithm 1).
+        """Train from the cluster's model, and reply with the weighted update and n_i.
 
-        Where updates are clipped they count the same, and n_i stays here.
+        θ_i ← θ_i + P⁻¹Δ_c(i); the reply is n_i·P(SGD_n(θ_i, D_i) − θ_i) and n_i (McMahan et al.
+        2017, Algorithm 1). Where updates are clipped they count the same, and n_i stays here.
         """
         if self._pipeline.clips:
             return Update(self.trained(turn, query).delta, None)
@@ -57,8 +58,9 @@ class SumClient(TrainingClient):
 
     @answers(GATHER, private=False, trains="usual")
     def alone(self, turn: CallContext, query: AverageDeltas) -> Ack:
-        """θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i), which stays here. Asked again, or for an earlier call,
-        a client does not train again.
+        """Make θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i), which stays here.
+
+        Asked again, or for an earlier call, a client does not train again.
         """
         new = [n for n, k in enumerate(turn.at) if self._trained[k] < turn.step]
         if new:
@@ -92,8 +94,9 @@ class SumClient(TrainingClient):
 
     @property
     def unshared(self) -> frozenset[int]:
-        """Return the positions of clients whose model was trained alone, and not since replaced by
-        averages.
+        """Return the positions of clients whose model was trained alone.
+
+        Clients whose model has since been replaced by averages are not among them.
         """
         return frozenset(self._unshared)
 
@@ -102,13 +105,17 @@ class SumClient(TrainingClient):
         return self._anew(self.starting_over(at, query))
 
     def starting_over(self, at: Sequence[int], query: AverageDeltas) -> set[int]:
-        """Return the positions of the clients whose averages count from θ_0, whatever they hold;
-        here none.
+        """Return the positions of the clients whose averages count from θ_0.
+
+        These averages count from there whatever the clients hold. Here there are no such clients.
         """
         return set()
 
     def take(self, at: Sequence[int], query: AverageDeltas) -> None:
-        """Apply averages as every trainee does, and note whose model is now made of averages alone."""
+        """Apply averages as every trainee does.
+
+        Note whose model is now made of averages alone.
+        """
         shared = self.starting_over(at, query)
         if query.absolute:  # one displacement since θ_0 replaces the model
             counts = query.count.values.tolist()
@@ -165,8 +172,9 @@ class SumClient(TrainingClient):
 
 
 class LocalFirstClient(SumClient):
-    """Clients that train alone first, tell something of what they learned, and then contribute to
-    means that count from θ_0.
+    """Clients that train alone first, and then contribute to means that count from θ_0.
+
+    Before they contribute they tell something of what they learned alone.
     """
 
     def starting_over(self, at: Sequence[int], query: AverageDeltas) -> set[int]:
@@ -191,8 +199,9 @@ class AveragingState:
 
 
 def average_clusters(net: ServerChannel, state: AveragingState, share: float, t: int) -> None:
-    """Round t of FedAvg in each cluster: a share of its members, two or more (ours: a sum over one
-    hides nothing), averaged by n_i.
+    """Make round t of FedAvg in each cluster, averaged by n_i.
+
+    A share of its members takes part, two or more (ours: a sum over one hides nothing).
     """
     total = cluster_sums(net, state, share, t)
     if total is not None:
@@ -202,8 +211,9 @@ def average_clusters(net: ServerChannel, state: AveragingState, share: float, t:
 def cluster_sums(
     net: ServerChannel, state: AveragingState, share: float, t: int
 ) -> Sums[Update] | None:
-    """What the clusters' members contribute in round t, by cluster; None where nobody does. Lone
-    clients train alone.
+    """Return what the clusters' members contribute in round t, by cluster.
+
+    Return None where nobody contributes. Lone clients train alone.
     """
     clusters = clusters_of(state.labels)
     lone = sorted(own[0] for own in clusters if len(own) == 1)
@@ -241,8 +251,10 @@ def weighted_means(total: Sums[Update]) -> torch.Tensor:
 
 
 def total_weights(total: Sums[Update]) -> torch.Tensor:
-    """What each group's sum is to be divided by, (K,): its clients' samples; where these are not
-    told, its clients.
+    """Return what each group's sum is to be divided by, (K,).
+
+    It is the number of its clients' samples, or, where these are not told, the number of its
+    clients.
     """
     if total.rows.size is None:
         return torch.as_tensor(total.counts, dtype=total.rows.delta.table.dtype)

@@ -57,8 +57,9 @@ FEW_ROUNDS = 30  # more of them may help
 
 @dataclass
 class ClusteringProtocol(DPOptions, ProtocolHooks):
-    """Base of the methods: the constructor only stores, `fit` returns self, and what was learned
-    ends in an underscore.
+    """Base of the methods.
+
+    The constructor only stores, `fit` returns self, and what was learned ends in an underscore.
 
     Attributes after `fit`:
         labels_: each client's cluster, (m,) ints from 0.
@@ -70,9 +71,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
             the frames.
         bytes_: totals by direction and message.
         accuracy_ (of text perplexity_, of trajectories position_error_ in metres): each client's on
-        its test data, (m,); scores_ is
-            whichever it is, and metric_ its name. agreement_: scores against the true clusters,
-            where they are known.
+            its test data, (m,); scores_ is whichever it is, and metric_ its name.
+        agreement_: scores against the true clusters, where they are known.
         warning_: a sentence where a run of ten rounds or more has taught many clients' models
             nothing, else None; it compares their training loss and accuracy with those of an answer
             that ignores its input, as the observer, outside the protocol and outside ε.
@@ -205,8 +205,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         settings: Settings,
         report: Callable[[Line], None],
     ) -> Self:
-        """Run, or go on from the last checkpoint, in a folder that the caller has locked and
-        checked.
+        """Run, or go on from the last checkpoint, in a folder.
+
+        The caller has locked and checked the folder.
         """
         return self._run(federation, settings, folder, report)
 
@@ -226,8 +227,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return self._belongs_to(folder)
 
     def _doubt(self, found: Chance, federation: Federation) -> str | None:
-        """Return a sentence on models that have learned nothing, and on what to try; None where
-        there is no need for one.
+        """Return a sentence on models that have learned nothing, and on what to try.
+
+        Return None where there is no need for one.
         """
         from securecluster.models.architectures import rate
 
@@ -254,15 +256,19 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         )
 
     def restore_from(self, folder: Path) -> Self:
-        """Take over what a finished run in a folder learned; its hyper-parameters are this
-        protocol's.
+        """Take over what a finished run in a folder learned.
+
+        The run's hyper-parameters are this protocol's.
         """
         self.adopt(read_kept(folder))
         self._open_transcript(folder)
         return self._belongs_to(folder)
 
     def _belongs_to(self, folder: Path | None) -> Self:
-        """Record what newcomers release in a folder, and add to the ledger what is recorded there."""
+        """Record what newcomers release in a folder.
+
+        Add to the ledger what is recorded there.
+        """
         clients = self.kept_.learned.config["clients"]
         self.newcomers_record = None if folder is None else NewcomerRecord(folder, clients)
         if self.newcomers_record is not None:
@@ -270,8 +276,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return self
 
     def _open_transcript(self, folder: Path) -> None:
-        """Open the transcript of a run folder, after a check of its index; what `save` wrote has
-        none.
+        """Open the transcript of a run folder, after a check of its index.
+
+        A folder that `save` wrote has none.
         """
         marks = manifest.read(folder)
         if "config.json" not in marks:
@@ -321,8 +328,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return self
 
     def _cluster_model(self, label: int) -> dict[str, Any] | None:
-        """Return the model that a cluster's members share; None where noise is asked for and all
-        they have was trained alone.
+        """Return the model that a cluster's members share.
+
+        Return None where noise is asked for and all they have was trained alone.
         """
         learned, shared = self._fitted().learned, self.kept_.clients.extra.get(SHARED)
         if shared is not None:
@@ -350,8 +358,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return state
 
     def predict(self, newcomers: Federation) -> NDArray[np.int64]:
-        """The clusters of clients that were not there, (n,): they join the finished run over its
-        own network, masked where it was.
+        """Return the clusters of clients that were not in the run, (n,).
+
+        They join the finished run over its own network, masked where it was.
 
         Every call starts from the end of the run. What newcomers release is added to `ledger_`, and
         to the folder of the run, where it has one; `joined_` holds the frames, bytes and releases
@@ -374,8 +383,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return np.asarray(self.joined_.labels, dtype=np.int64)
 
     def save(self, folder: Path | str) -> None:
-        """Write what was learned as safetensors; `clients.safetensors` holds models and keys and is
-        for the owner's eyes only.
+        """Write what was learned as safetensors.
+
+        `clients.safetensors` holds models and keys and is for the owner's eyes only.
 
         A module of your own is saved by its weights, not its code. The transcript is not saved:
         give `fit` a folder for that.
@@ -399,8 +409,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
 
     @classmethod
     def load(cls, folder: Path | str, model: Any = None, **own: Any) -> Self:
-        """A fitted protocol from the folder that `save` wrote, or from a finished run's, which has
-        its `transcript_`, too.
+        """Return a fitted protocol from the folder that `save` wrote, or from a finished run's.
+
+        That of a finished run has its `transcript_`, too.
 
         Args:
             model: the module, where the run trained one of your own.
@@ -420,8 +431,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return self.kept_
 
     def with_fitted_params(self) -> Self:
-        """The same with the hyper-parameters it was fitted with, whatever `set_params`, or training
-        its module, has changed since.
+        """Return the same protocol with the hyper-parameters it was fitted with.
+
+        They are restored whatever `set_params`, or training its module, has changed since.
         """
         self._fitted()
         found = copy.copy(self)
@@ -451,16 +463,18 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return found
 
     def shown_params(self) -> dict[str, Any]:
-        """The hyper-parameters as JSON has them: of a module of your own, its text and the hash of
-        its weights.
+        """Return the hyper-parameters as JSON has them.
+
+        A module of your own is shown by its text and the hash of its weights.
         """
         from securecluster.models.validation import describe as describe_model
 
         return numbers({**self.get_params(), "model": describe_model(self.model)})
 
     def resolved(self, federation: Federation) -> dict[str, Any]:
-        """What stands for the defaults that depend on the data: the network's name, and its
-        learning rate.
+        """Return what stands for the defaults that depend on the data.
+
+        These are the network's name and its learning rate.
         """
         from securecluster.models.architectures import chosen, rate
 
@@ -474,21 +488,24 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return {**name, "lr": lr, **self.resolved_noise(federation, lr, self.aside)}
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
-        """The stages between a client's update and the wire, as the configuration that both sides
-        share has them.
+        """Return the stages between a client's update and the wire.
+
+        They are as the configuration that both sides share has them.
         """
         return Pipeline([*self.stages(config), *build(self.mask, config["dimension"])])
 
     def limits(self, config: Mapping[str, Any], pipeline: Pipeline) -> Limits:
-        """Return the limits that the configuration sets to frames, as both sides hold each other to
-        them.
+        """Return the limits that the configuration sets to frames.
+
+        Both sides hold each other to them.
         """
         itemsize = 8 if config["dtype"] == "float64" else 4
         return Limits(self.frame_sizes(config), layout(pipeline, itemsize))
 
     def message_types(self, method: str) -> tuple[type, type]:
-        """(query class, reply class) of a call, or of what a local parameter server sends and is
-        answered.
+        """Return the (query class, reply class) of a call.
+
+        For a local parameter server, they are those of what it sends and is answered.
         """
         return message_types(self.gps if hasattr(self.gps, method) else self.client, method)
 
@@ -512,8 +529,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         identity: Identity | None = None,
         roster: Roster | None = None,
     ) -> Endpoint[TrainingClient]:
-        """The endpoint of some clients (all by default): their data, models, keys and release
-        policy.
+        """Return the endpoint of some clients, by default of all.
+
+        It has their data, models, keys and release policy.
 
         Args:
             simulated: derive keys from the federation's seed; a deployed node says False and takes
@@ -571,8 +589,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
     def replay(
         self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto"
     ) -> bytes:
-        """Run the server alone against a recorded transcript; its final state, packed, must equal
-        the recorded one.
+        """Run the server alone against a recorded transcript, and return its final state, packed.
+
+        The state must equal the recorded one.
 
         Args:
             threads: those of the run's settings, since sums round differently with another number.
@@ -591,8 +610,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         threads: int = 0,
         device: str = "auto",
     ) -> tuple[Any, ChannelState]:
-        """As `replay`, but return the server's final state, and that of its network with the
-        ledger.
+        """Run the server as `replay` does, and return its final state and its network's.
+
+        The state of the network has the ledger.
         """
         transport, place = Replay(transcript), choose_device(device)
         net = self.build_network(transport, config, device=place)

@@ -30,8 +30,9 @@ class ClientState:
 
 
 class TrainingClient:
-    """Clients that train from their cluster's model; how an update may leave is for those that
-    inherit from it to say.
+    """Clients that train from their cluster's model.
+
+    Classes that inherit from this one say how an update may leave.
     """
 
     clear: ClassVar[bool] = False  # whether a part of a model leaves without a mask
@@ -62,7 +63,10 @@ class TrainingClient:
 
     @property
     def unshared(self) -> frozenset[int]:
-        """Return the positions of clients whose model is not made of averages alone; here nobody's."""
+        """Return the positions of clients whose model is not made of averages alone.
+
+        Here there are no such clients.
+        """
         return frozenset()
 
     def trained(
@@ -72,8 +76,9 @@ class TrainingClient:
         scale: Sequence[float] | None = None,
         plan: LocalTraining | None = None,
     ) -> Update:
-        """The reply before any mask, each client's update times its `scale`; of a `plan` other than
-        its usual training.
+        """Return the reply before any mask, with each client's update times its `scale`.
+
+        Where a `plan` is given, clients train by it and not as usual.
         """
         self.catch_up(turn, query)
         room = self._pipeline.room(self.cohort.model.dimension)
@@ -110,8 +115,9 @@ class TrainingClient:
             raise late_request_error(ahead)
 
     def take(self, at: Sequence[int], query: AverageDeltas) -> None:
-        """θ_i ← θ_i + P⁻¹Δ_c(i) for the clients at positions `at`, as far as they have not applied
-        it yet.
+        """Make θ_i ← θ_i + P⁻¹Δ_c(i) for the clients at positions `at`.
+
+        What they have already applied is not applied again.
         """
         self.models = self.advanced(at, query)
         for k, count in zip(at, query.count.values.tolist(), strict=True):
@@ -119,8 +125,9 @@ class TrainingClient:
                 self._had[k] = count
 
     def had(self, k: int, query: AverageDeltas) -> int:
-        """Return how many of the averages that the query counts the client at position k has
-        applied.
+        """Return how many averages the client at position k has applied.
+
+        They are among those that the query counts.
         """
         return self._had[k]
 
@@ -129,8 +136,9 @@ class TrainingClient:
         return self.models
 
     def advanced(self, at: Sequence[int], query: AverageDeltas) -> Rows:
-        """All clients' models, with those at positions `at` moved by what the query brings them;
-        changes nothing here.
+        """Return all clients' models after what the query brings those at positions `at`.
+
+        Nothing changes here.
 
         Raises:
             UpdateError: the server takes a client to have averages that it has not.
@@ -176,8 +184,9 @@ class TrainingClient:
     def _moved(
         self, theta: torch.Tensor, digest: bytes, picks: tuple[int, ...], query: AverageDeltas
     ) -> tuple[torch.Tensor, bytes]:
-        """A model moved by some averages, and its digest; what a letter has already moved is not
-        moved again.
+        """Return a model moved by some averages, and its digest.
+
+        What a letter has already moved is not moved again.
         """
         if not picks:
             return theta, digest
@@ -195,8 +204,9 @@ class TrainingClient:
         return self._memo.moved[key]
 
     def bounded(self, theta: torch.Tensor) -> torch.Tensor:
-        """The model (d,) after an average, where it must lie; everywhere, if a method does not say
-        otherwise.
+        """Return the model (d,) after an average, where it must lie.
+
+        It may lie everywhere, if a method does not say otherwise.
         """
         return theta
 
@@ -235,8 +245,9 @@ class TrainingClient:
         self.recall(state.extra)
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return what clients remember beside their models, by name: all that a later call depends
-        on.
+        """Return what clients remember beside their models, by name.
+
+        This is all that a later call depends on.
         """
         return {"had": torch.as_tensor(self._had), **self.cohort.memory()}
 
@@ -247,21 +258,25 @@ class TrainingClient:
 
 
 class UpdateClient(TrainingClient):
-    """Clients whose updates may be read one by one (Sattler et al. 2019, Algorithm 5, "Client i
-    does"), and that post their model.
+    """Clients whose updates may be read one by one, and that post their model.
+
+    The updates are those of Sattler et al. 2019, Algorithm 5, "Client i does".
     """
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def train(self, turn: CallContext, query: AverageDeltas) -> Update:
-        """θ_i ← θ_i + P⁻¹Δ_c(i); reply P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the way
-        out.
+        """Train from the cluster's model, and reply with the update.
+
+        θ_i ← θ_i + P⁻¹Δ_c(i); the reply is P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the
+        way out.
         """
         return self.trained(turn, query)
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def post(self, turn: CallContext, query: Empty) -> Update:
-        """θ_i − θ_0, masked on the way out: how a model reaches those who were not there (Sattler
-        et al. 2019, V-C; ours).
+        """Return θ_i − θ_0, masked on the way out.
+
+        This is how a model reaches those who were not there (Sattler et al. 2019, V-C; ours).
         """
         return self.displaced(turn.at)
 
@@ -278,8 +293,9 @@ def late_request_error(clients: Sequence[int]) -> PolicyError:
 
 @dataclass
 class _MovedModels:
-    """What clients made of one letter's averages: its frames reach them in several calls, as a sum
-    streams over clients.
+    """The models that clients made of one letter's averages.
+
+    The letter's frames reach them in several calls, as a sum streams over clients.
     """
 
     averages: torch.Tensor | None = None  # the table of averages itself

@@ -1,9 +1,8 @@
-"""Updates told in brief: a short reply that clusters are told from, and the update itself in a sum
-only (ours).
+"""Updates told in brief, and handed over in a sum only (ours).
 
-A brief is the update behind a sketch, or compressed, or both: (sketch) → clip → noise → (mask) →
-quantise. What a client told in brief it hands over next, so that the server needs the sum of a
-cluster's updates and never one of them.
+A brief is a short reply that clusters are told from: the update behind a sketch, or compressed, or
+both: (sketch) → clip → noise → (mask) → quantise. What a client told in brief it hands over next,
+so that the server needs the sum of a cluster's updates and never one of them.
 """
 
 from __future__ import annotations
@@ -61,8 +60,10 @@ class CompressedUpdateClient(UpdateClient):
 
     @answers(GATHER, through=("brief",), trains="usual")
     def send_compressed_update(self, turn: CallContext, query: AverageDeltas) -> CompressedUpdate:
-        """θ_i ← θ_i + P⁻¹Δ_c(i); train, keep the update, and reply its brief. Sketch, clip, noise
-        and mask are applied on the way out.
+        """Train from the cluster's model, keep the update, and reply with its brief.
+
+        Training begins with θ_i ← θ_i + P⁻¹Δ_c(i). Sketch, clip, noise and mask are applied on the
+        way out.
         """
         self._kept = None  # before there is another (m, d)
         self.catch_up(turn, query)
@@ -77,11 +78,11 @@ class CompressedUpdateClient(UpdateClient):
 
     @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
     def contribute_kept_update(self, turn: CallContext, query: Empty) -> Update:
-        """The update that was last told in brief; in sums only, times |D_i| where the average is
-        weighted.
+        """Return the update that was last told in brief.
 
-        A process that was restarted since has forgotten the update, and trains again: every draw
-        follows from the call that told it.
+        It leaves in sums only, times |D_i| where the average is weighted. A process that was
+        restarted since has forgotten the update, and trains again: every draw follows from the call
+        that told it.
         """
         untold = [i for i, k in zip(turn.ids, turn.at, strict=True) if not self._tells(k)]
         if untold:
@@ -103,8 +104,9 @@ class CompressedUpdateClient(UpdateClient):
         return self.keeps and step > 0 and had == self._had[k]
 
     def _updates(self, at: Sequence[int]) -> torch.Tensor:
-        """Return the updates that clients told in brief, (len(at), room), from memory or by the
-        same training again.
+        """Return the updates that clients told in brief, (len(at), room).
+
+        They come from memory, or from the same training again.
         """
         d = self.cohort.model.dimension
         place, kept = self._kept or ({}, None)
@@ -119,8 +121,9 @@ class CompressedUpdateClient(UpdateClient):
         return delta
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add which updates were told in brief: the updates themselves would be as large as the
-        models.
+        """Add which updates were told in brief.
+
+        The updates themselves would be as large as the models.
         """
         return {**super().memory(), "told": torch.tensor(self._told, dtype=torch.int64)}
 
@@ -141,11 +144,10 @@ def updates_of(got: Replies[Any]) -> torch.Tensor:
 def everyones(
     net: ServerChannel, outbox: PendingUpdates, ask: Callable[..., Any]
 ) -> tuple[list[int], torch.Tensor, int]:
-    """The clients that replied, in order, their updates or briefs (r, n), and the number of the
-    call.
+    """Return the clients that replied, their updates or briefs, and the number of the call.
 
-    Whoever does not reply is asked again, with the same call number, so that all replies carry one
-    mask (ours).
+    The clients are in order, and their updates or briefs are (r, n). Whoever does not reply is
+    asked again, with the same call number, so that all replies carry one mask (ours).
     """
     ids: list[int] = []
     parts: list[torch.Tensor] = []
@@ -199,8 +201,9 @@ def with_briefs(
 
 
 def check_briefs(given: Any) -> None:
-    """Raise UsageError for a sketch, compression or clusterer that cannot work with a method's
-    other options.
+    """Raise UsageError for a sketch, compression or clusterer that cannot work.
+
+    Each has to work with a method's other options.
     """
     if given.sketch is not None:
         check_size(given.sketch)

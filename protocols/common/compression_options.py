@@ -47,7 +47,10 @@ class CompressionOptions(ClusteringProtocol):
         return with_briefs(super().pipeline(config), self.stages(config), config)
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Adds briefs, which are made of the same updates, and losses that clients judge models by."""
+        """Adds briefs, and the losses that clients judge models by.
+
+        Briefs are made of the same updates.
+        """
         found, z = super().multipliers(config), float(config["noise"])
         return (
             found

@@ -1,5 +1,6 @@
-"""Differential privacy as every method has it: the options, what they do to replies, and what
-releases cost.
+"""Differential privacy as every method has it.
+
+The module has the options, what they do to replies, and what releases cost.
 
 Unit "client": what leaves is clipped and noised on its way, and updates count the same. Unit
 "example": training itself is DP-SGD, and what leaves is made of its results. The noise of losses,
@@ -136,15 +137,18 @@ class DPOptions(ABC):
         return ReleaseCounts(updates=self.rounds, trainings=self.rounds)
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Noise multipliers of reply fields that do not go through the pipeline's noise; infinite:
-        nothing new, or public.
+        """Return noise multipliers of reply fields that do not go through the pipeline's noise.
+
+        A field that holds nothing new, or something public, has an infinite one.
         """
         trained = self.per_example and config["noise"] > 0
         return {"delta": math.inf, "size": math.inf} if trained else {}
 
     def replacements(self) -> dict[str, float]:
-        """By reply field: the sensitivity to replacing the unit of privacy over that to adding or
-        removing it, where it is not 2.
+        """Return the sensitivity to replacing the unit of privacy, by reply field.
+
+        The value is the ratio to the sensitivity to adding or removing the unit. Fields for which
+        it is 2 are left out.
         """
         return {}
 
@@ -160,8 +164,9 @@ class DPOptions(ABC):
         return (Clip(config["clip"], total=bool(config["noise"])), *own)
 
     def keeps_local_models(self, config: Mapping[str, Any]) -> bool:
-        """Return whether models that clients trained alone stay out of the results: where noise is
-        to cover these.
+        """Return whether models that clients trained alone stay out of the results.
+
+        They do where noise is to cover the results.
         """
         return float(config["noise"]) > 0
 
@@ -186,8 +191,9 @@ class DPOptions(ABC):
         )
 
     def training(self, config: Mapping[str, Any]) -> LocalTraining:
-        """What a client does in a round, at the learning rate, and with the noise, that the run
-        goes by.
+        """Return what a client does in a round.
+
+        The learning rate and the noise are those that the run goes by.
         """
         plan = LocalTraining(
             config["lr"],
@@ -228,8 +234,9 @@ class DPOptions(ABC):
         )
 
     def history(self, z: float, samples: int, usual: LocalTraining) -> History:
-        """What a client with so many samples would release at noise multiplier z, as (multiplier,
-        sampling rate, steps).
+        """Return what a client with so many samples would release at noise multiplier z.
+
+        Releases are given as (multiplier, sampling rate, steps).
         """
         n = self.releases()
         if self.dp_unit == "client":
@@ -243,8 +250,10 @@ class DPOptions(ABC):
         return [entry for entry in own if entry[2]]
 
     def resolved_noise(self, federation: Federation, lr: float, aside: float) -> dict[str, Any]:
-        """The bound of a loss, and the noise multiplier as given, or as `target_epsilon` needs it
-        for the client that releases most.
+        """Return the bound of a loss, and the noise multiplier.
+
+        The multiplier is as given, or as `target_epsilon` needs it for the client that releases
+        most.
         """
         kind, found = federation.objective, dict[str, Any](noise=float(self.noise))
         sizes = [len(shard.y) - math.floor(aside * len(shard.y)) for shard in federation.shards]
@@ -268,8 +277,9 @@ class DPOptions(ABC):
 def _least(
     units: tuple[tuple[tuple[float, float, int], ...], ...], target: float, delta: float
 ) -> float:
-    """The least z with which releases of multiplier z times those of any of `units` cost at most
-    the target.
+    """Return the least z with which releases cost at most the target.
+
+    The releases are of multiplier z times those of any of `units`.
     """
     from securecluster.privacy.dp.accounting import find_noise_for_all
 

@@ -276,8 +276,9 @@ def carry_out(
 
 
 def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
-    """Place clients that a finished run never saw. Every call starts from the end of the run, and
-    adds to its ledger.
+    """Place clients that a finished run never saw.
+
+    Every call starts from the end of the run, and adds to its ledger.
 
     Raises:
         UsageError: data of another kind, or too few samples for the run's noise.
@@ -352,10 +353,10 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
 
 
 def _opened_record(protocol: ClusteringProtocol) -> NewcomerRecord | None:
-    """Return the file for what newcomers release, where the protocol has a folder, after a check
-    that it can be written.
+    """Return the file for what newcomers release, after a check that it can be written.
 
-    A run without noise goes on without the file: whatever its newcomers release has an infinite ε.
+    There is one where the protocol has a folder. A run without noise goes on without the file:
+    whatever its newcomers release has an infinite ε.
     """
     record = protocol.newcomers_record
     if record is None:
@@ -372,15 +373,17 @@ def _opened_record(protocol: ClusteringProtocol) -> NewcomerRecord | None:
 
 
 def _without_events(state: ChannelState) -> ChannelState:
-    """Return the network's state without the ledger's events, which are appended to a file of their
-    own.
+    """Return the network's state without the ledger's events.
+
+    The events are appended to a file of their own.
     """
     return replace(state, ledger=replace(state.ledger, events=[]))
 
 
 def _samples(client: TrainingClient) -> dict[int, int]:
-    """How many samples each client trains on: what DP-SGD costs depends on it, and it is taken as
-    public there.
+    """Return how many samples each client trains on.
+
+    The cost of DP-SGD depends on this number, which is taken as public there.
     """
     return dict(zip(client.cohort.ids, client.cohort.sizes, strict=True))
 
@@ -402,8 +405,9 @@ def _hosts(config: Mapping[str, Any], secrets: Secrets, limits: Limits) -> Endpo
 
 
 def opened(protocol: ClusteringProtocol, posted: ModelDelta) -> torch.Tensor:
-    """The model (d,) behind a displacement that the server holds, as the owner of a fitted protocol
-    reads it.
+    """Return the model (d,) behind a displacement that the server holds.
+
+    The owner of a fitted protocol reads it like this.
 
     Raises:
         UsageError: the server holds none.

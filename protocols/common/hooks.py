@@ -52,12 +52,16 @@ class ProtocolHooks(ABC):
 
     @abstractmethod
     def run_server(self, net: ServerChannel, run: Run) -> Any:
-        """The paper's loop: all that the server does. Returns its final state, which has `labels`."""
+        """Run the paper's loop, which is all that the server does.
+
+        Return its final state, which has `labels`.
+        """
 
     @abstractmethod
     def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
-        """The clusters of newcomers: clients with numbers `to` that the run never saw, asked
-        through verbs.
+        """Return the clusters of newcomers, which are clients that the run never saw.
+
+        They have the numbers `to`, and are asked through verbs.
 
         Args:
             state: what `run_server` returned.
@@ -68,8 +72,9 @@ class ProtocolHooks(ABC):
         return []
 
     def lps_view(self) -> list[str]:
-        """What a local parameter server sees beyond the values of single replies, where the method
-        has some.
+        """Return what a local parameter server sees beyond the values of single replies.
+
+        This is for methods that have local parameter servers.
         """
         return []
 
@@ -124,11 +129,10 @@ class ProtocolHooks(ABC):
         return {}
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
-        """Return the sizes that bound what frames of a run may hold, by the names that messages
-        declare.
+        """Return the sizes that bound what frames of a run may hold.
 
-        Every client and the server derive them from the configuration. A method whose messages name
-        further sizes adds them.
+        They go by the names that messages declare. Every client and the server derive them from the
+        configuration. A method whose messages name further sizes adds them.
 
         Args:
             config: what clients and server agreed on.
@@ -152,7 +156,10 @@ class ProtocolHooks(ABC):
 
     @property
     def aside(self) -> float:
-        """Share of each client's training samples that is kept out of training, to judge models by."""
+        """Return the share of each client's training samples that is kept out of training.
+
+        Models are judged by these samples.
+        """
         return 0.0
 
     @property
@@ -162,21 +169,24 @@ class ProtocolHooks(ABC):
 
     @property
     def vectors_per_round(self) -> int:
-        """Rows of d numbers between a client and the server in a round, about: an update up and an
-        average down.
+        """Return about how many rows of d numbers a client and the server exchange in a round.
+
+        They are an update up and an average down.
         """
         return 2
 
     def served(self, client: Any, state: Any) -> Rows:
-        """The model each client would use after this round (for the observer: it looks outside the
-        network).
+        """Return the model each client would use after this round.
+
+        It is for the observer, which looks outside the network.
         """
         everyone = range(len(client.cohort.ids))
         return client.advanced(everyone, state.outbox.message_for(everyone))  # type: ignore[no-any-return]
 
     def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
-        """Each client's accuracy, or the metric of another objective, after this round, (m,); NaN
-        without test data.
+        """Return each client's accuracy after this round, (m,).
+
+        For another objective it is the metric of that. Clients without test data have NaN.
         """
         found: NDArray[np.float64] = client.cohort.scores(self.served(client, state))
         return found
@@ -187,8 +197,9 @@ class ProtocolHooks(ABC):
         return models
 
     def shared_models(self, client: Any) -> Any:
-        """Return the clusters' models (k, d) where clients go on from these alone; None where
-        clients' own tell them.
+        """Return the clusters' models (k, d), where clients go on from these alone.
+
+        Return None where clients' own models tell them.
         """
         return None
 

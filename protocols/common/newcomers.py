@@ -1,5 +1,7 @@
-"""What newcomers have released: their numbers, the file beside a fitted protocol that records it,
-and its price.
+"""The releases of newcomers.
+
+The module has the newcomers' numbers, the file beside a fitted protocol that records what they have
+released, and the price of it.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ class NewcomerEntry:
 
 
 class NewcomerRecord:
-    """The file in which the folder of a fitted protocol keeps what newcomers released; nothing in
-    it is ever removed.
+    """The file in which the folder of a fitted protocol keeps what newcomers released.
 
-    Each line ends with a digest of itself and of the line before it, so that damage is noticed. The
-    manifest of the folder, which was written before, does not list the file.
+    Nothing in it is ever removed. Each line ends with a digest of itself and of the line before it,
+    so that damage is noticed. The manifest of the folder, which was written before, does not list
+    the file.
 
     Args:
         folder: of a finished run, or what `save` wrote.
@@ -185,11 +187,11 @@ def _digest(before: str, content: Mapping[str, Any]) -> str:
 
 
 def number_of(ledger: Ledger, clients: int, name: str, samples: int | None) -> int:
-    """Return a newcomer's number, which its keys follow from: the next free one where it was not
-    seen before.
+    """Return a newcomer's number, which its keys follow from.
 
-    The same newcomer has the same keys whenever it is asked. One that is called like a client of
-    the run is the same person to the ledger, and has a number of its own.
+    It is the next free one where the newcomer was not seen before. The same newcomer has the same
+    keys whenever it is asked. One that is called like a client of the run is the same person to the
+    ledger, and has a number of its own.
 
     Args:
         ledger: keeps the numbers.
@@ -259,8 +261,9 @@ def check_sizes(protocol: ClusteringProtocol, names: Sequence[str], sizes: Seque
 
 
 def _bound(protocol: ClusteringProtocol, samples: int) -> float:
-    """Return ε of all that a client with so many samples releases in a whole run, at the run's
-    noise.
+    """Return ε of all that a client with so many samples releases in a whole run.
+
+    The noise is that of the run.
     """
     config = protocol.kept_.learned.config
     history = protocol.history(config["noise"], samples, protocol.training(config))
@@ -294,8 +297,9 @@ def warn_if_dear(protocol: ClusteringProtocol, ledger: Ledger, names: Sequence[s
 
 
 def check_newcomers(to: Sequence[int], ids: Sequence[int]) -> None:
-    """Raise UpdateError for newcomers `to` that did not reply: nothing is known of them, so they
-    are placed nowhere.
+    """Raise UpdateError for newcomers `to` that did not reply.
+
+    Nothing is known of them, so they are placed nowhere.
     """
     silent = [i for i in to if i not in ids]
     if silent:

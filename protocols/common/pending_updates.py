@@ -1,9 +1,9 @@
 """Both ends of federated averaging by displacements, so that the server never needs a model.
 
-Client: `TrainingClient` holds θ, applies the averaged updates it is sent, trains, replies with its
-    own. Server: `PendingUpdates` keeps every average
-until each client it is meant for has it; a client that missed rounds is sent what it lacks, and
-that counts as bytes.
+The client's end is `TrainingClient`, which holds θ, applies the averaged updates it is sent, trains
+and replies with its own. The server's end is `PendingUpdates`, which keeps every average until each
+client it is meant for has it; a client that missed rounds is sent what it lacks, and that counts as
+bytes.
 
 Averages are numbered. A reply may be lost after its request was carried out, a frame may come twice
 or late, and a server that was killed goes on from its checkpoint and asks again: a client counts
@@ -72,8 +72,9 @@ class PendingUpdates:
         self.posts.append(RoundAverages(step, means, list(labels)))
 
     def displacement(self, client: int, width: int) -> torch.Tensor:
-        """Without a mask: all averages so far for a client, as one row; zero of `width` numbers
-        before the first.
+        """Return all averages so far for a client as one row, where there is no mask.
+
+        Before the first average it is zero, of `width` numbers.
         """
         return (
             self.posts[-1].table[self.posts[-1].row_of[client]]
@@ -103,14 +104,16 @@ class PendingUpdates:
         )
 
     def count(self, client: int) -> int:
-        """Return how many averages have been posted that are meant for a client; for a newcomer,
-        whom none is, 0.
+        """Return how many averages have been posted that are meant for a client.
+
+        For a newcomer, whom none is meant for, it is 0.
         """
         return min(self.number, self.ends[client]) if client < len(self.ends) else 0
 
     def _rows_for(self, client: int, starts: Sequence[int]) -> tuple[int, ...]:
-        """Return the rows of the averages that a client lacks, oldest first; post n's begin at
-        `starts[n]`.
+        """Return the rows of the averages that a client lacks, oldest first.
+
+        Those of post n begin at `starts[n]`.
         """
         rows = []
         for n, post in enumerate(self.posts):
@@ -122,8 +125,9 @@ class PendingUpdates:
         return tuple(rows)
 
     def acknowledge(self, ids: Sequence[int]) -> None:
-        """These clients replied, so they have everything posted so far; what nobody lacks is
-        dropped.
+        """Note that these clients replied, so that they have everything posted so far.
+
+        What nobody lacks is dropped.
         """
         for i in ids:
             self.lacks[i] = max(self.lacks[i], self.count(i))
@@ -145,8 +149,9 @@ class PendingUpdates:
 
 
 def flush(net: ServerChannel, run: Run, state: Any, tries: int = 5) -> None:
-    """The last averages reach everyone; who does not reply is asked again, a few times, and then
-    stays behind by name.
+    """Bring the last averages to everyone.
+
+    Whoever does not reply is asked again, a few times, and then stays behind by name.
     """
 
     def send() -> PendingUpdates:

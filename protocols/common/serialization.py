@@ -98,7 +98,7 @@ def save(protocol: ClusteringProtocol, folder: Path) -> None:
 
 
 def _check_newcomers(protocol: ClusteringProtocol, folder: Path) -> None:
-    """Refuse a folder with releases of newcomers that would be forgotten, were its files replaced."""
+    """Refuse a folder whose releases of newcomers would be forgotten, were its files replaced."""
     ledger, clients = protocol.ledger_, protocol.kept_.learned.config["clients"]
     advice = "load the protocol from there before it is saved there, or save to another folder"
     lacking = newcomers.NewcomerRecord(folder, clients).lacking(ledger)
@@ -119,8 +119,9 @@ def _check_newcomers(protocol: ClusteringProtocol, folder: Path) -> None:
 
 
 def _shared_tensors(protocol: ClusteringProtocol) -> dict[str, torch.Tensor]:
-    """Return the tensors of all clusters' models by name; a cluster without a shared model has
-    none.
+    """Return the tensors of all clusters' models by name.
+
+    A cluster without a shared model has none.
     """
     tensors = {}
     for c, state in enumerate(protocol.models_):
@@ -173,8 +174,9 @@ def _read_learned(folder: Path) -> FittedSummary:
 
 
 def load(kind: type[P], folder: Path, model: Any, own: dict[str, Any]) -> P:
-    """The fitted protocol of a folder; `own` are hyper-parameters that are no names or numbers,
-    whose code is not saved.
+    """Return the fitted protocol of a folder.
+
+    `own` are hyper-parameters that are no names or numbers, whose code is not saved.
     """
     kept = read_kept(folder)
     learned = kept.learned

@@ -1,10 +1,9 @@
-"""Both ends of averaging several models at once, of which each client takes the one that fits its
-own samples best.
+"""Both ends of averaging several models at once.
 
-Client: a `IFCAClient` holds k models for each start that is still of use, and tells which of them
-    it takes. Server: a `Start` keeps an
-`Outbox` for each of its k models, since under fresh masks a client must be sent the averages of all
-of them that it lacks.
+Each client takes the one of them that fits its own samples best. The client's end is an
+`IFCAClient`, which holds k models for each start that is still of use, and tells which of them it
+takes. The server's end is a `Restart`, which keeps `PendingUpdates` for each of its k models, since
+under fresh masks a client must be sent the averages of all of them that it lacks.
 """
 
 from __future__ import annotations
@@ -240,7 +239,10 @@ class IFCAClient(TrainingClient):
         )
 
     def _first(self, start: int, k: int) -> ModelSet:
-        """The models a start begins with: θ_0 is the first of all, the others are drawn as it was."""
+        """Return the models a start begins with.
+
+        θ_0 is the first of all, and the others are drawn as it was.
+        """
         drawn = [
             self.cohort.drawn("start", start, j) if start or j else self.cohort.start
             for j in range(k)

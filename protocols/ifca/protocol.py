@@ -1,15 +1,19 @@
-"""IFCA: Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning",
-NeurIPS 2020. Algorithm 1, with model averaging. A baseline: it is told the number of clusters.
+"""IFCA, the iterative federated clustering algorithm: Algorithm 1, with model averaging.
 
-θ_j    the k models; under a mask the server knows no more of them than where each began and how far it has moved
-F_i    the mean loss of client i's training samples; its estimate of its cluster is argmin_j F_i(θ_j)
-s_ij   1 where client i takes model j: it tells its choice, and its update goes into a sum over those who chose alike
+Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning",
+NeurIPS 2020. A baseline: it is told the number of clusters.
+
+θ_j    the k models; under a mask the server knows no more of them than where each began and how
+       far it has moved
+F_i    the mean loss of client i's training samples; its estimate of its cluster is
+       argmin_j F_i(θ_j)
+s_ij   1 where client i takes model j: it tells its choice, and its update goes into a sum over
+       those who chose alike
 
 Restarts: a start whose models begin badly may keep two clusters in one model, so the paper starts
-    several times from random models.
-That all starts are short, and only the one with the lowest training loss goes on, is ours. So is
-the weighting of a model's mean by |D_i|: the paper takes the plain mean over the clients with s_ij
-= 1.
+several times from random models. That all starts are short, and only the one with the lowest
+training loss goes on, is ours. So is the weighting of a model's mean by |D_i|: the paper takes the
+plain mean over the clients with s_ij = 1.
 """
 
 from __future__ import annotations

@@ -1,15 +1,19 @@
-"""NSIM: Pacheco, Rosário, Cerqueira, Braun, "Federated User Clustering for non-IID Federated
-Learning", NetSys 2021 (EASST 80).
+"""NSIM: clusters of users by a predicted similarity of their data.
 
-A_u       the users' architecture; D_u a user's data; their declared format is all the server knows beforehand
-M_synth   models of synthetic users, made by random walks in that format, and trained as users train theirs
-LCSS      the true similarity of two users' data; NSIM, a network that tells it from one layer of two models
+Pacheco, Rosário, Cerqueira, Braun, "Federated User Clustering for non-IID Federated Learning",
+NetSys 2021 (EASST 80).
+
+A_u       the users' architecture; D_u a user's data; their declared format is all the server knows
+          beforehand
+M_synth   models of synthetic users, made by random walks in that format, and trained as users train
+          theirs
+LCSS      the true similarity of two users' data; NSIM, a network that tells it from one layer of
+          two models
 C         clusters of real users: DBSCAN on the similarities that NSIM predicts from their layers
 
 Ours: LCSS is divided by the shorter length, NSIM is symmetric, everyone starts from one θ_0 (or
-    each from weights of its own), what DBSCAN
-calls noise are clusters of one, since everyone must be served, and FedAvg goes on in each cluster
-after the paper's one average.
+each from weights of its own), what DBSCAN calls noise are clusters of one, since everyone must be
+served, and FedAvg goes on in each cluster after the paper's one average.
 """
 
 from __future__ import annotations

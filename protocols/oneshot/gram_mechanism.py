@@ -102,7 +102,10 @@ class GramNoise:
 
     @property
     def naive(self) -> bool:
-        """Whether the eigenvectors alone are noised, for research on how robust the clustering is."""
+        """Return whether the eigenvectors alone are noised.
+
+        This is for research on how robust the clustering is.
+        """
         return self.mechanism == "naive"
 
     def matrix(self, features: torch.Tensor, client: int) -> torch.Tensor:
@@ -157,7 +160,10 @@ def told_by_all(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def hidden(config: Mapping[str, Any], secret: object) -> GramNoise | None:
-    """The noise of a run's configuration, drawn from its clients' secret; None where there is none."""
+    """Return the noise of a run's configuration, drawn from its clients' secret.
+
+    Return None where there is none.
+    """
     if not config["gram_noise"]:
         return None
     assert isinstance(secret, NoiseStreams)

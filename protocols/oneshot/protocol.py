@@ -1,11 +1,15 @@
-"""One-shot clustering for multi-task hierarchical FL: Ali, Arafa, "Data Similarity-Based One-Shot
-Clustering for Multi-Task Hierarchical Federated Learning", 2024. Algorithms 1 and 2.
+"""One-shot clustering for multi-task hierarchical federated learning: Algorithms 1 and 2.
 
-G_i        Φ(X_i)ᵀΦ(X_i)/n_i, the Gram matrix of client i's features; λ_k, v_k its p leading eigenvalues and eigenvectors
+Ali, Arafa, "Data Similarity-Based One-Shot Clustering for Multi-Task Hierarchical Federated
+Learning", 2024.
+
+G_i        Φ(X_i)ᵀΦ(X_i)/n_i, the Gram matrix of client i's features; λ_k, v_k its p leading
+           eigenvalues and eigenvectors
 r(i, j)    relevance of j's data to i: Π_k (min/max of λ_k^(i) and λ̂_k = ‖G_i v_k^(j)‖)^(1/p)
            of noisy Gram matrices r(i, j) compares Σ_k λ_k² and Σ_k λ̂_k² instead:
            `spectra.span_relevance` (ours)
-R          (r(i, j) + r(j, i)) / 2, all that clusters are made from: before any training, without a model or a loss
+R          (r(i, j) + r(j, i)) / 2, all that clusters are made from: before any training, without a
+           model or a loss
 GPS, LPS   the global parameter server, and the local one of each cluster
 T, G       the number of tasks, and of rounds
 
@@ -58,7 +62,7 @@ from securecluster.training.local_trainer import LocalTrainer
 
 @dataclass
 class OneShot(ClusteringProtocol):
-    """Clusters from eigenvectors of clients' data, then hierarchical training with common layers."""
+    """Clusters from eigenvectors of clients' data, trained hierarchically with common layers."""
 
     mask: str = "permutation"
     """map of eigenvectors and updates that servers do not know, fresh each call: none, permutation,

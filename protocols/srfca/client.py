@@ -1,5 +1,7 @@
-"""The clients of SR-FCA (Vardhan et al. 2024): they train alone, judge each other's models and the
-clusters', and average within their cluster, from θ_0 anew at every restart.
+"""The clients of SR-FCA (Vardhan et al. 2024).
+
+They train alone, judge each other's models and the clusters', and average within their cluster,
+from θ_0 anew at every restart.
 """
 
 from __future__ import annotations
@@ -56,8 +58,9 @@ class LossSums:
 
 @dataclass(frozen=True, eq=False)
 class OfferedClusters:
-    """Server to client: the clusters' models, of which it is to name the nearest to its own
-    one-shot model.
+    """Server to client: the clusters' models.
+
+    The client is to name the nearest of them to its own one-shot model.
     """
 
     # (K, d) displacements since θ_0; none for a client that has judged them already
@@ -107,16 +110,18 @@ class SRFCAClient(SumClient):
 
     @answers(GATHER, through=("delta",), sealed=("delta",), fresh=True)
     def send_model(self, turn: CallContext, query: Empty) -> Update:
-        """w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked or sealed on the way out. Asked
-        again, the answer is the same.
+        """Return w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked or sealed on the way out.
+
+        Asked again, the client answers the same.
         """
         self._check_one_shot(turn, "send_model")
         return self.displaced(turn.at)
 
     @answers(GATHER, private=False, trains="usual")
     def alone(self, turn: CallContext, query: AverageDeltas) -> Ack:
-        """As of every contributor, but before the first restart only: what is trained alone is not
-        to be posted as a cluster's model.
+        """Train alone as every contributor does, but before the first restart only.
+
+        What is trained alone is not to be posted as a cluster's model.
         """
         self._check_one_shot(turn, "alone")
         return super().alone(turn, query)
@@ -129,11 +134,11 @@ class SRFCAClient(SumClient):
 
     @answers(PAIRS, unmasked=("loss",))
     def losses(self, turn: CallContext, query: RelayedModels) -> LossSums:
-        """f_i of everyone's one-shot model, its own too, with noise where the run adds some: a row
-        of m values, of which each costs.
+        """Return f_i of everyone's one-shot model, its own too.
 
-        The client keeps them as they left, so that no model is relayed twice and whatever else it
-        makes of them tells nothing new.
+        They are a row of m values, of which each costs, with noise where the run adds some. The
+        client keeps them as they left, so that no model is relayed twice and whatever else it makes
+        of them tells nothing new.
         """
         self._check_one_shot(turn, "losses")
         self._check_relay(turn, query)
@@ -159,8 +164,9 @@ class SRFCAClient(SumClient):
         return LossSums(Rows(rows))
 
     def _check_relay(self, turn: CallContext, query: RelayedModels) -> None:
-        """Raise FrameError unless the order has every client once, those that are asked and those
-        whose models come among them.
+        """Raise FrameError unless the order has every client once.
+
+        The clients that are asked, and those whose models come, must be in the order.
         """
         order = query.order.value.tolist()
         known = set(order)
@@ -197,11 +203,11 @@ class SRFCAClient(SumClient):
 
     @answers(GATHER)
     def choose(self, turn: CallContext, query: OfferedClusters) -> ModelChoice:
-        """argmin_c ½(mean_{j∈c} f_j(w_i) + f_i(ω_c)) (Algorithm 2); where the first is not known,
-        argmin_c f_i(ω_c) (ours).
+        """Return the nearest cluster by losses (Algorithm 2).
 
-        It judges the models that the query brings: its f_i have noise where the run adds some,
-        drawn here once for all that follows.
+        It is argmin_c ½(mean_{j∈c} f_j(w_i) + f_i(ω_c)), or, where the first term is not known,
+        argmin_c f_i(ω_c) (ours). The client judges the models that the query brings: its f_i have
+        noise where the run adds some, drawn here once for all that follows.
         """
         if not all(query.models.picks):
             raise PolicyError(
@@ -219,8 +225,9 @@ class SRFCAClient(SumClient):
         return self._nearest(self._judged(turn), query)
 
     def _check_all_brought(self, query: OfferedClusters) -> None:
-        """Raise FrameError unless a client is brought as many models as there are clusters to
-        choose from.
+        """Raise FrameError unless a client is brought all the models that it is to choose from.
+
+        These are as many as there are clusters.
         """
         clusters = query.others.table.shape[1]
         if any(len(picks) != clusters for picks in query.models.picks):
@@ -242,8 +249,9 @@ class SRFCAClient(SumClient):
 
     @answers(GATHER)
     def join(self, turn: CallContext, query: OfferedClusters) -> NearestCluster:
-        """argmin_c ‖w_i − ω_c‖, of a newcomer's own one-shot model (ours): where models leave with
-        noise, of that with such noise.
+        """Return argmin_c ‖w_i − ω_c‖ of a newcomer's own one-shot model (ours).
+
+        Where models leave with noise, the one-shot model has such noise, too.
         """
         self._check_all_brought(query)
         models = torch.stack([self.model_at(row, query.step) for row in query.models.table])
@@ -294,8 +302,9 @@ class SRFCAClient(SumClient):
             self._restart[k] = max(self._restart[k], query.restart or 0)
 
     def had(self, k: int, query: AverageDeltas) -> int:
-        """Return how many averages a client has applied: none of a restart that is new to it, all
-        of one that is over.
+        """Return how many averages a client has applied.
+
+        It has applied none of a restart that is new to it, and all of one that is over.
         """
         restart = query.restart or 0
         if restart != self._restart[k]:
@@ -303,8 +312,9 @@ class SRFCAClient(SumClient):
         return super().had(k, query)
 
     def starting_over(self, at: Sequence[int], query: AverageDeltas) -> set[int]:
-        """Return the positions of the clients that hear of this restart for the first time ("ω_c,0
-        ← w_0").
+        """Return the positions of the clients that hear of this restart for the first time.
+
+        They start from w_0 ("ω_c,0 ← w_0").
         """
         return {k for k in at if self._restart[k] < (query.restart or 0)}
 
@@ -319,11 +329,10 @@ class SRFCAClient(SumClient):
         )
 
     def _judge(self, turn: CallContext, query: OfferedClusters) -> Array:
-        """f_i of the models that the query brings, (b, K), the same ones to each client, with noise
-        where the run adds some.
+        """Return f_i of the models that the query brings, (b, K), the same ones to each client.
 
-        The client keeps them, unless it has judged others since: what a late request brings must
-        not replace those.
+        They have noise where the run adds some. The client keeps them, unless it has judged others
+        since: what a late request brings must not replace those.
         """
         rows = sorted({row for picks in query.models.picks for row in picks})
         found = np.full((len(turn.at), len(query.models.table)), math.inf)

@@ -1,5 +1,6 @@
-"""Graphs of what lies close together (Vardhan et al. 2024, Algorithms 1 and 4), and the trimmed
-mean (Algorithm 3).
+"""Graphs of what lies close together, and the trimmed mean.
+
+The graphs are those of Vardhan et al. 2024, Algorithms 1 and 4; the mean is that of Algorithm 3.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ UNASSIGNED = -1  # the label of those in no cluster yet
 def components(
     distance: Array, reach: float, least: int, sizes: Sequence[int] | None = None
 ) -> list[int]:
-    """The connected components of the graph with an edge wherever `distance` ≤ `reach`, (m,),
-    numbered by their first members.
+    """Return the connected components of a graph, (m,), numbered by their first members.
+
+    The graph has an edge wherever `distance` ≤ `reach`.
 
     Args:
         distance: (m, m), symmetric; the diagonal is not read.
@@ -60,8 +62,9 @@ def pairwise(distance: Array) -> Array:
 
 
 def spanning_tree_edges(distance: Array) -> Array:
-    """The edges of the minimum spanning tree, (m − 1,), in ascending order: the heights at which
-    single linkage merges.
+    """Return the edges of the minimum spanning tree, (m − 1,), in ascending order.
+
+    They are the heights at which single linkage merges.
     """
     from scipy.cluster.hierarchy import linkage
 
@@ -72,8 +75,9 @@ def spanning_tree_edges(distance: Array) -> Array:
 
 
 def choose_threshold(distance: Array, threshold: float | None, quantile: float | None) -> float:
-    """Return the λ that is given: as it is, or as a quantile of all pairwise distances (m, m); 0 of
-    fewer than two models.
+    """Return the λ that is given, as it is or as a quantile of all pairwise distances (m, m).
+
+    Of fewer than two models the quantile is 0.
     """
     if threshold is not None:
         return float(threshold)
@@ -106,10 +110,10 @@ def check_clustering(size: object, clients: int, threshold: object, quantile: ob
 
 
 def trimmed_mean(rows: torch.Tensor, trim: float, who: Sequence[int] | None = None) -> torch.Tensor:
-    """TrMean_β of rows (s, d), or of those of `who`, (d,): of each coordinate the mean without its
-    ⌊β·s⌋ least and as many greatest.
+    """Return TrMean_β of rows (s, d), or of those of `who`, (d,).
 
-    A block of columns at a time, so that no second (s, d) is made.
+    For each coordinate it is the mean without its ⌊β·s⌋ least and as many greatest. It takes a
+    block of columns at a time, so that no second (s, d) is made.
     """
     pick = torch.arange(len(rows)) if who is None else torch.as_tensor(who, dtype=torch.long)
     s, cut = len(pick), math.floor(trim * len(pick))

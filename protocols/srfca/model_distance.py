@@ -1,8 +1,8 @@
-"""How far a client's one-shot model is from a cluster's model, and clusters from each other
-(Vardhan et al. 2024).
+"""Distances of clients' one-shot models from clusters, and of clusters from each other.
 
-`WeightDistance` tells it from weights, under a mask that all of them carry, `CrossClusterLoss` by
-asking clients for losses, of which only sums and choices leave.
+They are those of Vardhan et al. 2024. `WeightDistance` tells them from weights, under a mask that
+all of them carry, `CrossClusterLoss` by asking clients for losses, of which only sums and choices
+leave.
 """
 
 from __future__ import annotations
@@ -42,21 +42,24 @@ class ClusterModels:
 
 
 def pairwise_l2(rows: torch.Tensor, noise: float) -> Array:
-    """L2 of all pairs of rows, (n, n), without the noise in them: each row's has the expected
-    squared norm `noise`.
+    """Return the L2 distances of all pairs of rows, (n, n), without the noise in them.
+
+    The noise of each row has the expected squared norm `noise`.
     """
     found: Array = euclidean(rows).cpu().numpy()
     return np.sqrt(np.maximum(found**2 - 2 * noise, 0)) if noise else found
 
 
 class ModelDistance(Protocol):
-    """dist between one-shot models and clusters, and between clusters; row c of the `ClusterModels`
-    it was made for is cluster c here.
+    """The dist between one-shot models and clusters, and between clusters.
+
+    Cluster c here is row c of the `ClusterModels` that it was made for.
     """
 
     def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
-        """The nearest of the clusters `among` to the one-shot model of each of `who`, as far as it
-        can be told.
+        """Return the nearest of the clusters `among` to the one-shot model of each of `who`.
+
+        Clients for which it cannot be told are left out.
         """
         ...
 
@@ -98,11 +101,11 @@ class WeightDistance:
         }
 
     def between(self, labels: Sequence[int]) -> Array:
-        """‖ω_c − ω_c'‖; scattered: sqrt(‖ω_c − ω_c'‖² + v_c + v_c') with v_c the mean of ‖w_i −
-        ω_c‖² over c's members.
+        """Return ‖ω_c − ω_c'‖ of all pairs of clusters.
 
-        One-shot models differ by what averaging takes away, so a λ that tells them apart may lie
-        above all distances of averages.
+        Scattered, it is sqrt(‖ω_c − ω_c'‖² + v_c + v_c') with v_c the mean of ‖w_i − ω_c‖² over c's
+        members. One-shot models differ by what averaging takes away, so a λ that tells them apart
+        may lie above all distances of averages.
         """
         found: Array = euclidean(self._models.table).numpy() ** 2 - self._blur - self._blur[:, None]
         np.fill_diagonal(found, 0)
@@ -116,8 +119,9 @@ class WeightDistance:
 
 
 class CrossClusterLoss:
-    """The cross-cluster loss ½(mean_{j∈c'} f_j(w_c) + mean_{i∈c} f_i(w_c')), of sums over clusters
-    and of choices (from the authors' code).
+    """The cross-cluster loss, by sums over clusters and by choices.
+
+    It is ½(mean_{j∈c'} f_j(w_c) + mean_{i∈c} f_i(w_c')) (from the authors' code).
 
     Args:
         ids: the clients whose one-shot models came.
@@ -152,8 +156,9 @@ class CrossClusterLoss:
         return found
 
     def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
-        """As they say themselves; who does not reply is asked again. Who has judged the models
-        answers by what it found.
+        """Return the nearest clusters as the clients themselves name them.
+
+        Who does not reply is asked again. Who has judged the models answers by what it found.
         """
         known, new = (
             [i for i in who if i in self._judged],
@@ -183,8 +188,9 @@ class CrossClusterLoss:
         )
 
     def between(self, labels: Sequence[int]) -> Array:
-        """Return ½(F[c, c']/|c| + F[c', c]/|c'|) of F[c, c'] = Σ_{i∈c} f_i(ω_c'), (K, K); one half
-        alone where nobody tells the other.
+        """Return ½(F[c, c']/|c| + F[c', c]/|c'|) of F[c, c'] = Σ_{i∈c} f_i(ω_c'), (K, K).
+
+        Where nobody tells one of the halves, it is the other half alone.
 
         Where `alone` is given, ½(v_c + v_c') comes on top: v_c is how much less c's model loses on
         c's clients than their one-shot models lose on each other. Averaging takes that away, so a λ
@@ -218,8 +224,9 @@ class CrossClusterLoss:
 def _sums(
     net: ServerChannel, method: Any, own: dict[int, int], groups_: int, width: int
 ) -> tuple[Array, tuple[int, ...]]:
-    """Sums of losses over groups, (groups, width), and how many clients each holds; of fewer than
-    two there is none.
+    """Return sums of losses over groups, (groups, width), and how many clients each holds.
+
+    There is no sum of fewer than two clients.
     """
     left = {i: g for i, g in own.items() if list(own.values()).count(g) >= MINIMUM}
     total, counts = np.zeros((groups_, width)), [0] * groups_

@@ -1,5 +1,6 @@
-"""Cluster models by their dissimilarities without a threshold (ours; Vardhan et al. 2024 leave λ to
-tuning).
+"""Clusters of models by their dissimilarities without a threshold (ours).
+
+Vardhan et al. 2024 leave λ to tuning.
 
 A single dissimilarity mixes what separates two models with how well each of them generalises: a
 model trained on few samples is far from everyone. The profile of a model, its dissimilarities with
@@ -47,8 +48,9 @@ class ProfileClustering:
 
 @dataclass(frozen=True)
 class OffsetFit:
-    """A model of a matrix of dissimilarities: a level for every model, and an offset for every two
-    clusters.
+    """A model of a matrix of dissimilarities.
+
+    It has a level for every model, and an offset for every two clusters.
 
     Args:
         criterion: −2 log-likelihood, plus the cost of levels and offsets (BIC) and of labels (2 log
@@ -126,10 +128,10 @@ def profile_distances(level: Array) -> Array:
 
 
 def fit_offsets(level: Array, labels: Sequence[int]) -> OffsetFit:
-    """Return the least-squares fit of level_ij ≈ a_i + a_j + b_cc', where i is in c, j in c', and
-    b_cc = 0.
+    """Return the least-squares fit of level_ij ≈ a_i + a_j + b_cc'.
 
-    Once the means of all blocks are taken off, what is left of a_i is the row's sum over m − 2.
+    Here i is in c, j in c', and b_cc = 0. Once the means of all blocks are taken off, what is left
+    of a_i is the row's sum over m − 2.
 
     Args:
         level: (m, m), symmetric, m ≥ 4; the diagonal is not read.
@@ -153,8 +155,9 @@ def fit_offsets(level: Array, labels: Sequence[int]) -> OffsetFit:
 
 
 def block_means(distance: Array, labels: Sequence[int]) -> Array:
-    """Return the mean over the pairs of two clusters, and over pairs of different members of one,
-    (K, K); labels are 0 … K − 1.
+    """Return the mean over the pairs of two clusters, (K, K).
+
+    Within one cluster, the pairs are those of different members. Labels are 0 … K − 1.
     """
     own = np.eye(1 + max(labels))[list(labels)].T
     sizes = own.sum(1)
@@ -180,8 +183,9 @@ def _ratios(means: Array) -> Array:
 
 
 def _cuts(distance: Array, least: int) -> Iterator[list[int]]:
-    """Yield the labels of average linkage's cuts into two clusters or more; those of too few
-    members join the nearest other.
+    """Yield the labels of average linkage's cuts into two clusters or more.
+
+    Clusters of too few members join the nearest other.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
 

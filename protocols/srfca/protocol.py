@@ -1,10 +1,15 @@
-"""SR-FCA: Vardhan, Ghosh, Mazumdar, "An Improved Federated Clustering Algorithm with Model-based
-Clustering", TMLR 2024. Algorithms 1–4.
+"""SR-FCA: Algorithms 1–4.
+
+Vardhan, Ghosh, Mazumdar, "An Improved Federated Clustering Algorithm with Model-based Clustering",
+TMLR 2024.
 
 w_0    where everyone starts; w_i client i's model after training alone, f_i its mean training loss
-λ, t   models within λ of each other are joined by an edge; connected components with t clients or more are clusters
-ω_c    cluster c's model: the (trimmed) mean of its members' updates, round after round, from w_0 anew in each of R refinements
-dist   ½(mean_{j∈c'} f_j(w_c) + mean_{i∈c} f_i(w_c')), the cross-cluster loss of the authors' code, or the L2 distance of the weights
+λ, t   models within λ of each other are joined by an edge; connected components with t clients or
+       more are clusters
+ω_c    cluster c's model: the (trimmed) mean of its members' updates, round after round, from w_0
+       anew in each of R refinements
+dist   ½(mean_{j∈c'} f_j(w_c) + mean_{i∈c} f_i(w_c')), the cross-cluster loss of the authors' code,
+       or the L2 distance of the weights
 
 The number of clusters is not given. What the paper leaves open, and is decided here, is marked
 "ours".
@@ -151,8 +156,9 @@ class SRFCA(ClusteringProtocol):
         run.note(**{"lambda": state.reach}, edges=edges.tolist(), clustered=groups(state.clusters))
 
     def _refine(self, net: ServerChannel, run: Run, state: SRFCAState, last: bool) -> None:
-        """RECLUSTER and MERGE. Where no member of any cluster replies, clusters and models stay as
-        they are (ours).
+        """Run RECLUSTER and MERGE.
+
+        Where no member of any cluster replies, clusters and models stay as they are (ours).
         """
         models = server.cluster_models(net, state, state.step if self.distance == "l2" else None)
         if models.kept:
@@ -172,8 +178,9 @@ class SRFCA(ClusteringProtocol):
             state.rows = empty_tensor()
 
     def place(self, net: ServerChannel, state: SRFCAState, to: Sequence[int]) -> list[int]:
-        """Newcomers get the models and say which is nearest: to the one they train alone (l2), or
-        by their own loss (ours).
+        """Send newcomers the models, and return which each of them says is nearest (ours).
+
+        It is the nearest to the model they train alone (l2), or by their own loss.
         """
         if not len(state.models.table):
             raise UsageError(
@@ -215,15 +222,18 @@ class SRFCA(ClusteringProtocol):
 
     @property
     def vectors_per_round(self) -> int:
-        """An update up and an average down; spread over all rounds, about one more of those that
-        everyone judges.
+        """Count an update up and an average down, and the models that everyone judges.
+
+        Spread over all rounds, these models are about one more.
         """
         return 3 if self.distance == "loss" else 2
 
     @property
     def _fresh(self) -> bool:
-        """Whether averages stay apart: the server cannot add them up under fresh masks, nor foresee
-        what a projection makes of them.
+        """Return whether averages stay apart.
+
+        They do where the server cannot add them up under fresh masks, nor foresee what a projection
+        makes of them.
         """
         return self.mask != "none" or self.radius > 0
 
@@ -254,8 +264,10 @@ class SRFCA(ClusteringProtocol):
         }
 
     def releases(self) -> ReleaseCounts:
-        """Its model, and an update a round; a row of losses for the models of ONE_SHOT and one in
-        each refinement.
+        """Return how often a client releases its model, updates and losses.
+
+        It releases its model, and an update a round; a row of losses for the models of ONE_SHOT and
+        one in each refinement.
         """
         averaged = self.refine * self.rounds + self.retrain
         full = averaged if self.variant == "gradient" else 0

@@ -1,4 +1,5 @@
-"""The server's side of refining a clustering of models (Vardhan et al. 2024, Algorithms 1 to 4);
+"""The server's side of refining a clustering of models (Vardhan et al. 2024, Algorithms 1 to 4).
+
 `model_distance` says what is near.
 """
 
@@ -89,7 +90,10 @@ class SRFCAState:
         self.noise = [0.0] * len(groups(self.clusters))
 
     def hand_out(self, fresh: bool) -> None:
-        """The clusters' models, as far as there are some, count from w_0, whatever a client held."""
+        """Post the clusters' models, as far as there are some.
+
+        They count from w_0, whatever a client held.
+        """
         if len(self.models.table):
             self.restart(fresh)
             self.outbox.post(self.models.step, self.models.table, self.clusters)
@@ -265,11 +269,10 @@ def _add_noise_of_means(
 def cross_losses(
     net: ServerChannel, ids: Sequence[int], rows: torch.Tensor, step: int
 ) -> tuple[tuple[int, ...], Array]:
-    """½(f_j(w_i) + f_i(w_j)) of all pairs of clients that reply, (n, n), and who they are: every
-    model is relayed to everyone else.
+    """Return which clients reply, and ½(f_j(w_i) + f_i(w_j)) of all pairs of them, (n, n).
 
-    Models that got noise on their way are relayed to their owners, too: everyone judges the same
-    ones.
+    Every model is relayed to everyone else. Models that got noise on their way are relayed to their
+    owners, too: everyone judges the same ones.
     """
     if len(ids) < 2:
         return tuple(ids), np.zeros((len(ids), len(ids)))
@@ -287,8 +290,9 @@ def cross_losses(
 
 
 def cluster_models(net: ServerChannel, state: SRFCAState, step: int | None) -> ClusterModels:
-    """ω_c of every cluster. Where the server cannot add up the averages, a member that gets what it
-    lacks posts it.
+    """Return ω_c of every cluster.
+
+    Where the server cannot add up the averages, a member that gets what it lacks posts it.
 
     Args:
         step: the call whose mask they are to carry; None: a fresh one.
@@ -372,12 +376,11 @@ def recluster(near: ModelDistance, before: Sequence[int], clusters: int) -> list
 def merge(
     near: ModelDistance, labels: Sequence[int], models: ClusterModels, reach: float, least: int
 ) -> tuple[list[int], torch.Tensor]:
-    """Algorithm 4: clusters within `reach` of each other become one, whose model is the unweighted
-    mean of theirs, (K', d).
+    """Join clusters within `reach` of each other into one (Algorithm 4).
 
-    Ours: clients of components with fewer than `least` clients take the nearest of the clusters
-        that are left; where none is left,
-    everyone is one cluster.
+    The model of the joined cluster is the unweighted mean of theirs, (K', d). Ours: clients of
+    components with fewer than `least` clients take the nearest of the clusters that are left; where
+    none is left, everyone is one cluster.
     """
     used = sorted(set(labels))
     distance = near.between(labels)[np.ix_(used, used)]

@@ -190,7 +190,10 @@ class Simulation:
         return found
 
     def columns(self, federation: Federation) -> str | None:
-        """Return one line on what the columns of a user's own file are; None for a known data set."""
+        """Return one line on what the columns of a user's own file are.
+
+        Return None for a known data set.
+        """
         if not self.own or federation.feature_names is None:
             return None
         from securecluster.data.feature_columns import listed
@@ -325,7 +328,10 @@ def options_class(protocol: type) -> type:
 
 
 def flat_class(name: str, kind: type) -> type:
-    """One flat dataclass of the options of `kind`, called `name`, and those that every run takes."""
+    """Return one flat dataclass of the options of `kind` and of those that every run takes.
+
+    The options of `kind` are called `name`.
+    """
     import tyro
 
     flat: Any = tyro.conf.OmitArgPrefixes

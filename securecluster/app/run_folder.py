@@ -273,7 +273,10 @@ def _remove_empty(target: Path) -> None:
 
 
 def _write_texts(target: Path, texts: Mapping[str, str]) -> None:
-    """Write configurations, each folder's marker, with the digest of its `config.json`, before it."""
+    """Write configurations, and before each its folder's marker.
+
+    The marker has the digest of the folder's `config.json`.
+    """
     for path, text in texts.items():
         home = (target / path).parent
         atomic_files.make_folder(home)

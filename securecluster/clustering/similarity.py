@@ -1,4 +1,7 @@
-"""Geometry of update rows, all from their Gram matrix: what every orthonormal mask leaves in place."""
+"""Geometry of update rows, all from their Gram matrix.
+
+Every orthonormal mask leaves the Gram matrix in place.
+"""
 
 from __future__ import annotations
 

@@ -171,6 +171,9 @@ def _nearly_distinct(given: Array) -> bool:
 
 
 def _whole(values: Array) -> Array:
-    """Return which values are whole numbers; beyond 2^53 every float is one, and that says nothing."""
+    """Return which values are whole numbers of less than 2^53.
+
+    Beyond 2^53 every float is a whole number, and that says nothing.
+    """
     found: Array = (values == np.floor(values)) & (np.abs(values) < 2.0**53)
     return found

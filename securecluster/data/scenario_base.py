@@ -128,7 +128,10 @@ class Transform(Part):
 
 
 def spread(groups: Labels, clusters: int, randomness: Randomness) -> Labels:
-    """A cluster for each client: as even as can be over all and within each group, in random order."""
+    """Return a cluster for each client, in random order.
+
+    Clusters are as even as can be over all clients and within each group.
+    """
     rank = randomness.generator("scenario", "truth").permutation(len(groups))
     place = np.empty(len(groups), np.int64)
     place[np.lexsort((rank, groups))] = np.arange(len(groups))

@@ -257,7 +257,10 @@ def _numbers(file: Path, name: str) -> NDArray[Any]:
 
 
 def _single(values: NDArray[Any]) -> Features:
-    """As float32; what is too large becomes infinite and is refused with its client's name later."""
+    """Return values as float32.
+
+    What is too large becomes infinite and is refused with its client's name later.
+    """
     with np.errstate(over="ignore"):
         return values.astype(np.float32)
 

@@ -69,7 +69,10 @@ class Dense:
     def examples(
         self, params: Params, d: torch.Tensor, kept: Any, needed: bool
     ) -> tuple[torch.Tensor, Parts]:
-        """The gradient at the input where it is `needed`, and those of each example at the weights."""
+        """Return the gradient at the input, and those of each example at the weights.
+
+        The gradient at the input is made only where it is `needed`.
+        """
         inner = torch.bmm(d, params[self.weight]) if needed else d
         return inner, {self.weight: Outer(d, kept)} | (
             {} if self.bias is None else {self.bias: Each(d)}

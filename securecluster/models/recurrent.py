@@ -188,7 +188,10 @@ def _forward(projected: torch.Tensor, w_hh: torch.Tensor, bias: torch.Tensor) ->
 def _backward(
     d_out: torch.Tensor, w_hh: torch.Tensor, gates: torch.Tensor, cells: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient at the gates' inputs, (b, T, n, 4H), from the one at the outputs, (b, T, n, H)."""
+    """Return the gradient at the gates' inputs, (b, T, n, 4H).
+
+    It is made from the gradient at the outputs, (b, T, n, H).
+    """
     steps, _, b, n, width = gates.shape
     found, d = gates.new_empty(b, steps, n, 4 * width), torch.empty_like(gates[0])
     (d_i, d_f, d_g, d_o), d_if = d.unbind(0), d[:2]

@@ -116,7 +116,10 @@ class Noisy(Protocol):
         ...
 
     def squared_noise(self, d: int) -> float:
-        """The expected squared norm of what it adds to a row of d numbers: σ²d for Gaussian noise."""
+        """Return the expected squared norm of what it adds to a row of d numbers.
+
+        For Gaussian noise it is σ²d.
+        """
         ...
 
 

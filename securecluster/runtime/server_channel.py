@@ -195,7 +195,10 @@ class ServerChannel:
         return Sums(total.ids, cast(A, rows), total.counts, self._missing(to, total.ids), step)
 
     def _in_run_type(self, release: Release, rows: A) -> A:
-        """Return sums of model rows in the run's own number type, whatever they were added up in."""
+        """Return sums of model rows in the run's own number type.
+
+        They may have been added up in any number type.
+        """
         kind = {"float32": torch.float32}.get(str(self.agreed.get("dtype")))
         if kind is None or rows is None:
             return rows

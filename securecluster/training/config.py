@@ -12,7 +12,10 @@ from securecluster.models.optimizers import OPTIMIZERS
 
 
 class Secret(Protocol):
-    """Where what nobody else may foresee is drawn from: noise, and which examples are in a batch."""
+    """A source of what nobody else may foresee.
+
+    Noise is drawn from it, and which examples are in a batch.
+    """
 
     def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
         """32 bytes, which follow from a client's key, what they are for, the number of the call,

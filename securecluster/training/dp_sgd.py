@@ -76,7 +76,10 @@ class DPSGDState:
         self._room = torch.empty_like(weights)
 
     def batches(self, k: int) -> Iterator[NDArray[np.int64]]:
-        """The k-th client's mini-batches in order, places among its own examples; some are empty."""
+        """Yield the k-th client's mini-batches in order.
+
+        They are places among its own examples. Some of them are empty.
+        """
         size = self._sizes[k]
         rate, everyone = self._plan.rate(size), np.arange(size)
         draw = _Uniform(self._batches[k])

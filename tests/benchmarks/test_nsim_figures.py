@@ -1,4 +1,7 @@
-"""The scripts for Pacheco et al. 2021 at the smallest scale: what they measure, draw and leave out."""
+"""The scripts for Pacheco et al. 2021 at the smallest scale.
+
+The tests are on what they measure, draw and leave out.
+"""
 
 from __future__ import annotations
 

@@ -100,7 +100,10 @@ def test_own_data_keep_the_networks_rate_whatever_they_are_called(tmp_path: Path
 
 @pytest.mark.parametrize("method", [FedAvg, Local])
 def test_inverted_images_are_learned_at_the_default_rate(method: Any) -> None:
-    """Negatives as bright as those of MNIST; at the usual rate the second cluster learns nothing."""
+    """Negatives are as bright as those of MNIST.
+
+    At the usual rate the second cluster learns nothing.
+    """
     draw = np.random.default_rng(0)
     templates = draw.random((4, 1, 28, 28)) < 0.1
     clients = {}

@@ -45,7 +45,10 @@ def brute_force(alpha: Alpha) -> tuple[float, list[set[int]]]:
 
 
 def algorithm_1(alpha: Alpha) -> float:
-    """Sattler et al. 2019, Algorithm 1: merge by descending similarity until two clusters are left."""
+    """Merge by descending similarity until two clusters are left.
+
+    This is Algorithm 1 of Sattler et al. 2019.
+    """
     m = len(alpha)
     clusters = [{i} for i in range(m)]
     for s in np.argsort(-alpha, axis=None, kind="stable"):

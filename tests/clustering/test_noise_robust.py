@@ -174,7 +174,10 @@ def test_a_split_between_clusters_is_rare_by_chance(clusterer: str) -> None:
 @pytest.mark.parametrize("clusterer", ["paper", "average"])
 @pytest.mark.parametrize("directions", [4, 30, 1000])
 def test_a_split_of_noise_is_no_rarer_than_it_is(clusterer: str, directions: int) -> None:
-    """Also where vectors vary in few directions, by which any fixed threshold of cosines is passed."""
+    """Vectors that vary in few directions count, too.
+
+    They pass any fixed threshold of cosines.
+    """
     for m in (6, 20):
         made = [
             cosines(np.random.default_rng([seed, m]).normal(size=(m, directions)))

@@ -1,4 +1,7 @@
-"""Trajectories read from small files made by hand; the oracle is a plain loop over the same rows."""
+"""Trajectories read from small files made by hand.
+
+The oracle is a plain loop over the same rows.
+"""
 
 from __future__ import annotations
 

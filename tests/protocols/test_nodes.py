@@ -445,7 +445,10 @@ UNLIKE = ("local", "finetune", "finetune, examples")  # every client ends with a
 def test_a_lost_reply_ends_as_a_lost_request_does(
     name: str, mask: str, federation: Federation
 ) -> None:
-    """Training alone is another matter: it is done, whether the server hears of it or not (below)."""
+    """Training alone is another matter (below).
+
+    It is done, whether the server hears of it or not.
+    """
     found = {}
     for what in ("request", "reply", "late"):
         world = World(name, mask, federation)

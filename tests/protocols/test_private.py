@@ -248,7 +248,10 @@ def test_a_clip_that_cuts_nothing_is_a_uniform_average(
 
 
 def test_central_noise_on_a_mean_is_smaller_by_the_root_of_the_clients(small: Federation) -> None:
-    """One round with a learning rate of next to nothing: what the models move is the noise alone."""
+    """One round has a learning rate of next to nothing.
+
+    What the models move is the noise alone.
+    """
     moved = {}
     for way in ("local", "central"):
         fitted = FedAvg(rounds=1, epochs=1, lr=1e-9, mask="none", **WAYS[way]).fit(small)

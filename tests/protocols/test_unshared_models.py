@@ -113,7 +113,10 @@ def models_file(fitted: ClusteringProtocol, folder: Path) -> dict[str, torch.Ten
 def test_what_clients_trained_alone_is_in_no_file_for_others(
     name: str, way: str, federation: Federation, tmp_path: Path
 ) -> None:
-    """Two runs that differ in their noise alone share no tensor: what they shared would have none."""
+    """Two runs that differ in their noise alone share no tensor.
+
+    What they shared would have no noise.
+    """
     kind, params = LONE[name]
     # at which FL+HC leaves some clients alone
     levels = (0.1, 0.2) if way == "example" or name == "flhc" else (2.0, 20.0)

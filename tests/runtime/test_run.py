@@ -1,4 +1,7 @@
-"""Rounds, phases, checkpoints and history: a run stopped anywhere goes on from a whole checkpoint."""
+"""Rounds, phases, checkpoints and history.
+
+A run stopped anywhere goes on from a whole checkpoint.
+"""
 
 from __future__ import annotations
 

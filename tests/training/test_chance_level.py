@@ -23,7 +23,10 @@ Samples = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
 def bright(labels: int = 4, clients: int = 4, size: int = 60) -> dict[str, Samples]:
-    """Images with a white ground, as handwriting is scanned: their mean squared norm is about 700."""
+    """Return images with a white ground, as handwriting is scanned.
+
+    Their mean squared norm is about 700.
+    """
     draw = np.random.default_rng(0)
     ink = draw.random((labels, 1, 28, 28)) < 0.1
     found = {}

@@ -1,4 +1,7 @@
-"""Momentum that lives on between rounds, against one torch.optim.SGD for each client's whole run."""
+"""Momentum that lives on between rounds.
+
+The oracle is one torch.optim.SGD for each client's whole run.
+"""
 
 from __future__ import annotations
 

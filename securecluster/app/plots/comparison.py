@@ -167,7 +167,10 @@ def draw(folder: Path, content: dict[str, Any], histories: dict[str, Lines]) -> 
 
 
 def _kept(lines: Lines) -> Lines:
-    """Return the rounds of the start that went on, where a protocol tried several; else all rounds."""
+    """Return the rounds of the start that went on.
+
+    Return all rounds where a protocol did not try several starts.
+    """
     if not lines or "start" not in lines[-1]:
         return lines
     return [line for line in lines if line.get("start") == lines[-1]["start"]]

@@ -1,1 +1,4 @@
-"""Differential privacy: mechanisms, noise streams, the accountant, the ledger and audits of both."""
+"""Differential privacy.
+
+The package has mechanisms, noise streams, the accountant, the ledger and audits of both.
+"""

@@ -99,7 +99,10 @@ class GridNoise:
                 part.copy_(total.mul_(spacings))
 
     def _integers(self, first: int, rows: torch.Tensor, steps: Sequence[float]) -> torch.Tensor:
-        """Return rounded Gaussians of standard deviations `steps`, float64 of the shape of `rows`."""
+        """Return rounded Gaussians of standard deviations `steps`.
+
+        They are float64 and of the shape of `rows`.
+        """
         count, width = rows.shape
         half = -(-width // 2)
         words = self._next(first, count, half).to(rows.device)

@@ -428,7 +428,10 @@ def _begins(whole: Ledger, part: Ledger) -> bool:
 
 
 def _anonymous(event: Event) -> bool:
-    """Return whether a release with a finite price has no digests, so that two of them may differ."""
+    """Return whether a release with a finite price has no digests.
+
+    Two such releases may differ.
+    """
     if event.mechanism not in ("gaussian", "dp-sgd") or event.kept:
         return False
     return not event.digests or CHOICE in event.digests

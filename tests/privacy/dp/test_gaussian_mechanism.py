@@ -1,4 +1,7 @@
-"""Clip, noise and their draws: bounds, statistics, and that an answer repeated tells nothing new."""
+"""Clip, noise and their draws.
+
+The tests are on bounds, on statistics, and that an answer repeated tells nothing new.
+"""
 
 from __future__ import annotations
 

@@ -88,7 +88,10 @@ def test_a_reused_map_shows_the_gram_matrix_of_all_rounds_and_a_fresh_one_does_n
 
 @pytest.mark.parametrize("name", ALL)
 def test_fresh_maps_do_not_stop_linking(name: str) -> None:
-    """Clients whose updates keep their geometry are found again by their rows of the Gram matrix."""
+    """Clients whose updates keep their geometry are found again.
+
+    They are found by their rows of the Gram matrix.
+    """
     m, rng = 12, np.random.default_rng(2)
     rows = updates(m, 600)
     order = rng.permutation(m)

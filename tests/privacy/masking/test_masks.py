@@ -1,4 +1,7 @@
-"""The permutations: exact, fresh, uniform, and drawn from ChaCha20 as they say; and masks by name."""
+"""The permutations, and masks by name.
+
+Permutations are exact, fresh, uniform, and drawn from ChaCha20 as they say.
+"""
 
 from __future__ import annotations
 

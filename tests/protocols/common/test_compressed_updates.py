@@ -178,7 +178,10 @@ def test_noise_that_drowns_whole_updates_leaves_sketches_clusters() -> None:
 
 
 def served(made: Any, federation: Federation, lost: Any) -> tuple[Any, Any, Any]:
-    """The server's state, the clients and the network of a run in which `lost(call)` do not reply."""
+    """Return the server's state, the clients and the network of a run.
+
+    The clients of `lost(call)` do not reply.
+    """
     endpoint = made.build_client(federation, Settings())
     net = made.build_network(
         Recorded(InProcess(endpoint.answer, lost), Transcript("sizes")),

@@ -76,7 +76,10 @@ def test_offsets_are_those_of_least_squares(labels: list[int]) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_two_clusters_that_a_third_far_away_makes_look_alike_are_told_apart(seed: int) -> None:
-    """The largest absolute gap of the spanning tree's edges, about 0.5, 1.9, 3.5, would join them."""
+    """The largest absolute gap of the spanning tree's edges would join them.
+
+    The edges are about 0.5, 1.9 and 3.5.
+    """
     means = [[0.4, 1.9, 5], [1.9, 0.4, 3.5], [5, 3.5, 0.4]]
     truth = [0] * 7 + [1] * 7 + [2] * 6
     partition = cluster_without_threshold(
@@ -124,7 +127,10 @@ def test_alike_models_are_one_cluster_that_the_threshold_joins(m: int) -> None:
 
 
 def test_alike_weights_are_one_cluster_also_where_clients_trained_for_longer() -> None:
-    """Models of more steps lie farther along what all have in common; that alone makes no cluster."""
+    """Models of more steps lie farther along what all have in common.
+
+    That alone makes no cluster.
+    """
     for seed in range(10):
         rng = np.random.default_rng(seed)
         steps = np.repeat([0.97, 1.0, 1.03, 1.06], 5)
