@@ -84,7 +84,8 @@ NUMBERS = (
     {"a": 1},
 )
 TEXTS = (
-    "", "x", "server", "server/1", "lps/0", "lps/x", "lps/-1", "client/0", "client/1", "client/4", "gather", "sum", "pairs", "relay",
+    "", "x", "server", "server/1", "lps/0", "lps/x", "lps/-1", "client/0", "client/1", "client/4",
+    "gather", "sum", "pairs", "relay",
 )  # fmt: skip
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 1e300, 0.0, -1.0, 1e-45)
 OUTCOMES = ("FrameError", "PolicyError", "UpdateError", "UsageError")

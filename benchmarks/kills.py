@@ -24,7 +24,8 @@ from securecluster.app.options import PROTOCOLS
 from securecluster.benchmarks.table import write
 
 SAME = (
-    "history.jsonl", "ledger.jsonl", "models.safetensors", "server.safetensors", "transcript/index.jsonl",
+    "history.jsonl", "ledger.jsonl", "models.safetensors", "server.safetensors",
+    "transcript/index.jsonl",
 )  # fmt: skip
 COMMAND = [sys.executable, "-m", "securecluster"]
 OPTIONS = [

@@ -22,7 +22,8 @@ def machine() -> str:
         (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
         platform.processor(),
     )
-    return f"{model}, {os.cpu_count()} cores; torch {torch.__version__}; Python {platform.python_version()}"
+    versions = f"torch {torch.__version__}; Python {platform.python_version()}"
+    return f"{model}, {os.cpu_count()} cores; {versions}"
 
 
 def write(name: str, rows: Iterable[Mapping[str, Any]]) -> Path:

@@ -250,7 +250,10 @@ def _without_digests(fitted: Any) -> list[Any]:
 
 
 WHOLE64 = "the same run in float64, from the same draws: 1e-16 a sum, amplified over rounds"
-WHOLE32 = "float32 rounds differently, and a round later so does everything: labels are equal, accuracy nearly"
+WHOLE32 = (
+    "float32 rounds differently, and a round later so does everything: labels are equal, "
+    "accuracy nearly"
+)
 BITS = "a device repeats itself bit for bit"
 LEDGER = "noise belongs to the bits of a row, so models differ, but what is released does not"
 

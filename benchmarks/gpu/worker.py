@@ -82,10 +82,10 @@ def machine(device: torch.device) -> dict[str, str]:
 
     found = {"device": str(device), "processor": processor()}
     if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory / (1 << 30)
         found |= {
             "GPU": torch.cuda.get_device_name(device),
-            "GPU "
-            "memory": f"{torch.cuda.get_device_properties(device).total_memory / (1 << 30):.0f} GiB",
+            "GPU memory": f"{memory:.0f} GiB",
             "CUDA": str(torch.version.cuda),
             "cuDNN": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
             "driver": _driver(),

@@ -49,7 +49,10 @@ SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"model": "cnn-ali", "samples": 300, "batch_size": 20, "rounds": 60},
     "full": {"model": "cnn-cifar", "samples": None, "batch_size": 100, "rounds": 200},
 }
-PAPER = "splits in rounds 50, 100, 150; accuracy 20 % before, close to 60 % after; g below zero at the end"
+PAPER = (
+    "splits in rounds 50, 100, 150; accuracy 20 % before, close to 60 % after; "
+    "g below zero at the end"
+)
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:

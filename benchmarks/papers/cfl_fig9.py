@@ -49,7 +49,10 @@ SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"samples": 300, "epochs": 1, "batch_size": 10, "rounds": 24},
     "full": {"samples": None, "epochs": 3, "batch_size": 100, "rounds": 100},
 }
-PAPER = "separated in rounds 30, 60 and 90; perplexity 43 before, less than 36 after, 42 for the shared model"
+PAPER = (
+    "separated in rounds 30, 60 and 90; perplexity 43 before, less than 36 after, "
+    "42 for the shared model"
+)
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:

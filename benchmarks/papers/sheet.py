@@ -87,10 +87,8 @@ class Sheet:
             )
         for row in rows:
             if row["status"] == NOT_RUN:
-                print(
-                    "not run: "
-                    f"{', '.join(f'{name} {value}' for name, value in row.items() if value and name not in _LAST)}"
-                )
+                known = {name: value for name, value in row.items() if value and name not in _LAST}
+                print("not run: " + ", ".join(f"{name} {value}" for name, value in known.items()))
         return rows
 
     def save(self, figure: Any, scale: str) -> Path:

@@ -71,7 +71,10 @@ def server_view(weighted: bool, briefs: bool, tree: bool, judged: bool) -> list[
     found += ["the updates beside their briefs (the plain sum reads every reply)"] * briefs + [
         "how far each node's model has moved"
     ] * tree
-    losses = "each client's losses under the models on its path, and the number of samples kept aside (the plain sum reads both)"
+    losses = (
+        "each client's losses under the models on its path, and the number of samples kept aside "
+        "(the plain sum reads both)"
+    )
     return found + [losses] * judged
 
 

@@ -126,8 +126,14 @@ def server_view(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
         "example": "unmasked, as training with noise left it",
     }[noisy]
     much = "something" if noisy else "much"
-    common = f"{much} of the rest of that model, whatever the mask: training starts from what the server knows, and synthetic users' does too"
-    own = "each client's first weights, from the seed: they tell where a permutation of the first sum has put most coordinates"
+    common = (
+        f"{much} of the rest of that model, whatever the mask: training starts from what the "
+        "server knows, and synthetic users' does too"
+    )
+    own = (
+        "each client's first weights, from the seed: they tell where a permutation of the first "
+        "sum has put most coordinates"
+    )
     return [
         f"each client's {name} layer after training alone, {how}",
         common if start == "common" else own,

@@ -395,8 +395,14 @@ def server_view(distance: str, sealed: bool, trims: bool, noisy: bool, weighted:
     """What the server sees of clients under every mask."""
     own = "with noise, " if noisy else ""
     one_shot = f"{own}norms and inner products of the models that clients trained alone"
-    losses = f"{own}each client's losses under everyone's model and the clusters' (the plain sum reads all replies), and its choices"
-    compared = f"{one_shot}, their distances, and those to and between the clusters' models, all under one mask"
+    losses = (
+        f"{own}each client's losses under everyone's model and the clusters' (the plain sum reads "
+        "all replies), and its choices"
+    )
+    compared = (
+        f"{one_shot}, their distances, and those to and between the clusters' models, all under "
+        "one mask"
+    )
     relayed = [*[f"{one_shot}, each of which goes to every client"] * (not sealed), losses]
     updates = f"{own}each client's update" + (
         ", one by one" if trims else " (the plain sum reads all replies)"

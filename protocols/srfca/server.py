@@ -185,9 +185,15 @@ def _warn_of_one_cluster(
         return
     shortest, longest = float(edges[0]), float(edges[-1])
     if max(labels) == UNASSIGNED:
-        problem = f"joins no {graphing.size} of the {len(labels)} clients' models (the two nearest are {shortest:.4g} apart)"
+        problem = (
+            f"joins no {graphing.size} of the {len(labels)} clients' models (the two nearest are "
+            f"{shortest:.4g} apart)"
+        )
     elif reach >= longest:
-        problem = f"joins all {len(labels)} clients' models (their spanning tree's longest edge is {longest:.4g})"
+        problem = (
+            f"joins all {len(labels)} clients' models (their spanning tree's longest edge is "
+            f"{longest:.4g})"
+        )
     else:
         return
     warnings.warn(

@@ -22,7 +22,8 @@ USAGE = """usage: securecluster COMMAND
   list                           protocols, data sets, scenarios, models and masks
 
 protocols: {protocols}
-`securecluster run PROTOCOL --help` shows every option with its default, and so does `compare PROTOCOLS --help`.
+`securecluster run PROTOCOL --help` shows every option with its default, and so does \
+`compare PROTOCOLS --help`.
 """
 
 

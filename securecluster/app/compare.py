@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 COLUMNS = (
-    "clusters", "ari", "at_target", "told", "rounds", "up", "down", "servers", "epsilon", "dp_unit", "seconds", "error",
+    "clusters", "ari", "at_target", "told", "rounds", "up", "down", "servers", "epsilon", "dp_unit",
+    "seconds", "error",
 )  # fmt: skip
 TOLD = ("k", "tasks")  # hyper-parameters that tell a protocol how many clusters there are
 

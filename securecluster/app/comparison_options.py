@@ -55,7 +55,10 @@ def comparison_class(names: Sequence[str]) -> type:
     union: Any = make_dataclass(
         "Protocols", [_field(name, owners, names) for name, owners in _owners(names).items()]
     )
-    union.__doc__ = "The protocols. A value goes to every protocol that has the option; None is each one's own default."
+    union.__doc__ = (
+        "The protocols. A value goes to every protocol that has the option; None is each one's own "
+        "default."
+    )
     return flat_class("protocols", union)
 
 

@@ -21,7 +21,10 @@ KEYS = (
 )
 NETWORK = "timing, message sizes, who takes part and who drops out are visible to the network"
 OBSERVED = "the observer's metrics and agreement lie outside the protocol and outside epsilon"
-EXACT = "what leaves without noise is not differentially private: epsilon is infinite (null) as soon as anything does"
+EXACT = (
+    "what leaves without noise is not differentially private: epsilon is infinite (null) as soon "
+    "as anything does"
+)
 SUMS = (
     "the sums of clipped gradients that DP-SGD adds noise to are rounded as they are made: beyond "
     "some ten thousand samples in"

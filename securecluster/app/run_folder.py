@@ -36,8 +36,9 @@ MARKER, LOCK = ".securecluster", ".lock"
 TRANSCRIPT = "transcript"
 COMPARISON = "compare.json"
 PICTURES = (
-    "accuracy.png", "perplexity.png", "position_error.png", "cost.png", "dendrogram.png", "graph.png",
-    "relevance.png", "separation.png", "similarity.png", "similarity-pairs.png", "tree.png",
+    "accuracy.png", "perplexity.png", "position_error.png", "cost.png", "dendrogram.png",
+    "graph.png", "relevance.png", "separation.png", "similarity.png", "similarity-pairs.png",
+    "tree.png",
 )  # fmt: skip
 READ_BACK = {
     CONFIG, "history.jsonl", "ledger.jsonl", "clients.safetensors", "learned.safetensors",

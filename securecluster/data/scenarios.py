@@ -117,6 +117,7 @@ def _counted(text: str, kinds: list[type[Part]]) -> int:
 
 
 __all__ = [
-    "SCENARIOS", "Combined", "Dirichlet", "Iid", "Inversion", "LabelPermutation", "LabelSplit", "LabelSwap",
-    "Natural", "Part", "Partition", "Partitioner", "Pathological", "Rotation", "Scenario", "Source", "Tasks", "Topics", "Transform", "arrange", "has_options", "scenario",
+    "SCENARIOS", "Combined", "Dirichlet", "Iid", "Inversion", "LabelPermutation", "LabelSplit",
+    "LabelSwap", "Natural", "Part", "Partition", "Partitioner", "Pathological", "Rotation",
+    "Scenario", "Source", "Tasks", "Topics", "Transform", "arrange", "has_options", "scenario",
 ]  # fmt: skip

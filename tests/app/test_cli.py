@@ -25,8 +25,11 @@ def test_the_run_folder_holds_what_the_contract_says(
     for part in ("accuracy before", "train", "did not see", "infinite", str(out)):
         assert part in printed
     result = json.loads((out / "result.json").read_text())
-    assert set(result) >= {"schema", "protocol", "data", "scenario", "model", "seed", "device", "version", "clients", "clusters", "labels",
-                           "truth", "dropped", "metrics", "observer", "bytes", "privacy", "seconds"}  # fmt: skip
+    assert set(result) >= {
+        "schema", "protocol", "data", "scenario", "model", "seed", "device", "version", "clients",
+        "clusters", "labels", "truth", "dropped", "metrics", "observer", "bytes", "privacy",
+        "seconds",
+    }  # fmt: skip
     assert set(result["metrics"]) == {"ari", "nmi", "purity", "exact", "accuracy", "at_target"}
     assert set(result["metrics"]["accuracy"]) == {"before", "after", "per_cluster"}
     assert set(result["bytes"]) == {"up", "down", "servers", "by_message"}
@@ -169,8 +172,12 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
 def test_help_shows_every_option_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "cfl", "--help"]) == 0
     text = capsys.readouterr().out
-    for option in ("data", "scenario", "clients", "clusters", "samples", "rounds", "seed", "device", "threads", "model", "lr", "epochs",
-                   "batch-size", "participation", "mask", "transcript", "out", "force", "quiet", "eps1", "eps2", "gamma-max"):  # fmt: skip
+    options = (
+        "data", "scenario", "clients", "clusters", "samples", "rounds", "seed", "device", "threads",
+        "model", "lr", "epochs", "batch-size", "participation", "mask", "transcript", "out",
+        "force", "quiet", "eps1", "eps2", "gamma-max",
+    )  # fmt: skip
+    for option in options:
         assert re.search(rf"--{option}[ ,]", text), option
     assert "default: 40" in text
     assert main(["--help"]) == 0

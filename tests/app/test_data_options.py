@@ -184,7 +184,12 @@ def test_help_and_refusals_load_nothing_heavy() -> None:
     code = """
 import sys
 from securecluster.app.cli import main
-calls = (["run", "cfl", "--help"], ["list"], ["run", "cfl", "--scenario", "rotation", "--alpha", "1"], ["run", "cfl", "--data", "x"])
+calls = (
+    ["run", "cfl", "--help"],
+    ["list"],
+    ["run", "cfl", "--scenario", "rotation", "--alpha", "1"],
+    ["run", "cfl", "--data", "x"],
+)
 codes = [main(call) for call in calls]
 heavy = {"pyarrow", "PIL", "datasets", "pandas", "sklearn", "scipy"} & set(sys.modules)
 sys.exit(f"{codes} loaded {heavy}" if heavy or codes != [0, 0, 2, 2] else 0)

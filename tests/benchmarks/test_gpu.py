@@ -139,9 +139,12 @@ import json, os, sys, time
 from securecluster.benchmarks.gpu.pieces import Check
 task = json.loads(sys.stdin.readline())
 def tell(**event): print(json.dumps(event), flush=True)
-def result(name, result): tell(event="check", piece=name, rows=[Check(name, 0.5, "why", None).row(result, "0.1")])
+def result(name, result):
+    row = Check(name, 0.5, "why", None).row(result, "0.1")
+    tell(event="check", piece=name, rows=[row])
 names = ["good", "bad", "hangs", "dies", "after"]
-tell(event="machine", machine={"device": "none"}, pieces=[[n, "check"] for n in names] + [["late", "timing"]], notes=[])
+pieces = [[n, "check"] for n in names] + [["late", "timing"]]
+tell(event="machine", machine={"device": "none"}, pieces=pieces, notes=[])
 for name in names:
     if name in task["done"]: continue
     tell(event="begin", piece=name, kind="check", limit=0.5)

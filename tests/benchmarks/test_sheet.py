@@ -104,7 +104,8 @@ from securecluster.benchmarks.papers.sheet import Sheet
 def measure(cell):
     if cell["seed"] == 2: os._exit(7)
     return {{"gap": cell["seed"]}}
-Sheet("s", pathlib.Path({str(tmp_path)!r})).fill([{{"scale": "cpu", "seed": s}} for s in range(4)], measure)
+cells = [{{"scale": "cpu", "seed": s}} for s in range(4)]
+Sheet("s", pathlib.Path({str(tmp_path)!r})).fill(cells, measure)
 """
     assert (
         subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode

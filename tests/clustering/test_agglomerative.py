@@ -210,7 +210,10 @@ def test_linkages_that_need_euclid_are_refused_elsewhere() -> None:
         check_linkage("l2", kind)
         check_linkage("chord", kind)
         for metric in ("l1", "cosine"):
-            refused = f"{kind}.*metrics l2 and chord only, not for {metric}: use one of these, or single, complete, average"
+            refused = (
+                f"{kind}.*metrics l2 and chord only, not for {metric}: use one of these, or "
+                "single, complete, average"
+            )
             with pytest.raises(UsageError, match=refused):
                 check_linkage(metric, kind)
     with pytest.raises(UsageError, match="unknown linkage 'wards'"):
@@ -257,8 +260,13 @@ def test_the_number_of_tasks_comes_of_the_largest_gap_of_angles(
 
 
 def test_the_papers_own_matrix_has_two_tasks() -> None:
-    r = np.array([[1, 0.97, 0.31, 0.31, 0.32], [0.97, 1, 0.31, 0.32, 0.32], [0.31, 0.31, 1, 0.97, 0.98], [0.31, 0.32, 0.97, 1, 0.98],
-                  [0.32, 0.32, 0.98, 0.98, 1]])  # fmt: skip
+    r = np.array([
+        [1, 0.97, 0.31, 0.31, 0.32],
+        [0.97, 1, 0.31, 0.32, 0.32],
+        [0.31, 0.31, 1, 0.97, 0.98],
+        [0.31, 0.32, 0.97, 1, 0.98],
+        [0.32, 0.32, 0.98, 0.98, 1],
+    ])  # fmt: skip
     tree = merges(1 - r, "average")  # Ali & Arafa 2024, Table I
     assert cut(tree, tasks_of(tree)) == [0, 0, 1, 1, 1]
     assert 0.03 < tasks_of(tree) < 0.68

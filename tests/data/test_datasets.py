@@ -262,7 +262,8 @@ from securecluster.data import Federation, Iid, pools
 from securecluster.data import datasets
 from securecluster.errors import UsageError
 folder = sys.argv[1]
-for name, hub in (("mnist", folder + "/hub"), ("femnist", folder + "/hub"), ("cifar10", folder + "/nothing")):
+present, absent = folder + "/hub", folder + "/nothing"
+for name, hub in (("mnist", present), ("femnist", present), ("cifar10", absent)):
     sources.IMAGE_SETS[name] = replace(sources.IMAGE_SETS[name], hub=hub)
 found = sources.source("mnist")
 decoded = []
@@ -278,7 +279,8 @@ for name in ("femnist", "cifar10"):
     except UsageError as error:
         said.append(str(error))
 digest = Federation.simulate("mnist", scenario=Iid(), clients=3, seed=0).digest()
-print(json.dumps({"y": y, "decoded": [none, len(decoded)], "pixels": pixels, "said": said, "digest": digest}))
+told = {"y": y, "decoded": [none, len(decoded)], "pixels": pixels, "said": said}
+print(json.dumps(told | {"digest": digest}))
 """
 
 

@@ -361,8 +361,10 @@ def test_scenarios_by_name() -> None:
     assert scenario("rotation", overlap=True) == Rotation() + Iid(overlap=True)
     assert str(Rotation() + Dirichlet()) == "rotation+dirichlet" and str(Rotation()) == "rotation"
     assert all(kind.name == name for name, kind in SCENARIOS.items())
-    assert set(SCENARIOS) == {"iid", "label-swap", "label-permutation", "rotation", "inversion", "pathological", "dirichlet", "label-split",
-                              "tasks", "natural", "topics"}  # fmt: skip
+    assert set(SCENARIOS) == {
+        "iid", "label-swap", "label-permutation", "rotation", "inversion", "pathological",
+        "dirichlet", "label-split", "tasks", "natural", "topics",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

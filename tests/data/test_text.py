@@ -301,7 +301,10 @@ from securecluster.data import Federation, Iid, text
 from securecluster.errors import UsageError
 folder = sys.argv[1]
 text.HUBS.update(ag_news=folder + "/ag_news", shakespeare=folder + "/roles")
-digests = {name: Federation.simulate(name, scenario=Iid(), clients=2, seed=0).digest() for name in text.HUBS}
+digests = {
+    name: Federation.simulate(name, scenario=Iid(), clients=2, seed=0).digest()
+    for name in text.HUBS
+}
 text.HUBS["shakespeare"] = folder + "/ag_news"
 text._shakespeare.cache_clear()
 try:

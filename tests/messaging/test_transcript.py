@@ -210,8 +210,9 @@ def test_who_exists_and_was_never_asked_saw_nothing() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        (), set(), 4, -1, {99}, client(99), client(-1), client("x"), client(None), "site-4", "", "servers", b"server", None, True, 1.0,
-        [True], {client(True)}, AUTHORITY, lps(0), Party("server", 0), Party("nobody"), [SERVER, 99], [["server"]], ("server", "site-9"),
+        (), set(), 4, -1, {99}, client(99), client(-1), client("x"), client(None), "site-4", "",
+        "servers", b"server", None, True, 1.0, [True], {client(True)}, AUTHORITY, lps(0),
+        Party("server", 0), Party("nobody"), [SERVER, 99], [["server"]], ("server", "site-9"),
     ],
     ids=repr,
 )  # fmt: skip

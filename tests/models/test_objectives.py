@@ -84,8 +84,13 @@ def test_training_is_torchs_own_on_every_client(kind: Objective) -> None:
     plan = LocalTraining(0.3, 2, 4)
     found = made.train(Rows(made.start[None], (0,) * 3), range(3), plan, step=0)
     for k in range(3):
-        module = build(Words() if isinstance(kind, Language) else Track(), made._x.shape[1:], 7 if isinstance(kind, Language) else 2,
-                       Randomness(0), kind).module.double()  # fmt: skip
+        module = build(
+            Words() if isinstance(kind, Language) else Track(),
+            made._x.shape[1:],
+            7 if isinstance(kind, Language) else 2,
+            Randomness(0),
+            kind,
+        ).module.double()
         nn.utils.vector_to_parameters(made.start.clone(), module.parameters())
         optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
         for batch in made._batches(k, plan, 0):

@@ -42,7 +42,8 @@ def _title(content: dict[str, Any]) -> str:
     known = content.get("true_clusters")
     clusters = "" if known is None else f"{known} true cluster{'s' * (known != 1)}, "
     data = printable(content["data"])
-    return f"{data} ({content['scenario']}), {content['clients']} clients, {clusters}seed {content['seed']}"
+    simulated = f"{data} ({content['scenario']}), {content['clients']} clients"
+    return f"{simulated}, {clusters}seed {content['seed']}"
 
 
 def _fitting(headings: list[str], rows: list[dict[str, str]], width: int) -> list[Any]:

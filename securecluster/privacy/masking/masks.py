@@ -30,7 +30,10 @@ ENTRYWISE = (
     "permutation",
     "signed-permutation",
 )
-_SEED = "falls when one client tells the server the shared seed; clients can be linked from call to call by their inner products"
+_SEED = (
+    "falls when one client tells the server the shared seed; clients can be linked from call to "
+    "call by their inner products"
+)
 
 # correlation with true label shares, of Dirichlet(0.3) and of two labels a client, as
 # benchmarks.label_attack found it

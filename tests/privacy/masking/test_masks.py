@@ -107,7 +107,10 @@ def test_every_order_of_four_is_about_as_likely() -> None:
 
 
 def test_the_words_are_the_rfc_8439_keystream_of_key_zero_counter_and_step() -> None:
-    zero = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
+    zero = (
+        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
+    )
     assert words(bytes(32), 0, 8).tobytes().hex() == zero  # appendix A.1, test vector 1
     # the same key and nonce with counter 1: test vector 2
     second = words(bytes(32), 0, 16)[8:].tobytes().hex()

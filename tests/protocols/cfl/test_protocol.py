@@ -160,9 +160,12 @@ def test_estimator_conventions(small: Federation) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"lr": 0.0}, {"epochs": 0}, {"batch_size": 0}, {"mask": "rot"}, {"model": "cnn"}, {"criterion": "x"}, {"average": "x"},
-     {"gamma_max": 1.0},
-     {"participation": 0.0}, {"rounds": 0}, {"optimizer": "x"}, {"momentum": 1.0}, {"optimizer": "adam", "momentum": 0.5}],
+    [
+        {"lr": 0.0}, {"epochs": 0}, {"batch_size": 0}, {"mask": "rot"}, {"model": "cnn"},
+        {"criterion": "x"}, {"average": "x"}, {"gamma_max": 1.0}, {"participation": 0.0},
+        {"rounds": 0}, {"optimizer": "x"}, {"momentum": 1.0},
+        {"optimizer": "adam", "momentum": 0.5},
+    ],
 )  # fmt: skip
 def test_wrong_hyper_parameters_are_refused_in_one_sentence(
     wrong: dict[str, object], small: Federation

@@ -242,9 +242,10 @@ def test_what_a_single_member_sent_stays_with_its_lps(
     made = OneShot(rounds=2, gps_every=every, mask=mask, tasks=2)
     first = list(np.flatnonzero(made.fit(tasks).labels_ == 0))
     endpoint, transcript = made.build_client(tasks, Settings()), Transcript("full")
-    lost: Callable[[Call], set[int]] = lambda call: (
-        set(first[1:]) if (call.method, call.round) == ("contribute", 2) else set()
-    )
+
+    def lost(call: Call) -> set[int]:
+        return set(first[1:]) if (call.method, call.round) == ("contribute", 2) else set()
+
     net = made.build_network(
         Recorded(InProcess(endpoint.answer, lost), transcript), made.config(tasks, "float32")
     )
