@@ -11,32 +11,25 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MAY_IMPORT = {
+FOUNDATION = {"core", "errors"}
+MECHANISMS = FOUNDATION | {"messaging", "clustering", "models", "data", "privacy"}
+EVERYTHING_BELOW_PROTOCOLS = MECHANISMS | {"training", "runtime"}
+EVERYTHING_BELOW_APP = EVERYTHING_BELOW_PROTOCOLS | {"protocols.common", "protocols"}
+MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "core": {"errors"},
-    "messaging": {"core", "errors"},
-    "clustering": {"core", "errors"},
-    "models": {"core", "errors"},
-    "data": {"models", "core", "errors"},
-    "privacy": {"messaging", "core", "errors"},
-    "training": {"models", "data", "privacy", "messaging", "core", "errors"},
-    "runtime": {"training", "privacy", "data", "messaging", "core", "errors"},
-    "protocols.common": {
-        "runtime", "training", "privacy", "data", "models", "clustering", "messaging", "core", "errors",
-    },
-    "protocols": {
-        "protocols.common", "runtime", "training", "privacy", "data", "models", "clustering", "messaging",
-        "core", "errors",
-    },
-    "app": {
-        "protocols", "protocols.common", "runtime", "training", "privacy", "data", "models", "clustering",
-        "messaging", "core", "errors",
-    },
-    "benchmarks": {
-        "app", "protocols", "protocols.common", "runtime", "training", "privacy", "data", "models",
-        "clustering", "messaging", "core", "errors",
-    },
-}  # fmt: skip
+    "messaging": FOUNDATION,
+    "clustering": FOUNDATION,
+    "models": FOUNDATION,
+    "data": FOUNDATION | {"models"},
+    "privacy": FOUNDATION | {"messaging"},
+    "training": FOUNDATION | {"models", "data", "privacy", "messaging"},
+    "runtime": FOUNDATION | {"training", "privacy", "data", "messaging"},
+    "protocols.common": EVERYTHING_BELOW_PROTOCOLS,
+    "protocols": EVERYTHING_BELOW_PROTOCOLS | {"protocols.common"},
+    "app": EVERYTHING_BELOW_APP,
+    "benchmarks": EVERYTHING_BELOW_APP | {"app"},
+}
 FOLDERS = ("securecluster", "protocols", "benchmarks")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 FRONT_DOORS = ("securecluster", "securecluster.__main__")
@@ -63,7 +56,7 @@ def room_of(module: str) -> str | None:
 
 
 def imports(source: str, known: Mapping[str, str]) -> Iterator[str]:
-    """Yield the package's modules that a source imports, also in functions and for type checkers."""
+    """Yield the modules of the package that a source imports, wherever in it that is."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
@@ -74,7 +67,7 @@ def imports(source: str, known: Mapping[str, str]) -> Iterator[str]:
 
 
 def runtime_imports(source: str, known: Mapping[str, str]) -> set[str]:
-    """Return the modules that are loaded with a source: neither in functions nor for type checkers."""
+    """Return the modules that are loaded together with a source."""
     body = [
         node
         for node in ast.parse(source).body

@@ -264,8 +264,8 @@ from securecluster.errors import UsageError
 folder = sys.argv[1]
 present, absent = folder + "/hub", folder + "/nothing"
 for name, hub in (("mnist", present), ("femnist", present), ("cifar10", absent)):
-    sources.IMAGE_SETS[name] = replace(sources.IMAGE_SETS[name], hub=hub)
-found = sources.source("mnist")
+    datasets.IMAGE_SETS[name] = replace(datasets.IMAGE_SETS[name], hub=hub)
+found = datasets.source("mnist")
 decoded = []
 real = pools.opened
 pools.opened = lambda where, blob: (decoded.append(where), real(where, blob))[1]
@@ -275,7 +275,7 @@ pixels = np.round(found.train.read(np.array([40, 3, 3])) * 255).astype(int).toli
 said = []
 for name in ("femnist", "cifar10"):
     try:
-        sources.source(name)
+        datasets.source(name)
     except UsageError as error:
         said.append(str(error))
 digest = Federation.simulate("mnist", scenario=Iid(), clients=3, seed=0).digest()
