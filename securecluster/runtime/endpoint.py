@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, get_type_hints
 
+from securecluster.core.lazy_torch import torch
 from securecluster.errors import (
     FrameError,
     PolicyError,
@@ -325,7 +326,26 @@ class Endpoint(Generic[C]):
                     raise out_of_range(f"the {name} of a frame", value, 0, largest)
 
     def _reply(self, call: Call) -> Any:
-        if call.method in KEY_METHODS and call.verb != GATHER:
+        """Return what the called method replies, after the release policy and the pipeline."""
+        if call.method in KEY_METHODS:
+            return self._key_reply(call)
+        _, expected = message_types(type(self.client), call.method)
+        method = getattr(self.client, call.method)
+        release = release_of(method)
+        self._check_release(call, release)
+        self.keys.use(call.to)
+        at = tuple(self._place[i] for i in call.to)
+        reply = method(CallContext(call.to, at, call.round, call.step), call.query)
+        check_reply(method, release, reply, expected, len(call.to))
+        protected = {
+            name: Rows(self._protected(call, release, name, getattr(reply, name).values))
+            for name in release.through
+        }
+        return dataclasses.replace(reply, **protected)
+
+    def _key_reply(self, call: Call) -> Any:
+        """Return this endpoint's part in the clients' key agreement."""
+        if call.verb != GATHER:
             raise PolicyError(
                 f"{call.method} may leave its client through {GATHER}, not {call.verb}: the "
                 "request is refused"
@@ -334,40 +354,43 @@ class Endpoint(Generic[C]):
             return self.keys.offer(call.to)
         if call.method == "key_seal":
             return self.keys.seal(call.to[0], call.query)
-        if call.method == "key_open":
-            return self.keys.open(call.to, call.query, call.step)
-        _, expected = message_types(type(self.client), call.method)
-        method = getattr(self.client, call.method)
-        release = release_of(method)
+        return self.keys.open(call.to, call.query, call.step)
+
+    def _check_release(self, call: Call, release: Release) -> None:
+        """Raise PolicyError for a verb that the method does not allow, or a sum over too few."""
         if call.verb not in release.via:
             raise PolicyError(
                 f"{call.method} may leave its client through {' or '.join(release.via)}, not "
                 f"{call.verb}: the request is refused"
             )
-        if GATHER not in release.via and call.verb == SUM and min(call.members) < self.minimum:
+        sums_only = GATHER not in release.via
+        if sums_only and call.verb == SUM and min(call.members) < self.minimum:
             raise PolicyError(
                 f"a sum over {min(call.members)} client(s) would show a single {call.method} "
                 f"answer: clients ask for {self.minimum} or more"
             )
-        self.keys.use(call.to)
-        turn = CallContext(call.to, tuple(self._place[i] for i in call.to), call.round, call.step)
-        reply = method(turn, call.query)
-        check_reply(method, release, reply, expected, len(call.to))
-        changes: dict[str, Rows] = {}
-        for name in release.through:
-            rows, pipeline = getattr(reply, name).values, self._pipeline.of(name)
-            closes = name in release.sealed and self._pipeline.seal
-            if pipeline.shares > min(call.members) and not release.derived:
-                raise PolicyError(
-                    f"{call.method} leaves with noise in {pipeline.shares} shares, and a sum over "
-                    f"{min(call.members)} would lack some of it"
-                )
-            pipeline = pipeline.veil if release.derived else pipeline.shield if closes else pipeline
-            rows = pipeline.forward(rows, call.step, release.fresh, call.to, name)
-            if closes and self._pipeline.seal:
-                rows = self._pipeline.seal.close(rows, call.to, call.step, call.method, name)
-            changes[name] = Rows(rows)
-        return dataclasses.replace(reply, **changes)
+
+    def _protected(
+        self, call: Call, release: Release, name: str, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Return a field's rows after the pipeline, and sealed where the method says so.
+
+        Raises:
+            PolicyError: the noise is in shares, and the sum has fewer members than there are.
+        """
+        pipeline = self._pipeline.of(name)
+        if pipeline.shares > min(call.members) and not release.derived:
+            raise PolicyError(
+                f"{call.method} leaves with noise in {pipeline.shares} shares, and a sum over "
+                f"{min(call.members)} would lack some of it"
+            )
+        seal = self._pipeline.seal if name in release.sealed else None
+        if release.derived:  # made of earlier releases: masked, and no noise again
+            pipeline = pipeline.veil
+        elif seal is not None:  # noise, and no mask
+            pipeline = pipeline.shield
+        rows = pipeline.forward(rows, call.step, release.fresh, call.to, name)
+        return rows if seal is None else seal.close(rows, call.to, call.step, call.method, name)
 
     def answer_frame(self, data: bytes) -> bytes:
         """Answer one real frame, as a node with one client does."""

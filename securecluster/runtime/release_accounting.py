@@ -4,10 +4,9 @@ how much of it to take off.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from securecluster.messaging.messages import Rows, Shared
@@ -72,7 +71,7 @@ class ReleaseAccounting:
                 rows = curator.add(rows, step, name, counts)
             if rows is not came.table:
                 changes[name] = Rows(rows)
-        return dataclasses.replace(reply, **changes) if changes else reply  # type: ignore[type-var]
+        return replace(reply, **changes) if changes else reply  # type: ignore[type-var]
 
     def repeatable(self, release: Release, reply: Any) -> bool:
         """Return whether a second reply to the same call, of other bits, would be another release
@@ -95,67 +94,50 @@ class ReleaseAccounting:
         """
         return not release.derived and any(self._curator(name) for name in release.through)
 
-    def events(
-        self,
-        release: Release,
-        method: str,
-        verb: str,
-        number: int,
-        ids: Sequence[int],
-        reply: Any,
-        reader: str,
-        step: int = 0,
-        digests: Sequence[str] = (),
-    ) -> Iterator[Event]:
-        """What the clients `ids` released in round `number`, field by field, and the training
-        behind it.
+    def events(self, release: Release, call: Event, reply: Any) -> Iterator[Event]:
+        """Yield what clients released in one call: the training behind it, then field by field.
 
         Args:
-            step: the number of the call.
-            digests: of each client's reply, where a repetition of other bits has a price.
+            call: an event that knows the call, its clients and its reader. Its digests are of each
+                client's reply, where a repetition of other bits has a price.
+            reply: as it is read.
         """
-        told = tuple(digests)
         plan = self.training.get(release.trains)
         if plan is not None:
-            kept, batch = not release.private, plan.batch_size
-            yield Event(
-                method,
-                verb,
-                (),
-                number,
-                tuple(ids),
-                "dp-sgd",
-                plan.noise,
-                REPLACE,
-                batch,
-                plan.epochs,
-                kept,
+            yield replace(
+                call,
+                mechanism="dp-sgd",
+                noise_multiplier=plan.noise,
+                replace=REPLACE,
+                batch=plan.batch_size,
+                epochs=plan.epochs,
+                kept=not release.private,
                 seen=False,
-                reader=reader,
-                step=step,
-                digests=told,
             )
-        for name, value in vars(reply).items() if release.private else ():
-            if isinstance(value, Rows | Shared):
-                z, replace = self._cost(release, name)
-                kind: Mechanism = "exact" if z is None else "free" if math.isinf(z) else "gaussian"
-                seen = name in release.through and not self._closed(release, name)
-                known = z if kind == "gaussian" else None
-                own = told if kind == "gaussian" or (kind == "free" and self.training) else ()
-                yield Event(
-                    method,
-                    verb,
-                    (name,),
-                    number,
-                    tuple(ids),
-                    kind,
-                    known,
-                    replace,
-                    seen=seen,
-                    reader=reader,
-                    step=step,
-                    digests=own,
-                )
+        if release.private:
+            for name, value in vars(reply).items():
+                if isinstance(value, Rows | Shared):
+                    yield self._field_event(release, call, name)
+
+    def _field_event(self, release: Release, call: Event, name: str) -> Event:
+        """Return the event of one field of a reply."""
+        multiplier, replacement = self._cost(release, name)
+        mechanism: Mechanism = "gaussian"
+        if multiplier is None:
+            mechanism = "exact"
+        elif math.isinf(multiplier):
+            mechanism = "free"
+        # Another training of the same client may be behind a field that costs nothing itself.
+        repeatable = mechanism == "gaussian" or (mechanism == "free" and bool(self.training))
+        return replace(
+            call,
+            fields=(name,),
+            mechanism=mechanism,
+            noise_multiplier=multiplier if mechanism == "gaussian" else None,
+            replace=replacement,
+            seen=name in release.through and not self._closed(release, name),
+            digests=call.digests if repeatable else (),
+        )
 
     def _curator(self, name: str) -> TrustedCurator | None:
         """The trusted server's noise on a field, which is for rows that are clipped alone."""

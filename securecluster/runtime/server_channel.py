@@ -84,7 +84,7 @@ class ServerChannel:
             their own types.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what the server of one run is made of)
         self,
         clients: int,
         transport: Transport,
@@ -390,19 +390,17 @@ class ServerChannel:
             found = reply_digests(reply, len(ids)) if digests is None else digests
             if not tells_noise(reply):
                 found = [CHOICE] * len(ids)
-        reader = "lps" if self._asker else "server"
-        events = self._costs.events(
-            release,
+        call = Event(
             method.__name__,
             verb,
+            (),
             self.round,
-            ids,
-            reply,
-            reader,
-            step,
-            found,
+            tuple(ids),
+            reader="lps" if self._asker else "server",
+            step=step,
+            digests=tuple(found),
         )
-        self.record(list(events))
+        self.record(list(self._costs.events(release, call, reply)))
 
     def _agree(self, to: Sequence[int]) -> None:
         """Bring the clients that have no mask seed yet into the key agreement, as far as they

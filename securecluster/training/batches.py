@@ -25,6 +25,29 @@ class Chunk:
     keys: torch.Tensor | None = None  # (S, b) of dropout
 
 
+@dataclass(frozen=True)
+class Minibatches:
+    """One mini-batch of each of k clients, n examples wide.
+
+    Attributes:
+        x: (k, n, …), padded with samples of the same client.
+        y: targets, (k, n, …).
+        weight: (k, n) of each sample's loss; 0 for padding.
+        keys: (k,) of dropout, or (k, n) of each example's own; None without dropout.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    weight: torch.Tensor
+    keys: torch.Tensor | None = None
+
+    def of_client(self, k: int) -> Minibatches:
+        """Return the k-th client's mini-batch alone."""
+        one = slice(k, k + 1)
+        keys = None if self.keys is None else self.keys[one]
+        return Minibatches(self.x[one], self.y[one], self.weight[one], keys)
+
+
 def packed(
     batches: Sequence[list[NDArray[np.int64]]],
     first: NDArray[np.int64],

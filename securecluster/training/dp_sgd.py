@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from securecluster.models.fused_layers import Stack
 from securecluster.models.optimizers import Optimizer
 from securecluster.models.per_example_gradients import Each, clipped
 from securecluster.privacy.dp.grid_noise import GridNoise, deviation, spacing
+from securecluster.training.batches import Minibatches
 from securecluster.training.config import LocalTraining, Secret
 
 CONVOLVED = 64  # examples whose convolutions' gradients are in memory at once (ours)
@@ -48,7 +49,7 @@ class DPSGDState:
             answers' difference would have none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (everything that a draw follows from)
         self,
         secret: Secret,
         ids: Sequence[int],
@@ -110,28 +111,25 @@ class DPSGDState:
         self,
         model: FlatModel,
         params: Params,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        weight: torch.Tensor,
-        keys: torch.Tensor | None,
+        batch: Minibatches,
         places: torch.Tensor,
         optimizer: Optimizer,
     ) -> None:
-        """One step of the first k clients, by (Σ clipped gradients + noise)/(q n).
+        """Make one step of the first k clients, by (Σ clipped gradients + noise)/(q n).
 
         Args:
-            x: (k, n, …). y: targets (k, n, …). weight: (k, n), 1/(q n), 0 for padding. keys: of
-                dropout, (k,).
+            batch: of each client; the weight of a loss is 1/(q n).
             places: of the examples among their client's own, (k, n): which mask an example has does
-                not depend on who else is drawn.
+                not depend on the other examples that are drawn.
         """
-        total = self._room[: len(x)].zero_()
+        total = self._room[: len(batch.x)].zero_()
         views = model.views(total)
-        if model.stack is not None and (len(x) == 1 or not model.stack.convolves):
-            _by_hand(model.stack, params, x, y, weight, self._plan.clip, views)
+        if model.stack is not None and (len(batch.x) == 1 or not model.stack.convolves):
+            _by_hand(model.stack, params, batch, self._plan.clip, views)
         else:
-            keys = None if keys is None else example_keys(keys[:, None], places)
-            _one_by_one(model, params, x, y, weight, keys, self._plan.clip, views, self._block)
+            if batch.keys is not None:
+                batch = replace(batch, keys=example_keys(batch.keys[:, None], places))
+            _one_by_one(model, params, batch, self._plan.clip, views, self._block)
         if self._plan.noise:
             self.add_noise(total)
         optimizer.begin()
@@ -178,19 +176,17 @@ def _digests(weights: torch.Tensor, plan: LocalTraining) -> Iterator[bytes]:
 def _by_hand(
     stack: Stack,
     params: Params,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    weight: torch.Tensor,
+    batch: Minibatches,
     clip: float,
     total: Params,
 ) -> None:
     """Add the clipped and weighted gradients to `total`, by name."""
-    block = CONVOLVED if stack.convolves else max(1, x.shape[1])
-    for first in range(0, x.shape[1], block):
+    examples = batch.weight.shape[1]
+    block = CONVOLVED if stack.convolves else max(1, examples)
+    for first in range(0, examples, block):
         part = slice(first, first + block)
-        found, factors = clipped(
-            stack.examples(params, x[:, part], y[:, part]), weight[:, part], clip
-        )
+        gradients = stack.examples(params, batch.x[:, part], batch.y[:, part])
+        found, factors = clipped(gradients, batch.weight[:, part], clip)
         for name, own in found.items():
             own.add_to(total[name], factors)
 
@@ -198,10 +194,7 @@ def _by_hand(
 def _one_by_one(
     model: FlatModel,
     params: Params,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    weight: torch.Tensor,
-    keys: torch.Tensor | None,
+    batch: Minibatches,
     clip: float,
     total: Params,
     block: int,
@@ -209,6 +202,7 @@ def _one_by_one(
     """Add the clipped and weighted gradients to `total`, by name: `block` examples at a time, each
     as a client with one sample.
     """
+    x, y, weight, keys = batch.x, batch.y, batch.weight, batch.keys
     clients, most_examples = weight.shape
     if clients > 1 and block < FEW * most_examples:
         # One client at a time: its examples share its weights, which need no copies.
@@ -216,20 +210,18 @@ def _one_by_one(
             one = slice(c, c + 1)
             own_params = {name: value[one] for name, value in params.items()}
             own_total = {name: value[one] for name, value in total.items()}
-            own_keys = None if keys is None else keys[one]
-            own_samples = x[one], y[one], weight[one], own_keys
-            _one_by_one(model, own_params, *own_samples, clip, own_total, block)
+            _one_by_one(model, own_params, batch.of_client(c), clip, own_total, block)
         return
     owners, places = weight.nonzero(as_tuple=True)
     for first in range(0, len(owners), block):
         owner, place = owners[first : first + block], places[first : first + block]
-        example_keys_of_block = None if keys is None else keys[owner, place]
+        block_keys = None if keys is None else keys[owner, place]
         gradients = model.gradients(
             _weights_of(params, owner),
             x[owner, place][:, None],
             y[owner, place][:, None],
             weight.new_ones(len(owner), 1),
-            example_keys_of_block,
+            block_keys,
         )
         examples = {name: Each.of(gradient) for name, gradient in gradients.items()}
         found, factors = clipped(examples, weight[owner, place][None], clip)

@@ -24,7 +24,7 @@ from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.models.optimizers import Momenta, Optimizer
 from securecluster.models.optimizers import build as build_optimizer
-from securecluster.training.batches import Chunk, packed
+from securecluster.training.batches import Chunk, Minibatches, packed
 from securecluster.training.config import LocalTraining, Secret, check_training
 from securecluster.training.evaluation import Samples
 
@@ -74,7 +74,7 @@ class LocalTrainer:
         secret: what clients draw their noise from; needed where they train with noise.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (data, model and device, and what few callers need by name)
         self,
         federation: Federation,
         model: FlatModel,
@@ -209,14 +209,13 @@ class LocalTrainer:
             x = self._x.index_select(0, index.flatten()).view(*index.shape, *self._x.shape[1:])
             y = self._y.index_select(0, index.flatten()).view(*index.shape, *self._y.shape[1:])
             own = params if k == len(who) else {name: p[:k] for name, p in params.items()}
-            keys, weight = (
-                None if chunk.keys is None else chunk.keys[s, :k],
-                chunk.weight[s, :k, : chunk.width[s]],
-            )
+            weight = chunk.weight[s, :k, : chunk.width[s]]
+            keys = None if chunk.keys is None else chunk.keys[s, :k]
+            batch = Minibatches(x, y, weight, keys)
             if private is None:
-                self._step(model, own, x, y, weight, keys, optimizer)
+                self._step(model, own, batch, optimizer)
             else:
-                private.step(model, own, x, y, weight, keys, index - chunk.first[:k], optimizer)
+                private.step(model, own, batch, index - chunk.first[:k], optimizer)
         if momenta is not None and buffers is not None:
             momenta.end(who, buffers)
 
@@ -224,18 +223,15 @@ class LocalTrainer:
         self,
         model: FlatModel,
         params: dict[str, torch.Tensor],
-        x: torch.Tensor,
-        y: torch.Tensor,
-        weight: torch.Tensor,
-        keys: torch.Tensor | None,
+        batch: Minibatches,
         optimizer: Optimizer,
     ) -> None:
-        """One step of each client: by hand where the model is a stack."""
-        if model.stack is not None and (len(x) == 1 or not model.stack.convolves):
+        """Make one step of each client, by hand where the model is a stack."""
+        if model.stack is not None and (len(batch.x) == 1 or not model.stack.convolves):
             with torch.no_grad():
-                model.stack.step(params, x, y, weight, optimizer)
+                model.stack.step(params, batch.x, batch.y, batch.weight, optimizer)
             return
-        gradients = model.gradients(params, x, y, weight, keys)
+        gradients = model.gradients(params, batch.x, batch.y, batch.weight, batch.keys)
         optimizer.begin()
         for name, gradient in gradients.items():
             optimizer.value(name, gradient)
