@@ -171,31 +171,49 @@ def stack(messages: Sequence[M]) -> M:
 
 
 def _join(name: str, first: Any, column: list[Any]) -> Any:
-    if any(type(v) is not type(first) for v in column):
+    """Return one field of several frames as the field of one batch.
+
+    Args:
+        name: of the message and the field, for errors.
+        first: the first frame's value.
+        column: every frame's value.
+    """
+    if any(type(value) is not type(first) for value in column):
         raise FrameError(f"{name}: present in some frames and absent in others")
-    if isinstance(first, Batched):
-        tables = [v.values if isinstance(v, Rows) else v.table for v in column]
-        if len({(t.shape[1:], t.dtype) for t in tables}) > 1:
-            raise FrameError(
-                f"{name}: the frames differ in shape or type: "
-                f"{sorted({str(tuple(t.shape[1:])) for t in tables})}"
-            )
-        if isinstance(first, Rows):
-            return Rows(torch.cat(tables))
-        starts = [sum(len(t) for t in tables[:k]) for k in range(len(tables))]
-        picks = tuple(tuple(s + p for p in v.picks[0]) for s, v in zip(starts, column, strict=True))
-        return Picks(torch.cat(tables), picks)
-    if isinstance(first, Shared):
-        kind = (first.value.shape, first.value.dtype)
-        same = all(
-            (v.value.shape, v.value.dtype) == kind and torch.equal(v.value, first.value)
-            for v in column
-        )
-    else:
-        same = all(v == first for v in column)
-    if not same:
+    if isinstance(first, Rows):
+        return Rows(_joined_tables(name, [value.values for value in column]))
+    if isinstance(first, Picks):
+        table = _joined_tables(name, [value.table for value in column])
+        return Picks(table, _joined_picks(column))
+    if not all(_equal(value, first) for value in column):
         raise FrameError(f"{name}: shared by all frames of a call, yet the frames differ")
     return first
+
+
+def _joined_tables(name: str, tables: list[torch.Tensor]) -> torch.Tensor:
+    """Return the rows of all frames, one frame after the other."""
+    if len({(table.shape[1:], table.dtype) for table in tables}) > 1:
+        shapes = sorted({str(tuple(table.shape[1:])) for table in tables})
+        raise FrameError(f"{name}: the frames differ in shape or type: {shapes}")
+    return torch.cat(tables)
+
+
+def _joined_picks(column: list[Picks]) -> tuple[tuple[int, ...], ...]:
+    """Return each frame's picks, counted in the joined table."""
+    picks = []
+    start = 0
+    for value in column:
+        picks.append(tuple(start + pick for pick in value.picks[0]))
+        start += len(value.table)
+    return tuple(picks)
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """Return whether two values of a field that all frames share are the same."""
+    if not isinstance(other, Shared):
+        return bool(value == other)
+    one, two = value.value, other.value
+    return one.shape == two.shape and one.dtype == two.dtype and torch.equal(one, two)
 
 
 @dataclass(frozen=True)

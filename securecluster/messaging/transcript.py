@@ -255,31 +255,45 @@ class Transcript:
         askers = max((max(entry.asker, default=-1) for entry in asked), default=-1) + 1
         return Present(max(clients, len(self.names)), max(relayed, askers), self.names)
 
-    def _seen(self, who: frozenset[Party]) -> Iterator[ObservedMessage]:
+    def _seen(self, observers: frozenset[Party]) -> Iterator[ObservedMessage]:
+        """Yield what some parties saw, call by call."""
         for position, entry in enumerate(self.entries):
             ends = [entry.ends(k) for k in range(len(entry.to))]
-            inside = any(who & set(both) for both in ends)
-            call, answer = self.content(position) if inside else (None, None)
-            for k, (i, (asker, asked)) in enumerate(zip(entry.to, ends, strict=True)):
-                readable = bool(who & {asker, asked})
-                if not readable and WIRE not in who:
-                    continue
-                query = select(call.query, [k]) if readable and call else None
-                reply = (
-                    select(answer.reply, [answer.ids.index(i)])
-                    if readable and answer and i not in entry.lost
-                    else None
-                )
-                down = ObservedMessage(
-                    asker, asked, entry.method, entry.round, entry.step, entry.down[k], query
-                )
-                up = ObservedMessage(
-                    asked, asker, entry.method, entry.round, entry.step, entry.up[k], reply
-                )
-                if entry.verb == RELAY:  # the local parameter server begins
-                    yield from (replace(up, content=query), replace(down, content=reply))
-                else:
-                    yield from (down,) if i in entry.lost else (down, up)
+            readable = [bool(observers & set(both)) for both in ends]
+            content = self.content(position) if any(readable) else None
+            for k in range(len(entry.to)):
+                if readable[k]:
+                    yield from self._exchanged(entry, k, content)
+                elif WIRE in observers:
+                    yield from self._exchanged(entry, k, None)
+
+    def _exchanged(
+        self, entry: Entry, k: int, content: tuple[Call, Response] | None
+    ) -> Iterator[ObservedMessage]:
+        """Yield the two frames between a call's k-th recipient and the party that asked it.
+
+        Args:
+            content: of the call; None where the observers see lengths alone.
+        """
+        asker, asked = entry.ends(k)
+        recipient = entry.to[k]
+        lost = recipient in entry.lost
+        query = reply = None
+        if content is not None:
+            call, answer = content
+            query = select(call.query, [k])
+            if not lost:
+                reply = select(answer.reply, [answer.ids.index(recipient)])
+        about = (entry.method, entry.round, entry.step)
+        down = ObservedMessage(asker, asked, *about, entry.down[k], query)
+        up = ObservedMessage(asked, asker, *about, entry.up[k], reply)
+        if entry.verb == RELAY:  # the local parameter server begins
+            yield replace(up, content=query)
+            yield replace(down, content=reply)
+        else:
+            yield down
+            if not lost:
+                yield up
 
     def surplus(self) -> list[Path]:
         """Return the files of contents in the folder that belong to no call."""

@@ -81,23 +81,24 @@ class Samples:
             bound: B, where each sample's score is clipped to [0, B], so that none moves the mean by
                 more than B over their number.
         """
-        found = np.full(len(who), np.nan)
+        means = np.full(len(who), np.nan)
         index = flat.index if flat.index is not None else tuple(range(len(flat)))
-        for row, own in enumerate(flat.table):
-            mine = [
-                n
-                for n, k in enumerate(who)
-                if index[n] == row and self.offsets[k] < self.offsets[k + 1]
-            ]
-            if mine:
-                places = [
-                    np.arange(self.offsets[k], self.offsets[k + 1]) for k in (who[n] for n in mine)
-                ]
-                scores = self._scores(score, model, own, np.concatenate(places))
-                scores = scores if bound is None else scores.clip(0, bound)
-                parts = np.split(scores, np.cumsum([len(p) for p in places])[:-1])
-                found[mine] = [part.mean() for part in parts]
-        return found
+        sharing: dict[int, list[int]] = {}  # the places in `who` of clients with samples, by model
+        for place, client in enumerate(who):
+            if self._rows(client).size:
+                sharing.setdefault(index[place], []).append(place)
+        for row, places in sharing.items():
+            samples = [self._rows(who[place]) for place in places]
+            scores = self._scores(score, model, flat.table[row], np.concatenate(samples))
+            if bound is not None:
+                scores = scores.clip(0, bound)
+            ends = np.cumsum([len(rows) for rows in samples])
+            means[places] = [part.mean() for part in np.split(scores, ends[:-1])]
+        return means
+
+    def _rows(self, client: int) -> NDArray[np.int64]:
+        """Return the rows of a client's samples."""
+        return np.arange(self.offsets[client], self.offsets[client + 1])
 
     def _scores(
         self,
