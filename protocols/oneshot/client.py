@@ -82,9 +82,9 @@ class TaskChoice:
     cluster: Annotated[Rows, Whole(below="clients")]  # (b,) int64
 
 
-class OneShotClient(SumClient):
-    """Clients that share eigenvectors, tell how relevant others' data are to theirs, and then
-    contribute to means.
+@dataclass(frozen=True)
+class EigenvectorOptions:
+    """How clients compare their data.
 
     Args:
         features: Φ.
@@ -93,19 +93,30 @@ class OneShotClient(SumClient):
         noise: what hides Gram matrices; None leaves them exact.
     """
 
+    features: Features
+    count: int
+    floor: float
+    noise: GramNoise | None = None
+
+
+class OneShotClient(SumClient):
+    """Clients that share eigenvectors, tell how relevant others' data are to theirs, and then
+    contribute to means.
+    """
+
     def __init__(
         self,
         cohort: LocalTrainer,
         training: LocalTraining,
         pipeline: Pipeline,
         weighted: bool,
-        features: Features,
-        count: int,
-        floor: float,
-        noise: GramNoise | None = None,
+        options: EigenvectorOptions,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
-        self._phi, self._count, self._floor, self._noise = features, count, floor, noise
+        self._phi = options.features
+        self._count = options.count
+        self._floor = options.floor
+        self._noise = options.noise
         # by position: eigenvalues and eigenvectors
         self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._made: dict[int, bytes] = {}  # by position: the digest of its noisy matrix, once used
@@ -115,17 +126,17 @@ class OneShotClient(SumClient):
         """The first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2–5), or of what noise makes
         of it; the eigenvalues stay here.
         """
-        return Eigenvectors(
-            Rows(torch.stack([self._told(k) for k in turn.at]).to(self.cohort.start))
-        )
+        vectors = torch.stack([self._told(k) for k in turn.at])
+        return Eigenvectors(Rows(vectors.to(self.cohort.start)))
 
     @answers(PAIRS, unmasked=("row",))
     def relevance(self, turn: CallContext, query: OtherEigenvectors) -> RelevanceRow:
         """r(i, ·) (lines 6–13)."""
         rows = []
-        for i, (ids, found) in zip(turn.ids, self._compared(turn, query), strict=True):
-            own = bisect(ids, i)
-            rows.append(torch.cat([found[:own], found.new_ones(1), found[own:]]))
+        for i, (others, relevances) in zip(turn.ids, self._compared(turn, query), strict=True):
+            position = bisect(others, i)
+            before, after = relevances[:position], relevances[position:]
+            rows.append(torch.cat([before, relevances.new_ones(1), after]))
         return RelevanceRow(Rows(torch.stack(rows).to(self.cohort.start)))
 
     @answers(GATHER)
@@ -139,15 +150,12 @@ class OneShotClient(SumClient):
                 "from"
             )
         chosen = []
-        for picks, (_, found) in zip(query.labels.picks, self._compared(turn, query), strict=True):
-            labels = query.labels.table[list(picks)].to(found.device)
-            chosen.append(
-                int(
-                    torch.stack(
-                        [found[labels == c].mean() for c in sorted(set(labels.tolist()))]
-                    ).argmax()
-                )
-            )
+        compared = self._compared(turn, query)
+        for picks, (_, relevances) in zip(query.labels.picks, compared, strict=True):
+            labels = query.labels.table[list(picks)].to(relevances.device)
+            clusters = sorted(set(labels.tolist()))
+            means = torch.stack([relevances[labels == c].mean() for c in clusters])
+            chosen.append(int(means.argmax()))
         return TaskChoice(Rows(torch.as_tensor(chosen)))
 
     def _check_others(self, turn: CallContext, query: OtherEigenvectors) -> None:
@@ -158,7 +166,8 @@ class OneShotClient(SumClient):
             ids = query.ids.table[list(picks)].tolist()
             if ids != sorted(set(ids)) or i in ids:
                 raise FrameError(
-                    f"Others.ids for client {i} are not others' numbers in ascending order: the "
+                    f"OtherEigenvectors.ids for client {i} are not others' numbers in ascending "
+                    "order: the "
                     "frame is refused"
                 )
 

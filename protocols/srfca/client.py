@@ -172,14 +172,16 @@ class SRFCAClient(SumClient):
         known = set(order)
         if len(known) < len(order) or not known.issuperset(turn.ids):
             raise FrameError(
-                "Relay.order has a client twice, or lacks the one that is asked: the frame is "
+                "RelayedModels.order has a client twice, or lacks the one that is asked: the frame "
+                "is "
                 "refused"
             )
         for picks in query.owner.picks:
             owners = query.owner.table[list(picks)].tolist()
             if len(set(owners)) < len(owners) or not known.issuperset(owners):
                 raise FrameError(
-                    "Relay.owner has a client twice, or one that is not in the order: the frame is "
+                    "RelayedModels.owner has a client twice, or one that is not in the order: the "
+                    "frame is "
                     "refused"
                 )
 
@@ -232,7 +234,8 @@ class SRFCAClient(SumClient):
         clusters = query.others.table.shape[1]
         if any(len(picks) != clusters for picks in query.models.picks):
             raise FrameError(
-                f"Choose.models does not bring {clusters} models, as many as Choose.others has: "
+                f"OfferedClusters.models does not bring {clusters} models, as many as "
+                "OfferedClusters.others has: "
                 "the frame is refused"
             )
 
@@ -240,7 +243,8 @@ class SRFCAClient(SumClient):
         others = query.others.values.numpy()
         if others.shape != own.shape:
             raise FrameError(
-                f"Choose.others is about {others.shape[1]} clusters, and {own.shape[1]} were "
+                f"OfferedClusters.others is about {others.shape[1]} clusters, and {own.shape[1]} "
+                "were "
                 "judged: the frame is refused"
             )
         return ModelChoice(

@@ -238,7 +238,7 @@ def _sums(
                 row = got.rows.loss.table[g].numpy()
                 if row.shape != (width,):
                     raise FrameError(
-                        f"Losses.loss has {len(row)} numbers where {width} were expected: the "
+                        f"LossSums.loss has {len(row)} numbers where {width} were expected: the "
                         "replies are refused"
                     )
                 total[g], counts[g] = row, got.counts[g]

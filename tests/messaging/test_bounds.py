@@ -170,7 +170,7 @@ NONE = Picks(torch.zeros(0, dtype=torch.int64), ((),))
 def test_a_small_frame_sizes_no_large_table(clients: int, small: Federation) -> None:
     own = node(SRFCA(rounds=1, local_rounds=1, refine=1, mask="none"), small)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(FrameError, match=r"Relay\.clients is"):
+    with pytest.raises(FrameError, match=r"RelayedModels\.clients is"):
         ask(
             own,
             "losses",
@@ -185,7 +185,7 @@ def test_a_small_frame_starts_no_long_loop(k: int, field: str, small: Federation
     own = node(IFCA(rounds=1, k=2, mask="none"), small)
     began = time.monotonic()
     count = Rows(torch.zeros(1, 2, dtype=torch.int64))
-    with pytest.raises(FrameError, match=r"Moves\.k is"):
+    with pytest.raises(FrameError, match=r"ModelAverages\.k is"):
         ask(own, "choose", ModelAverages(EMPTY, NONE, NONE, k, 0, 0, False, count))
     assert time.monotonic() - began < 5
 
@@ -219,7 +219,7 @@ def test_headers_that_the_run_cannot_have_are_refused(
 def test_counts_of_two_numbers_and_steps_without_rows_are_refused(small: Federation) -> None:
     own = node(FedAvg(rounds=3, model="linear"), small)
     d = own.client.cohort.model.dimension
-    with pytest.raises(FrameError, match=r"Means\.count"):
+    with pytest.raises(FrameError, match=r"AverageDeltas\.count"):
         ask(
             own,
             "contribute",
@@ -227,14 +227,14 @@ def test_counts_of_two_numbers_and_steps_without_rows_are_refused(small: Federat
             "sum",
         )
     row, two = Picks(torch.zeros(1, d), ((0,),)), Picks(torch.tensor([1, 2]), ((0, 1),))
-    with pytest.raises(FrameError, match=r"Means\.steps has another number of posts"):
+    with pytest.raises(FrameError, match=r"AverageDeltas\.steps has another number of posts"):
         ask(
             own,
             "contribute",
             AverageDeltas(row, two, False, Rows(torch.ones(1, dtype=torch.int64))),
             "sum",
         )
-    with pytest.raises(FrameError, match=r"Means\.restart is 1"):
+    with pytest.raises(FrameError, match=r"AverageDeltas\.restart is 1"):
         ask(
             own,
             "contribute",
