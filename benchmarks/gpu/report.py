@@ -151,14 +151,11 @@ class Results:
 
 TIMED = (
     "A round is one epoch of every client in mini-batches of 10 samples. All ways of a network "
-    "take turns; the first turn"
-    " of each is not counted. A plain loop on fewer clients than there are (`clients_timed`) is "
-    "scaled up to all of them."
-    " The centralised model takes one epoch over all clients' samples, in mini-batches of up to "
-    "1,000. `times_batched` is"
-    " the median over that of `batched`. On a GPU all ways compute float32 without TF32, by "
-    "deterministic kernels."
-    " `ram_peak_gib` is the most that the process has held so far."
+    "take turns; the first turn of each is not counted. A plain loop on fewer clients than there "
+    "are (`clients_timed`) is scaled up to all of them. The centralised model takes one epoch "
+    "over all clients' samples, in mini-batches of up to 1,000. `times_batched` is the median "
+    "over that of `batched`. On a GPU all ways compute float32 without TF32, by deterministic "
+    "kernels. `ram_peak_gib` is the most that the process has held so far."
 )
 
 

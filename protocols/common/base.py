@@ -250,9 +250,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         advice += ["fewer epochs"] * (self.epochs > 1 and other < lr)
         return (
             f"after {rounds} rounds the models of {len(found.clients)} of {found.judged} clients "
-            "do no better than chance"
-            f" (training loss {found.loss:.3g}, chance {found.chance:.3g}): try "
-            f"{', or '.join(advice)}"
+            f"do no better than chance (training loss {found.loss:.3g}, chance "
+            f"{found.chance:.3g}): try {', or '.join(advice)}"
         )
 
     def restore_from(self, folder: Path) -> Self:

@@ -176,8 +176,7 @@ class TrainingClient:
         if len(picks) < (1 if query.absolute else missing):
             raise UpdateError(
                 f"client {self.cohort.ids[k]} lacks averages that the server takes it to have: "
-                "give it the last state that it had,"
-                " or start a new run"
+                "give it the last state that it had, or start a new run"
             )
         return picks[-1:] if query.absolute else picks[-missing:]
 
@@ -286,8 +285,7 @@ def late_request_error(clients: Sequence[int]) -> PolicyError:
     few = ", ".join(map(str, clients[:5]))
     return PolicyError(
         f"client(s) {few} have moved on from what this request is about: it comes too late, or "
-        "from a server that started over"
-        " without its checkpoint"
+        "from a server that started over without its checkpoint"
     )
 
 

@@ -69,8 +69,7 @@ class NewcomerRecord:
         if odd or not os.access(self.path if there else self.path.parent, os.W_OK):
             raise RunFolderError(
                 f"cannot write {self.path}, where what newcomers release is recorded: make the "
-                "folder writable, and remove"
-                " what is no file there"
+                "folder writable, and remove what is no file there"
             )
 
     def update(self, ledger: Ledger) -> None:
@@ -243,9 +242,8 @@ def check_sizes(protocol: ClusteringProtocol, names: Sequence[str], sizes: Seque
         if n < least:
             raise UsageError(
                 f"newcomer {name!r} has {n} training samples, fewer than any client of the run "
-                f"({least}), so its batches"
-                f" would be a larger share of them and cost more ε: give it at least {least}, or "
-                "leave it out"
+                f"({least}), so its batches would be a larger share of them and cost more ε: give "
+                f"it at least {least}, or leave it out"
             )
     if protocol.target_epsilon is None:
         return
@@ -253,10 +251,9 @@ def check_sizes(protocol: ClusteringProtocol, names: Sequence[str], sizes: Seque
         if n not in config["sizes"] and _bound(protocol, n) > protocol.target_epsilon:
             raise UsageError(
                 f"newcomer {name!r} has {n} training samples, which no client of the run had, and "
-                "in the run's batches they"
-                f" may cost more than target_epsilon = {protocol.target_epsilon:g}: give it as "
-                "many as a client of the"
-                " run, or leave it out"
+                "in the run's batches they may cost more than target_epsilon = "
+                f"{protocol.target_epsilon:g}: give it as many as a client of the run, or leave it "
+                "out"
             )
 
 
@@ -288,9 +285,8 @@ def warn_if_dear(protocol: ClusteringProtocol, ledger: Ledger, names: Sequence[s
     name = ledger.names[price.client]
     warnings.warn(
         f"newcomer {name!r} has now released ε = {price.epsilon:.4g}, more than target_epsilon = "
-        f"{target:g}: what clients of"
-        " one name release adds up over calls of predict and the run, so ask each newcomer once, "
-        "or again with the same data only",
+        f"{target:g}: what clients of one name release adds up over calls of predict and the run, "
+        "so ask each newcomer once, or again with the same data only",
         SecureClusterWarning,
         stacklevel=3,
     )

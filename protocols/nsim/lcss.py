@@ -129,7 +129,6 @@ def _checked(
         ):
             raise UsageError(
                 f"sequence {number} of shape {own.shape} cannot be compared: give points (n, k), "
-                "at least one, finite, and of as many"
-                " coordinates in all sequences"
+                "at least one, finite, and of as many coordinates in all sequences"
             )
     return points, np.array([len(own) for own in points], dtype=np.int64)

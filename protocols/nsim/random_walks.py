@@ -236,8 +236,7 @@ def _samples(path: Any, form: Format) -> Samples:
     ):
         raise UsageError(
             f"the generator gives a sequence of shape {positions.shape}: it must be finite "
-            f"positions (n, {form.coordinates}), more than the"
-            f" {form.window} of a window"
+            f"positions (n, {form.coordinates}), more than the {form.window} of a window"
         )
     return windows(positions, form.window)
 

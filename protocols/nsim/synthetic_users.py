@@ -206,9 +206,8 @@ def check_walks(walks: Any, objective: Objective) -> None:
     if isinstance(walks, str) and not isinstance(objective, Trajectory):
         raise UsageError(
             "nsim makes synthetic users by random walks, for data that are positions, not for "
-            f"{objective.kind}: take such data (--data"
-            " mobility), or give it a generator of your own (walks=…), which makes samples of "
-            "these data"
+            f"{objective.kind}: take such data (--data mobility), or give it a generator of your "
+            "own (walks=…), which makes samples of these data"
         )
 
 

@@ -167,8 +167,7 @@ class OneShotClient(SumClient):
             if ids != sorted(set(ids)) or i in ids:
                 raise FrameError(
                     f"OtherEigenvectors.ids for client {i} are not others' numbers in ascending "
-                    "order: the "
-                    "frame is refused"
+                    "order: the frame is refused"
                 )
 
     def _compared(
@@ -226,12 +225,10 @@ class OneShotClient(SumClient):
         found = digest(matrix)
         if self._made.setdefault(k, found) != found:
             raise PolicyError(
-                f"client {client}'s noisy Gram matrix came out otherwise than when it was first"
-                " used, as on a machine that rounds otherwise, and its noise covers one matrix "
-                "only:"
-                " answer with the data, hardware, software and number of threads of before, or "
-                "start"
-                " a new run"
+                f"client {client}'s noisy Gram matrix came out otherwise than when it was first "
+                "used, as on a machine that rounds otherwise, and its noise covers one matrix "
+                "only: answer with the data, hardware, software and number of threads of before, "
+                "or start a new run"
             )
         return matrix
 

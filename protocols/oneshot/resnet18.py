@@ -106,8 +106,7 @@ def _torchvision() -> Any:
     except Exception as error:  # a build for another torch fails with a RuntimeError of torch's
         raise UsageError(
             f"torchvision cannot be imported ({type(error).__name__}), so the features resnet18 "
-            "cannot be used: "
-            "install the build of torchvision that belongs to the installed torch"
+            "cannot be used: install the build of torchvision that belongs to the installed torch"
         ) from error
 
 

@@ -172,17 +172,15 @@ class SRFCAClient(SumClient):
         known = set(order)
         if len(known) < len(order) or not known.issuperset(turn.ids):
             raise FrameError(
-                "RelayedModels.order has a client twice, or lacks the one that is asked: the frame "
-                "is "
-                "refused"
+                "RelayedModels.order has a client twice, or lacks the one that is asked: the "
+                "frame is refused"
             )
         for picks in query.owner.picks:
             owners = query.owner.table[list(picks)].tolist()
             if len(set(owners)) < len(owners) or not known.issuperset(owners):
                 raise FrameError(
                     "RelayedModels.owner has a client twice, or one that is not in the order: the "
-                    "frame is "
-                    "refused"
+                    "frame is refused"
                 )
 
     def _relayed(self, query: RelayedModels, row: int) -> torch.Tensor:
@@ -235,8 +233,7 @@ class SRFCAClient(SumClient):
         if any(len(picks) != clusters for picks in query.models.picks):
             raise FrameError(
                 f"OfferedClusters.models does not bring {clusters} models, as many as "
-                "OfferedClusters.others has: "
-                "the frame is refused"
+                "OfferedClusters.others has: the frame is refused"
             )
 
     def _nearest(self, own: Array, query: OfferedClusters) -> ModelChoice:
@@ -244,8 +241,7 @@ class SRFCAClient(SumClient):
         if others.shape != own.shape:
             raise FrameError(
                 f"OfferedClusters.others is about {others.shape[1]} clusters, and {own.shape[1]} "
-                "were "
-                "judged: the frame is refused"
+                "were judged: the frame is refused"
             )
         return ModelChoice(
             Rows(torch.as_tensor(np.where(np.isnan(others), own, (own + others) / 2).argmin(1)))

@@ -79,8 +79,7 @@ class Iid(Partitioner):
         if samples is None or not 1 <= samples <= len(train.y) or not len(test.y):
             raise UsageError(
                 f"clients that may share samples of {source.name} train on 1 to {len(train.y)} "
-                f"each, not {samples or 'all'}: "
-                "say how many (samples, --samples)"
+                f"each, not {samples or 'all'}: say how many (samples, --samples)"
             )
         held = min(len(test.y), max(1, round(samples / 4)))
         return _drawn(train, clients, samples, randomness), _drawn(test, clients, held, randomness)

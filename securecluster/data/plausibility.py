@@ -129,8 +129,7 @@ def _small_doubts(norm: float) -> list[str]:
         return []
     return [
         f"the root mean square of the samples' norms is {norm:.2g}, and below {SMALL:g} a network "
-        "hardly"
-        " learns: standardise the features, (x - mean) / std"
+        "hardly learns: standardise the features, (x - mean) / std"
     ]
 
 

@@ -32,8 +32,7 @@ class LabelSwap(Transform):
         if self.clusters > source.classes // 2:
             raise UsageError(
                 f"scenario 'label-swap' makes at most {source.classes // 2} clusters of "
-                f"{source.classes} classes, "
-                f"a pair each, not {self.clusters}"
+                f"{source.classes} classes, a pair each, not {self.clusters}"
             )
 
     def transform(

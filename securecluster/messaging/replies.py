@@ -96,8 +96,7 @@ def check_squares(number: int, ids: Sequence[int], reply: object) -> None:
             few = ", ".join(map(str, who[:5]))
             raise UpdateError(
                 f"round {number}: {name} of client(s) {few} is too large to be squared: scale the "
-                "features, or lower the"
-                " learning rate (--lr)"
+                "features, or lower the learning rate (--lr)"
             )
 
 

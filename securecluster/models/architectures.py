@@ -233,8 +233,7 @@ def _image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
     if len(shape) == 2:
         raise UsageError(
             f"the model {name} takes images (channels, height, width), and samples of shape "
-            f"{printed} have no"
-            " axis of channels: add one with X[:, None], or try mlp"
+            f"{printed} have no axis of channels: add one with X[:, None], or try mlp"
         )
     if len(shape) == 3 and shape[-1] in (1, 3) and shape[0] >= least:
         raise UsageError(

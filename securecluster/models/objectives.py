@@ -243,8 +243,7 @@ class Trajectory(Objective):
         if x.ndim != 3 or y.ndim != 2 or y.shape[1] != classes or x.shape[2] != classes:
             raise UsageError(
                 f"client {name!r}: trajectories are x (n, T, {classes}) and y (n, {classes}), not "
-                f"{x.shape} and {y.shape}: the past T"
-                " positions, and the next one"
+                f"{x.shape} and {y.shape}: the past T positions, and the next one"
             )
         if not np.isfinite(y).all():
             raise UsageError(

@@ -146,9 +146,8 @@ class Momenta:
         if any(self._calls[k] > call for k in who):
             raise PolicyError(
                 "a client has trained for a later request than this one, and keeps its momentum "
-                "since"
-                " then: the request comes too late, or from a server that started over without its"
-                " checkpoint"
+                "since then: the request comes too late, or from a server that started over "
+                "without its checkpoint"
             )
         for k in who:
             if self._calls[k] < call:

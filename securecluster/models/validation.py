@@ -152,9 +152,8 @@ def _check_outputs(name: str, flat: FlatModel, x: torch.Tensor, shape: tuple[int
     if not torch.allclose(out, flat.call(views, x), equal_nan=True):
         raise UsageError(
             f"{name} gives two outputs for one input: keep no state between calls, and use "
-            "nn.Dropout layers for dropout"
-            " (a dropout argument of nn.LSTM or nn.MultiheadAttention, or F.dropout, cannot be "
-            "drawn per client)"
+            "nn.Dropout layers for dropout (a dropout argument of nn.LSTM or "
+            "nn.MultiheadAttention, or F.dropout, cannot be drawn per client)"
         )
     if not torch.allclose(out[:1], one, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise UsageError(

@@ -95,8 +95,7 @@ def check_training(plan: LocalTraining) -> None:
         if not good:
             raise UsageError(
                 f"{name} = {getattr(plan, name)!r} cannot train: lr is a positive number, epochs, "
-                "steps and batch_size are whole numbers"
-                " from 1, momentum is in [0, 1)"
+                "steps and batch_size are whole numbers from 1, momentum is in [0, 1)"
             )
     if plan.optimizer == "adam" and plan.momentum:
         raise UsageError("Adam has its own momentum: leave momentum at 0, or use the optimizer sgd")
@@ -115,8 +114,7 @@ def _check_kept(plan: LocalTraining) -> None:
     if plan.private:
         raise UsageError(
             "keep_momentum would carry a training whose reply was lost, and is not counted, into "
-            "later"
-            " updates: with dp_unit example and a clip leave it out, or take dp_unit client"
+            "later updates: with dp_unit example and a clip leave it out, or take dp_unit client"
         )
 
 

@@ -224,9 +224,8 @@ def test_features_are_said_and_what_is_probably_not_meant_is_noted(
     assert said.out.startswith("features (4): patient_id, age, a, b; client: site, label: ill\n")
     ids, scale = said.err.splitlines()
     assert ids == (
-        "securecluster: note: column 'patient_id' looks like an id (a whole number that differs in "
-        "nearly every row):"
-        " leave it out (--drop-columns)"
+        "securecluster: note: column 'patient_id' looks like an id (a whole number that differs "
+        "in nearly every row): leave it out (--drop-columns)"
     )
     assert (
         scale.startswith("securecluster: note: the root mean square of column 'age' is 5")

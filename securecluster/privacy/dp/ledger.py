@@ -194,8 +194,7 @@ class Ledger:
         if nameless:
             raise UsageError(
                 f"a ledger does not name its client {min(nameless)}, so nobody knows what that "
-                "client released elsewhere:"
-                " give ledgers of fitted protocols, or set their names"
+                "client released elsewhere: give ledgers of fitted protocols, or set their names"
             )
         first = 1 + max(self.names, default=-1)
         number = {i: first + k for k, i in enumerate(sorted(other.names))}

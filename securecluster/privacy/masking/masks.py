@@ -54,9 +54,8 @@ def _labels_told(name: str, hidden: str) -> str:
     skewed, two = LABELS[name]
     return (
         f"{hidden}: from the updates of 40 clients in one round their label distributions were "
-        "read, up to the labels' names, with a"
-        f" correlation of {skewed} and {two} (chance 0.3; python -m "
-        "securecluster.benchmarks.label_attack)"
+        f"read, up to the labels' names, with a correlation of {skewed} and {two} (chance 0.3; "
+        "python -m securecluster.benchmarks.label_attack)"
     )
 
 
@@ -79,8 +78,7 @@ INFO = {
     "none": MaskInfo("the values themselves", ""),
     "permutation": MaskInfo(
         "its sorted values, exact zeros, sum, norm and inner products with the others of that "
-        "call, "
-        "and which values of different clients belong to one coordinate",
+        "call, and which values of different clients belong to one coordinate",
         f"the permutation is obfuscation: it hides nothing from a client, and {_SEED}; "
         f"{_labels_told('permutation', _SHUFFLED)}",
     ),
@@ -94,18 +92,16 @@ INFO = {
     "rotation": MaskInfo(
         "its norm and inner products with the others of that call, and its coordinates mixed by a "
         "structured rotation",
-        "the rotation is obfuscation: it is made of public Hadamard matrices and secret signs, and "
-        "that it shows no more than inner "
-        f"products is not proved; it hides nothing from a client, and {_SEED}; "
-        f"{_labels_told('rotation', _MIXED)}",
+        "the rotation is obfuscation: it is made of public Hadamard matrices and secret signs, "
+        "and that it shows no more than inner products is not proved; it hides nothing from a "
+        f"client, and {_SEED}; {_labels_told('rotation', _MIXED)}",
     ),
     "haar": MaskInfo(
         "its norm and inner products with the others of that call (the Gram matrix), and in exact "
         "arithmetic nothing else",
         "the Haar rotation is obfuscation: that it shows the Gram matrix alone holds for a "
-        "rotation that is used for one call only, "
-        "up to rounding, and as far as ChaCha20 passes for random; it hides nothing from a "
-        f"client, and {_SEED}; "
+        "rotation that is used for one call only, up to rounding, and as far as ChaCha20 passes "
+        f"for random; it hides nothing from a client, and {_SEED}; "
         + _labels_told("rotation", f"{_MIXED}, here as measured under `rotation`"),
     ),
 }
