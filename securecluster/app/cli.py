@@ -40,8 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
     Returns:
         The exit code: 0; 2 after a mistake named in one sentence; 130 after Ctrl-C, 143 after
-            SIGTERM, and 141 where
-        nobody reads the output any more.
+        SIGTERM, and 141 where nobody reads the output any more.
     """
     try:
         return _dispatch(list(argv))
@@ -158,8 +157,9 @@ def _resume(argv: list[str]) -> int:
 
 
 def _show_finished(folder: Path, quiet: bool) -> int:
-    """Show what a run that has ended found, after a check of its files and, where they can be made
-    again, its data.
+    """Show the result of a run that has ended.
+
+    Its files are checked before and, where they can be made again, its data.
     """
     from securecluster.app import report, run_folder
 
@@ -202,22 +202,22 @@ def _replay(argv: list[str]) -> int:
             f"{folder} holds a comparison: replay one of its runs, such as {folder / names[0]}"
         )
     plan, config = run_folder.load(folder)
-    found = replay(plan, config, folder)
+    replayed = replay(plan, config, folder)
     with output():
         print(
-            f"{folder}: the server alone made the same {found.calls} calls and ended in the same "
-            "state, bit for bit"
+            f"{folder}: the server alone made the same {replayed.calls} calls and ended in the "
+            "same state, bit for bit"
         )
-        if found.unused:
+        if replayed.unused:
             print(
-                f"the ledger has {found.unused} more releases of single clients, to a server that "
-                "was killed before it"
-                " used them; epsilon counts them"
+                f"the ledger has {replayed.unused} more releases of single clients, to a server "
+                "that was killed before it used them; epsilon counts them"
             )
     return 0
 
 
 def _folder(argv: list[str], command: str) -> tuple[Path, list[str]]:
+    """Return the run folder that a command was given, and the arguments after it."""
     if not argv or argv[0] in ("-h", "--help"):
         _print_usage()
         raise SystemExit(0 if argv else 2)

@@ -102,8 +102,9 @@ def _planned(folder: Path) -> tuple[list[RunPlan], Federation]:
 
 
 def _ended(folder: Path) -> dict[str, Any] | None:
-    """Return the content of compare.json where every run has ended without an error, after a check
-    of all files.
+    """Return the content of compare.json; None where a run has not ended, or ended in an error.
+
+    All files are checked before.
     """
     from securecluster.app import run_folder
     from securecluster.core import manifest
@@ -113,9 +114,9 @@ def _ended(folder: Path) -> dict[str, Any] | None:
     homes = [folder / name for name in run_folder.compared(folder) or ()]
     marks = manifest.read(folder)
     content: dict[str, Any] = json.loads(manifest.checked(folder, run_folder.COMPARISON, marks))
-    if any(row["error"] for row in content["protocols"]) or not all(
-        map(run_folder.finished, homes)
-    ):
+    if any(row["error"] for row in content["protocols"]):
+        return None
+    if not all(run_folder.finished(home) for home in homes):
         return None
     for home in homes:
         run_folder.result_of(home)
@@ -124,56 +125,65 @@ def _ended(folder: Path) -> dict[str, Any] | None:
 
 
 def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, quiet: bool) -> int:
-    """Run what has not ended in a folder that is locked, then write and show everything side by
-    side.
+    """Run what has not ended in a folder that is locked, and show everything side by side.
 
     Raises:
         SecureClusterError: some of the protocols failed; the others are in the folder.
     """
-    from securecluster.app import run_folder
     from securecluster.app.plots import comparison
-    from securecluster.core import atomic_files, manifest
 
     console = execution.console(quiet)
     try:
         with execution.resumable(folder):
             rows = list(_rows(folder, plans, federation, console))
-            content = _content(plans, federation, rows) | {
-                "together": _together(folder, plans, rows)
-            }
-            pictures = comparison.draw(
-                folder, content, {row["protocol"]: _history(folder, row) for row in rows}
-            )
-            atomic_files.write_atomic(
-                folder / run_folder.COMPARISON, (json.dumps(content, indent=2) + "\n").encode()
-            )
-            manifest.write(folder, [run_folder.CONFIG, run_folder.COMPARISON])
+            content = _content(plans, federation, rows)
+            content["together"] = _together(folder, plans, rows)
+            pictures = _record(folder, content)
     except RunFolderError as error:
-        # nothing that the disk said, and would not say again
+        # only what the disk refused may go well the next time
         if not isinstance(error.__cause__, OSError):
             raise
         raise RunFolderError(f"{error}; go on with: securecluster resume {folder}") from error
     if not quiet:
         with output():
             comparison.show(content)
-            console.print(
-                f"everything is in {folder}; pictures: " + ", ".join(p.name for p in pictures)
-            )
-    failed = [row for row in rows if row["error"]]
-    if failed:
-        said = "; ".join(f"{row['protocol']} failed: {row['error']}" for row in failed)
+            names = ", ".join(picture.name for picture in pictures)
+            console.print(f"everything is in {folder}; pictures: {names}")
+    _check_failures(folder, rows)
+    return 0
+
+
+def _record(folder: Path, content: dict[str, Any]) -> list[Path]:
+    """Write the pictures and compare.json, and return the pictures."""
+    from securecluster.app import run_folder
+    from securecluster.app.plots import comparison
+    from securecluster.core import atomic_files, manifest
+
+    histories = {row["protocol"]: _history(folder, row) for row in content["protocols"]}
+    pictures = comparison.draw(folder, content, histories)
+    text = json.dumps(content, indent=2) + "\n"
+    atomic_files.write_atomic(folder / run_folder.COMPARISON, text.encode())
+    manifest.write(folder, [run_folder.CONFIG, run_folder.COMPARISON])
+    return pictures
+
+
+def _check_failures(folder: Path, rows: Sequence[Row]) -> None:
+    """Raise SecureClusterError where a protocol failed."""
+    failures = [f"{row['protocol']} failed: {row['error']}" for row in rows if row["error"]]
+    if failures:
+        ended = len(rows) - len(failures)
         raise SecureClusterError(
-            f"{said}; {len(rows) - len(failed)} of {len(rows)} protocols ended, see "
+            f"{'; '.join(failures)}; {ended} of {len(rows)} protocols ended, see "
             f"{folder / 'compare.json'}"
         )
-    return 0
 
 
 def _rows(
     folder: Path, plans: Sequence[RunPlan], federation: Federation, console: Any
 ) -> Iterator[Row]:
-    """A row for each protocol. What stops one of them does not stop the others, but a folder that
-    cannot be written does.
+    """Yield a row for each protocol.
+
+    An error of one protocol does not stop the others, but a folder that cannot be written does.
     """
     for number, plan in enumerate(plans, 1):
         name = plan.protocol.name
@@ -191,55 +201,52 @@ def _rows(
 
 
 def _result(plan: RunPlan, federation: Federation, folder: Path, console: Any) -> dict[str, Any]:
-    """Return the content of a run's result.json; the run is carried out, or goes on, where it has
-    none.
-    """
+    """Return the content of a run's result.json; a run that has none is carried out."""
     from securecluster.app import run_folder
 
     with run_folder.locked(folder):
         if not run_folder.finished(folder):
-            return execution.carry_out(plan, federation, folder, console)[0]
-        found = run_folder.result_of(folder)
+            content, _ = execution.carry_out(plan, federation, folder, console)
+            return content
+        content = run_folder.result_of(folder)
     with output():
         console.print("is complete")
-    return found
+    return content
 
 
 def _empty(metric: str) -> Row:
+    """Return a row without numbers, the metric's columns after the first two."""
     return dict.fromkeys((*COLUMNS[:2], f"{metric}_before", metric, *COLUMNS[2:]))
 
 
 def _row(result: dict[str, Any]) -> Row:
-    metrics, sent, metric, privacy = (
-        result["metrics"],
-        result["bytes"],
-        result["metric"],
-        result["privacy"],
-    )
-    return {
+    """Return a run's row from the content of its result.json."""
+    metric = result["metric"]
+    metrics, sent, privacy = result["metrics"], result["bytes"], result["privacy"]
+    row = {
         "protocol": result["protocol"],
         **_empty(metric),
         "clusters": result["clusters"],
         "ari": metrics["ari"],
-        f"{metric}_before": metrics[metric]["before"] if result["clusters"] > 1 else None,
         metric: metrics[metric]["after"],
         "at_target": metrics["at_target"],
         "up": sent["up"],
         "down": sent["down"],
         "servers": sent["servers"],
         "epsilon": privacy["epsilon"],
-        "dp_unit": privacy["unit"]
-        if any(release["noise_multiplier"] for release in privacy["releases"])
-        else None,
         "seconds": result["seconds"],
     }
+    if result["clusters"] > 1:
+        row[f"{metric}_before"] = metrics[metric]["before"]
+    if any(release["noise_multiplier"] for release in privacy["releases"]):
+        row["dp_unit"] = privacy["unit"]
+    return row
 
 
 def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> list[Row]:
-    """Return what the runs with noise cost together, by the unit of privacy: their clients are the
-    same.
+    """Return what the runs with noise cost together, by the unit of privacy.
 
-    ε of a client and ε of an example are not added up.
+    Their clients are the same. ε of a client and ε of an example are not added up.
 
     Returns:
         For each unit its protocols, ε (null: infinite), δ and the accountant.
@@ -247,37 +254,41 @@ def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> li
     from securecluster.privacy.dp.ledger import Ledger
     from securecluster.protocols.common.serialization import read_ledger
 
-    found = []
+    delta_of = {plan.protocol.name: plan.protocol.delta for plan in plans}
+    totals = []
     for unit in ("client", "example"):
         names = [row["protocol"] for row in rows if row["dp_unit"] == unit]
         if not names:
             continue
         ledgers = [read_ledger(folder / name) for name in names]
-        delta = next(plan.protocol.delta for plan in plans if plan.protocol.name == names[0])
+        delta = delta_of[names[0]]
         price = Ledger.union(*ledgers).price(delta)
         epsilon = None if math.isinf(price.epsilon) else price.epsilon
-        found.append(
-            {
-                "unit": unit,
-                "protocols": names,
-                "epsilon": epsilon,
-                "delta": delta,
-                "accountant": price.accountant,
-            },
-        )
-    return found
+        total = {
+            "unit": unit,
+            "protocols": names,
+            "epsilon": epsilon,
+            "delta": delta,
+            "accountant": price.accountant,
+        }
+        totals.append(total)
+    return totals
 
 
 def _told(protocol: Any) -> dict[str, int] | None:
-    """Return what a protocol is told of the number of clusters, or None where it finds the number
-    itself.
+    """Return what a protocol is told of the number of clusters.
+
+    It is None where the protocol finds the number itself.
     """
     values = {name: getattr(protocol, name, None) for name in TOLD}
-    return {name: int(value) for name, value in values.items() if value is not None} or None
+    told = {name: int(value) for name, value in values.items() if value is not None}
+    return told or None
 
 
 def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) -> dict[str, Any]:
-    """The content of compare.json; an epsilon of null is infinite where there is no error.
+    """Return the content of compare.json but `together`.
+
+    An epsilon of null is infinite where there is no error.
 
     `rounds` are those that a protocol ran, and `told` is what it was told of the number of
     clusters.
@@ -285,13 +296,14 @@ def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) 
     import securecluster
     from securecluster.app.run_folder import SCHEMA
 
+    true_clusters = None if federation.truth is None else len(set(federation.truth))
     return {
         "schema": SCHEMA,
         "version": securecluster.__version__,
         "data": federation.data,
         "scenario": federation.scenario,
         "clients": len(federation),
-        "true_clusters": None if federation.truth is None else len(set(federation.truth)),
+        "true_clusters": true_clusters,
         "seed": federation.seed,
         "device": plans[0].settings.device,
         "target": plans[0].settings.target,
@@ -302,5 +314,8 @@ def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) 
 
 
 def _history(folder: Path, row: Row) -> list[dict[str, Any]]:
+    """Return the lines of a run's rounds; none where it failed before the first."""
     path = folder / row["protocol"] / "history.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]

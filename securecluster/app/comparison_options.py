@@ -36,25 +36,26 @@ def check_chosen(names: Sequence[str]) -> None:
 
 def check_owned(names: Sequence[str], arguments: Sequence[str]) -> None:
     """Raise UsageError for an option that only protocols have which are not among `names`."""
-    known = {f.name for part in (Simulation, Settings, Output) for f in fields(part)} | set(
-        _owners(names)
-    )
-    everyone = _owners(list(PROTOCOLS))
+    known = set(_owners(names))
+    for part in (Simulation, Settings, Output):
+        known.update(each.name for each in fields(part))
+    owners = _owners(list(PROTOCOLS))
     for argument in arguments:
+        if not argument.startswith("--"):
+            continue
         text = argument.split("=")[0]
         option = text.removeprefix("--").removeprefix("no-").replace("-", "_")
-        if text.startswith("--") and option not in known and option in everyone:
+        if option not in known and option in owners:
             raise UsageError(
-                f"{text} is an option of {', '.join(everyone[option])} only: leave it out, or "
+                f"{text} is an option of {', '.join(owners[option])} only: leave it out, or "
                 "compare that protocol too"
             )
 
 
 def comparison_class(names: Sequence[str]) -> type:
-    """One flat dataclass of all options of `compare NAMES`."""
-    union: Any = make_dataclass(
-        "Protocols", [_field(name, owners, names) for name, owners in _owners(names).items()]
-    )
+    """Return one flat dataclass of all options of `compare NAMES`."""
+    options = [_field(name, owners, names) for name, owners in _owners(names).items()]
+    union: Any = make_dataclass("Protocols", options)
     union.__doc__ = (
         "The protocols. A value goes to every protocol that has the option; None is each one's own "
         "default."
@@ -63,9 +64,11 @@ def comparison_class(names: Sequence[str]) -> type:
 
 
 def chosen(names: Sequence[str], given: Any, clusters: int | None = None) -> list[Any]:
-    """The protocols, with each given value in every one that has such a field.
+    """Return the protocols, with each given value in every one that has such a field.
 
     Args:
+        names: of the protocols.
+        given: the options of `comparison_class`; None leaves each protocol's own default.
         clusters: true clusters, where the user says how many; protocols that are told a number k
             get this one, unless k is given.
     """
@@ -73,14 +76,15 @@ def chosen(names: Sequence[str], given: Any, clusters: int | None = None) -> lis
     values = {name: value for name, value in vars(given).items() if value is not None}
     if clusters is not None and "k" in owners:
         values.setdefault("k", clusters)
-    return [
-        protocol_class(p)(**{name: value for name, value in values.items() if p in owners[name]})
-        for p in names
-    ]
+    protocols = []
+    for protocol in names:
+        own = {name: value for name, value in values.items() if protocol in owners[name]}
+        protocols.append(protocol_class(protocol)(**own))
+    return protocols
 
 
 def _owners(names: Sequence[str]) -> dict[str, list[str]]:
-    """Which protocols have a field, by the field's name."""
+    """Return the protocols that have a field, by the field's name."""
     owners: dict[str, list[str]] = {}
     for protocol in names:
         for each in fields(protocol_class(protocol)):
@@ -89,64 +93,75 @@ def _owners(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _field(name: str, owners: list[str], names: Sequence[str]) -> tuple[str, Any, Any]:
-    """An option that stands for the same field of some protocols; None leaves each one's own
-    default.
+    """Return an option that stands for the same field of some protocols.
 
-    A switch whose owners agree shows their default instead, so that it stays a switch.
+    None leaves each one's own default. A switch whose owners agree shows their default instead, so
+    that it stays a switch.
     """
     import tyro
 
-    defaults = {p: _default(protocol_class(p), name) for p in owners}
+    classes = {owner: protocol_class(owner) for owner in owners}
+    texts = {owner: _sentences(kind).get(name, "") for owner, kind in classes.items()}
+    sentence = _by_owner(texts, len(owners) == len(names))
+    defaults = {owner: _default(kind, name) for owner, kind in classes.items()}
     first = defaults[owners[0]]
-    texts = {p: _sentences(protocol_class(p)).get(name, "") for p in owners}
-    sentence = _told(texts, len(owners) == len(names))
-    kinds = {_kind(protocol_class(p), name) for p in owners}
-    if kinds == {bool} and all(value == first for value in defaults.values()):
+    types = {_type(kind, name) for kind in classes.values()}
+    if types == {bool} and all(default == first for default in defaults.values()):
         return name, Annotated[bool, tyro.conf.arg(help=sentence)], field(default=first)
-    shown = _told({p: str(v) for p, v in defaults.items()}, True)
+    shown = _by_owner({owner: str(default) for owner, default in defaults.items()}, True)
     if name == "k":
         shown = f"--clusters where it is given, else {shown}"
     hint = tyro.conf.arg(help=sentence, help_behavior_hint=f"(default: {shown})")
-    return name, Annotated[reduce(operator.or_, kinds) | None, hint], field(default=None)
+    union = reduce(operator.or_, types)
+    return name, Annotated[union | None, hint], field(default=None)
 
 
-def _told(texts: dict[str, str], everyone: bool) -> str:
-    """Each text with the protocols it belongs to; one text of everyone needs no names."""
+def _by_owner(texts: dict[str, str], everyone: bool) -> str:
+    """Return each text with the protocols it belongs to; one text of everyone needs no names."""
     owners: dict[str, list[str]] = {}
     for protocol, text in texts.items():
         owners.setdefault(text, []).append(protocol)
-    return (
-        next(iter(owners))
-        if len(owners) == 1 and everyone
-        else "; ".join(f"{', '.join(who)}: {text}" for text, who in owners.items())
-    )
+    if len(owners) == 1 and everyone:
+        return next(iter(owners))
+    return "; ".join(f"{', '.join(names)}: {text}" for text, names in owners.items())
 
 
 def _default(protocol: type, name: str) -> Any:
-    (found,) = (f for f in fields(protocol) if f.name == name)
-    return found.default if found.default_factory is MISSING else found.default_factory()
+    """Return a field's default."""
+    (option,) = (each for each in fields(protocol) if each.name == name)
+    if option.default_factory is MISSING:
+        return option.default
+    return option.default_factory()
 
 
-def _kind(protocol: type, name: str) -> Any:
-    """A field's type; one of any type (a network, in Python) is on the command line what its
-    default is.
+def _type(protocol: type, name: str) -> Any:
+    """Return a field's type.
+
+    A field of any type (a network, in Python) is on the command line what its default is.
     """
-    kind = get_type_hints(protocol)[name]
-    return type(_default(protocol, name)) if kind is Any else kind
+    hint = get_type_hints(protocol)[name]
+    return type(_default(protocol, name)) if hint is Any else hint
 
 
 @cache
 def _sentences(protocol: type) -> dict[str, str]:
-    """The text below each field in a protocol's source."""
-    found: dict[str, str] = {}
-    for base in reversed([b for b in protocol.__mro__ if is_dataclass(b)]):
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(body, ast.ClassDef)
-        for above, below in pairwise(body.body):
-            if (
-                isinstance(above, ast.AnnAssign)
-                and isinstance(above.target, ast.Name)
-                and isinstance(below, ast.Expr)
-            ):
-                found[above.target.id] = str(ast.literal_eval(below.value))
-    return found
+    """Return the text below each field in a protocol's source."""
+    sentences: dict[str, str] = {}
+    # a subclass comes after its bases, so its own text counts
+    for base in reversed(protocol.__mro__):
+        if is_dataclass(base):
+            sentences |= _own_sentences(base)
+    return sentences
+
+
+def _own_sentences(kind: type) -> dict[str, str]:
+    """Return the text below each field that a class itself declares."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(body, ast.ClassDef)
+    sentences = {}
+    for above, below in pairwise(body.body):
+        if not isinstance(above, ast.AnnAssign) or not isinstance(above.target, ast.Name):
+            continue
+        if isinstance(below, ast.Expr):
+            sentences[above.target.id] = str(ast.literal_eval(below.value))
+    return sentences

@@ -1,5 +1,6 @@
-"""What `run`, `resume` and `compare` share: plans that are checked before anything is written, and
-carried out in a folder.
+"""Plans of runs, checked before anything is written, and carried out in a folder.
+
+`run`, `resume` and `compare` share them.
 """
 
 from __future__ import annotations
@@ -30,15 +31,14 @@ AUTO_FULL = 256 * 10**6  # bytes on the wire up to which `auto` keeps the conten
 
 
 def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[RunPlan], Federation]:
-    """A plan for each protocol, and the federation they share: dealt once.
+    """Return a plan for each protocol, and the federation they share, which is dealt once.
 
     Raises:
         UsageError: whatever can be refused before a run; of several protocols it says which one
             cannot work.
     """
-    options = replace(
-        options, simulation=options.simulation.made_for(protocol.scenario for protocol in protocols)
-    )
+    simulation = options.simulation.made_for(protocol.scenario for protocol in protocols)
+    options = replace(options, simulation=simulation)
     _check_names(protocols, options)
     from securecluster.app import run_folder
 
@@ -57,8 +57,9 @@ def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[RunPlan], Fede
 
 
 def _read(options: Any) -> Federation:
-    """Return the federation; unless quiet, print which columns are features, and notes on standard
-    error.
+    """Return the federation.
+
+    Unless quiet, print which columns are features, and notes on standard error.
     """
     quiet, simulation = options.output.quiet, options.simulation
 
@@ -76,7 +77,7 @@ def _read(options: Any) -> Federation:
 
 @contextmanager
 def _named(protocol: Any, protocols: Sequence[Any]) -> Iterator[None]:
-    """Where there are several protocols, a refusal says whose it is."""
+    """Say whose a refusal is, where there are several protocols."""
     try:
         yield
     except UsageError as error:
@@ -86,22 +87,28 @@ def _named(protocol: Any, protocols: Sequence[Any]) -> Iterator[None]:
 
 
 def _check_names(protocols: Sequence[Any], options: Any) -> None:
-    """Names that can be refused without loading anything heavy."""
+    """Raise UsageError for an unknown name, without loading anything heavy."""
     from securecluster.messaging.transcript import MODES
     from securecluster.privacy.masking.masks import MASKS
 
     options.simulation.check()
-    known = [
-        *(("mask", protocol.mask, tuple(MASKS)) for protocol in protocols),
-        ("device", options.settings.device, ("auto", "cpu", "cuda")),
-        ("transcript", options.settings.transcript, ("auto", *MODES)),
-    ]
-    for what, name, names in known:
-        if name not in names:
-            raise unknown(what, name, names)
+    for protocol in protocols:
+        _check_name("mask", protocol.mask, tuple(MASKS))
+    _check_name("device", options.settings.device, ("auto", "cpu", "cuda"))
+    _check_name("transcript", options.settings.transcript, ("auto", *MODES))
+
+
+def _check_name(option: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise unknown(option, name, known)
 
 
 def _plan(protocol: Any, options: Any, federation: Federation) -> RunPlan:
+    """Return the plan of one run, with settings by name and an absolute path.
+
+    Raises:
+        UsageError: the protocol cannot work on this federation.
+    """
     from securecluster.app.run_folder import RunPlan
     from securecluster.models.architectures import AUTO, names
     from securecluster.runtime.settings import check_settings, check_threads
@@ -110,24 +117,23 @@ def _plan(protocol: Any, options: Any, federation: Federation) -> RunPlan:
     check_threads(options.settings.threads)
     transcript = _transcript_mode(protocol, options.settings, federation)
     settings = _resolved(replace(options.settings, transcript=transcript))
-    if protocol.model not in (AUTO, *names()):
-        raise unknown("model", protocol.model, (AUTO, *names()))
+    _check_name("model", protocol.model, (AUTO, *names()))
     check_settings(settings, federation)
     protocol.config(federation, settings.dtype)  # refuses a mask that cannot work on this model
     return RunPlan(protocol, options.simulation.located(), settings)
 
 
 def _transcript_mode(protocol: Any, settings: Any, federation: Any) -> str:
-    """`auto` is full where all frames together stay below AUTO_FULL bytes."""
+    """Return the mode of the transcript.
+
+    `auto` is full where all frames together stay below AUTO_FULL bytes.
+    """
     if settings.transcript != "auto":
         return str(settings.transcript)
-    d = protocol.flat_model(federation).dimension
     width = 8 if settings.dtype == "float64" else 4
-    return (
-        "full"
-        if protocol.vectors_per_round * d * width * len(federation) * protocol.total < AUTO_FULL
-        else "sizes"
-    )
+    vector_bytes = protocol.flat_model(federation).dimension * width
+    round_bytes = protocol.vectors_per_round * vector_bytes * len(federation)
+    return "full" if round_bytes * protocol.total < AUTO_FULL else "sizes"
 
 
 def check_data(folder: Path, plan: RunPlan, config: dict[str, Any], federation: Federation) -> None:
@@ -244,8 +250,9 @@ def fit(
 
 
 def _resolved(settings: Settings) -> Settings:
-    """Return settings with the device and the number of threads by name, since others round sums
-    differently.
+    """Return settings with the device and the number of threads filled in.
+
+    A run is resumed with the same ones, since others round sums differently.
     """
     from securecluster.core.devices import choose_device
 
@@ -260,7 +267,7 @@ def _recorded(settings: Settings, recorded: Settings) -> Settings:
 
 
 def console(quiet: bool) -> Any:
-    """Where progress goes."""
+    """Return the console that progress is printed on."""
     from rich.console import Console
 
     return Console(quiet=quiet, highlight=False, soft_wrap=True)

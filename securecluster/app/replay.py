@@ -1,6 +1,4 @@
-"""Replays a run: the server's code alone against the recorded transcript, with no client in the
-process.
-"""
+"""Replay of a run: the server alone against the transcript, with no client in the process."""
 
 from __future__ import annotations
 
@@ -16,17 +14,17 @@ from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import pack, structured
 from securecluster.errors import ReplayError, RunFolderError
 from securecluster.messaging.transcript import Transcript, entry_of
-from securecluster.privacy.dp.ledger import Event
+from securecluster.privacy.dp.ledger import Event, Release
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.serialization import read_kept
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay made again.
+    """Counts of a replay.
 
     Args:
-        calls: how many.
+        calls: how many calls it made again.
         unused: releases of single clients that the ledger has beside those, to a server that was
             killed before it used them. They are priced.
     """
@@ -52,8 +50,10 @@ def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
         raise RunFolderError(
             f"{folder} cannot be replayed: that takes a finished run with --transcript full"
         )
-    result, kept = result_of(folder), read_kept(folder)
-    settings, agreed = plan.settings, kept.learned.config
+    result = result_of(folder)
+    kept = read_kept(folder)
+    settings = plan.settings
+    agreed = kept.learned.config
     if agreed != config["network"]:
         raise ReplayError(
             f"{folder / CONFIG} differs from the configuration that clients and server agreed on"
@@ -68,10 +68,11 @@ def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
             f"{folder}: the server's final state differs from the recorded one: it used something "
             "that no message brought it"
         )
-    recorded = _recorded_events(folder / "ledger.jsonl")
-    unused = _check_ledger(folder / "ledger.jsonl", recorded, network.ledger.events)
+    ledger_file = folder / "ledger.jsonl"
+    recorded = _recorded_events(ledger_file)
+    unused = _check_ledger(ledger_file, recorded, network.ledger.events)
     network.ledger.events = recorded
-    # public, and not told by any message
+    # these are public, and no message brings them
     network.ledger.samples = kept.learned.network.ledger.samples
     network.ledger.names = kept.learned.network.ledger.names
     fitted = plan.protocol.restore_from(folder)
@@ -81,9 +82,7 @@ def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
 
 
 def _check_index(folder: Path, transcript: Transcript) -> None:
-    """Raise where the index says anything else than the frames, or frames lie there that it does
-    not list.
-    """
+    """Raise where the index and the frames differ, or frames lie there that it does not list."""
     for path in transcript.surplus():
         raise RunFolderError(
             f"{path} belongs to no call that the index lists: one of the two is not the run's"
@@ -114,8 +113,11 @@ def _check_ledger(path: Path, recorded: list[Event], replayed: list[Event]) -> i
     """
     if recorded == replayed:
         return 0
-    counts = Counter(release for event in recorded for release in event.releases())
-    counts.subtract(release for event in replayed for release in event.releases())
+    counts: Counter[Release] = Counter()
+    for event in recorded:
+        counts.update(event.releases())
+    for event in replayed:
+        counts.subtract(event.releases())
     if any(count < 0 for count in counts.values()):
         raise ReplayError(f"{path} differs from the replay")
     return counts.total()
@@ -128,12 +130,10 @@ def _check_result(
     state: Any,
     transcript: Transcript,
 ) -> None:
-    """Raise where result.json says anything else of labels, bytes and privacy than follows from the
-    replay.
-    """
+    """Raise where result.json has other labels, bytes or privacy than follow from the replay."""
     labels = [int(label) for label in state.labels]
     names = list(fitted.kept_.learned.names)
-    found = {
+    replayed = {
         "protocol": fitted.name,
         "names": names,
         "clients": len(names),
@@ -143,6 +143,6 @@ def _check_result(
         "bytes": transcript.totals(),
         "privacy": json.loads(json.dumps(privacy_report.section(fitted))),
     }
-    for name, value in found.items():
+    for name, value in replayed.items():
         if result.get(name) != value:
             raise ReplayError(f"{path} differs from the replay in its {name}")

@@ -1,5 +1,4 @@
-"""Run folders: claimed by one process at a time, marked as ours, and checked when they are read
-back.
+"""Run folders: claimed by one process at a time, marked as ours, checked when they are read back.
 
 Nothing but what a run wrote is ever removed: a folder without our marker, or with a file of
 somebody else in it, is refused. Whoever writes holds a lock from before the first check until the
@@ -90,10 +89,12 @@ def _default_name(name: str) -> Path:
 
 
 def check_free(target: Path | None, force: bool) -> None:
-    """Raise UsageError where a run cannot be put: a folder that is in use, or anything that is no
-    folder.
+    """Raise UsageError where a run cannot be put.
+
+    That is a folder that is in use, or a path that is no folder.
 
     Args:
+        target: where the run is to go; None is a new folder.
         force: whether the run in the folder, if there is one, is to be replaced.
     """
     if target is None or not used(target):
@@ -127,15 +128,19 @@ def used(target: Path) -> bool:
             raise UsageError(f"{target} is a link to nothing: remove it, or choose another folder")
         if target.exists() and not target.is_dir():
             raise UsageError(f"{target} is not a folder: choose another one")
-        return target.is_dir() and not all(_is_bookkeeping(path) for path in target.iterdir())
+        if not target.is_dir():
+            return False
+        return not all(_is_bookkeeping(path) for path in target.iterdir())
 
 
 def _is_bookkeeping(path: Path) -> bool:
     """Return whether a path is a lock, a marker or a half-written file of ours."""
     if path.is_symlink() or not path.is_file():
         return False
-    half_written = path.name != atomic_files.final_name(path.name) in WRITTEN
-    return path.name == LOCK or _is_marker(path) or half_written
+    if path.name == LOCK or _is_marker(path):
+        return True
+    final_name = atomic_files.final_name(path.name)
+    return final_name != path.name and final_name in WRITTEN
 
 
 def _is_marker(path: Path) -> bool:
@@ -146,25 +151,26 @@ def _is_marker(path: Path) -> bool:
 
 
 def foreign(folder: Path) -> list[Path]:
-    """Return what lies in a run folder, or in the runs of a comparison, and was not written by
-    them.
-    """
+    """Return the paths in a run folder, or in the runs of a comparison, that no run wrote."""
     names = _names_compared(folder)
-    written = WRITTEN | ({LOCK, COMPARISON} if names else {LOCK})
-    found: list[Path] = []
+    written = WRITTEN | {LOCK}
+    if names:
+        written.add(COMPARISON)
+    strange: list[Path] = []
     for path in sorted(folder.iterdir()):
         if path.is_symlink():
-            found.append(path)
+            strange.append(path)
         elif path.is_dir():
-            found += _foreign_below(path, names)
+            strange += _foreign_below(path, names)
         elif atomic_files.final_name(path.name) not in written:
-            found.append(path)
-    return found
+            strange.append(path)
+    return strange
 
 
 def _names_compared(folder: Path) -> list[str]:
-    """Return the runs that a folder says it compares; none where it holds a single run, or is
-    damaged.
+    """Return the runs that a folder says it compares.
+
+    There are none where it holds a single run, or is damaged.
     """
     try:
         return compared(folder) or []
@@ -173,9 +179,7 @@ def _names_compared(folder: Path) -> list[str]:
 
 
 def _foreign_below(folder: Path, runs: Collection[str]) -> list[Path]:
-    """Return what lies in a folder within a run folder and was not written by the run, or by one of
-    `runs`.
-    """
+    """Return the paths in a folder within a run folder that neither it nor one of `runs` wrote."""
     if folder.name in runs and _is_marker(folder / MARKER):
         return foreign(folder)
     if folder.name == ".checkpoint.tmp" or re.fullmatch(r"checkpoint-\d{6,}", folder.name):
@@ -317,8 +321,8 @@ def config_of(folder: Path) -> dict[str, Any]:
             f"{folder} was written in schema {schema}, this version reads {SCHEMA}: use the "
             "version that wrote it"
         )
-    found: dict[str, Any] = config
-    return found
+    content: dict[str, Any] = config
+    return content
 
 
 def load(folder: Path) -> tuple[RunPlan, dict[str, Any]]:
@@ -348,32 +352,32 @@ def load(folder: Path) -> tuple[RunPlan, dict[str, Any]]:
 
 
 def check_same(folder: Path, recorded: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
-    """Raise RunFolderError where a folder holds a run that differs from the planned one in anything
-    but the version.
+    """Raise RunFolderError where a folder holds a run that differs from the planned one.
+
+    The version may be another one.
     """
     for name in ("protocol", "settings", "clients", "data_digest", "network"):
-        old, new = recorded[name], planned[name]
+        if recorded[name] != planned[name]:
+            difference = _difference(name, recorded[name], planned[name])
+            raise RunFolderError(
+                f"{folder} holds a run of another configuration ({difference}): resume with the "
+                "same one, or give another folder"
+            )
+
+
+def _difference(name: str, recorded: Any, planned: Any) -> str:
+    """Return in words how an entry of config.json differs, by its first value that does."""
+    if name == "data_digest":
+        return "it ran on other data"
+    if name == "clients":
+        return "its clients had other names"
+    for option in [*recorded, *planned]:
+        old, new = recorded.get(option), planned.get(option)
         if old == new:
             continue
-        if name == "data_digest":
-            text = "it ran on other data"
-        elif name == "clients":
-            text = "its clients had other names"
-        else:
-            text = _difference(old, new)
-        raise RunFolderError(
-            f"{folder} holds a run of another configuration ({text}): resume with the same one, or "
-            "give another folder"
-        )
-
-
-def _difference(recorded: Mapping[str, Any], planned: Mapping[str, Any]) -> str:
-    """Return in words the first value that differs."""
-    for name in [*recorded, *planned]:
-        old, new = recorded.get(name), planned.get(name)
-        if old != new:
-            shown = all(not isinstance(value, dict | list) for value in (old, new))
-            return f"{name} was {old!r} there and is {new!r} now" if shown else f"another {name}"
+        if isinstance(old, dict | list) or isinstance(new, dict | list):
+            return f"another {option}"
+        return f"{option} was {old!r} there and is {new!r} now"
     return "its options"
 
 
@@ -391,8 +395,9 @@ def finished(folder: Path) -> bool:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """Return the content of a finished run's result.json, after a check of every file of the run
-    but its frames.
+    """Return the content of a finished run's result.json.
+
+    Every file of the run but its frames is checked before.
 
     Raises:
         RunFolderError: a file is missing or differs from what the run wrote.
@@ -408,38 +413,34 @@ def result_of(folder: Path) -> dict[str, Any]:
 
 
 def tidy(folder: Path) -> None:
-    """Remove the checkpoints that a kill at the very end left beside a result, where that is
-    possible.
-    """
+    """Remove, as far as possible, checkpoints that a kill at the very end left beside a result."""
     if checkpoints(folder):
         with suppress(RunFolderError), locked(folder):
             remove_checkpoints(folder)
 
 
 def seal(folder: Path, result: bytes) -> None:
-    """Write the manifest of a run that has ended, and then its result.json, whose presence says
-    that it is whole.
+    """Write the manifest of a run that has ended, and then its result.json.
+
+    The presence of result.json says that the folder is whole.
     """
     marks = {RESULT: manifest.Mark.of(result)}
+    read_back = READ_BACK | {INDEX}
     for path in sorted([*folder.iterdir(), folder / TRANSCRIPT / INDEX]):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and (path.name in READ_BACK or path.name == INDEX):
+        if path.is_file() and path.name in read_back:
+            name = path.relative_to(folder).as_posix()
             marks[name] = manifest.Mark.of_file(path)
     atomic_files.write_atomic(folder / manifest.NAME, manifest.encode(marks))
     atomic_files.write_atomic(folder / RESULT, result)
 
 
 def comparison_json(names: Sequence[str]) -> str:
-    """The text of a comparison's config.json; what each protocol runs with stands in the folder of
-    its name.
+    """Return the text of a comparison's config.json.
+
+    The options of each protocol stand in the folder of its name.
     """
-    return (
-        json.dumps(
-            {"schema": SCHEMA, "version": securecluster.__version__, "compare": list(names)},
-            indent=2,
-        )
-        + "\n"
-    )
+    content = {"schema": SCHEMA, "version": securecluster.__version__, "compare": list(names)}
+    return json.dumps(content, indent=2) + "\n"
 
 
 def compared(folder: Path) -> list[str] | None:
@@ -449,7 +450,9 @@ def compared(folder: Path) -> list[str] | None:
         RunFolderError: no run folder, or a damaged one.
     """
     names = config_of(folder).get("compare")
-    return [str(name) for name in names] if isinstance(names, list) else None
+    if not isinstance(names, list):
+        return None
+    return [str(name) for name in names]
 
 
 @contextmanager

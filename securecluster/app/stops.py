@@ -106,9 +106,7 @@ def _unwritten(error: OSError) -> str:
 
 
 def _give_up(descriptor: int) -> None:
-    """Point a stream at nothing, so that the interpreter does not trip over it again on its way
-    out.
-    """
+    """Point a stream at nothing, so that the interpreter does not trip over it at its end."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, descriptor)
     os.close(nothing)

@@ -330,7 +330,7 @@ def test_a_start_that_cannot_write_leaves_nothing(
     def full(*_: object) -> None:
         raise RunFolderError("cannot write: free some space")
 
-    monkeypatch.setattr(run_folder.files, "write_atomic", full)
+    monkeypatch.setattr(run_folder.atomic_files, "write_atomic", full)
     with (
         pytest.raises(RunFolderError),
         run_folder.claimed(tmp_path / "a" / "out", False, "x", {"config.json": "{}"}),

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app.number_format import printable, shown
-from securecluster.app.plots.curves import bounded, labelled
+from securecluster.app.plots.curves import bounded, labelled, legend_place
 from securecluster.app.plots.figure import figure, save
 from securecluster.app.report import megabytes
 
 Lines = list[dict[str, Any]]
+Point = tuple[int, float, bool]  # round, metric, and whether clusters changed in this round
 NONE = "–"
 WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
 LEADER = {"arrowstyle": "-", "linewidth": 0.5, "color": "grey"}
@@ -26,24 +27,37 @@ def show(content: dict[str, Any], console: Any = None) -> None:
 
     console = console or Console(markup=False, highlight=False)
     rows = [_cells(row, content["target"], content["metric"]) for row in content["protocols"]]
-    headings = [name for name in rows[0] if any(row[name] != NONE for row in rows)]
+    headings = [heading for heading in rows[0] if not _is_empty(heading, rows)]
     tables = _fitting(headings, rows, console.width)
     tables[0].title = _title(content)
     for table in tables:
         console.print(table)
-    units = _protected(content["protocols"])
+    units = _units_of_privacy(content["protocols"])
     if units:
         console.print("; ".join(units))
     for line in _together(content):
         console.print(line)
 
 
+def _is_empty(heading: str, rows: list[dict[str, str]]) -> bool:
+    """Return whether a column has a dash for every protocol."""
+    return all(row[heading] == NONE for row in rows)
+
+
 def _title(content: dict[str, Any]) -> str:
+    parts = [_simulated(content)]
     known = content.get("true_clusters")
-    clusters = "" if known is None else f"{known} true cluster{'s' * (known != 1)}, "
+    if known is not None:
+        plural = "" if known == 1 else "s"
+        parts.append(f"{known} true cluster{plural}")
+    parts.append(f"seed {content['seed']}")
+    return ", ".join(parts)
+
+
+def _simulated(content: dict[str, Any]) -> str:
+    """Return the data, the scenario and the number of clients."""
     data = printable(content["data"])
-    simulated = f"{data} ({content['scenario']}), {content['clients']} clients"
-    return f"{simulated}, {clusters}seed {content['seed']}"
+    return f"{data} ({content['scenario']}), {content['clients']} clients"
 
 
 def _fitting(headings: list[str], rows: list[dict[str, str]], width: int) -> list[Any]:
@@ -61,10 +75,11 @@ def _width(headings: list[str], rows: list[dict[str, str]]) -> int:
     """Return the width of a table in cells: a gap of two between columns, and an edge of one."""
     from rich.cells import cell_len
 
-    widths = [
-        max(cell_len(text) for text in (name, *(row[name] for row in rows))) for name in headings
-    ]
-    return sum(widths) + 2 * len(headings)
+    width = 0
+    for heading in headings:
+        texts = [heading, *(row[heading] for row in rows)]
+        width += max(cell_len(text) for text in texts) + 2
+    return width
 
 
 def _table(headings: list[str], rows: list[dict[str, str]]) -> Any:
@@ -76,17 +91,22 @@ def _table(headings: list[str], rows: list[dict[str, str]]) -> Any:
         side: Any = "left" if heading == "protocol" else "right"
         table.add_column(heading, justify=side, overflow="fold")
     for row in rows:
-        table.add_row(*(row[heading] for heading in headings))
+        cells = [row[heading] for heading in headings]
+        table.add_row(*cells)
     return table
 
 
-def _protected(rows: Lines) -> list[str]:
-    """Whose ε each protocol's is: of a client and of an example they are not to be compared."""
-    units = {
-        unit: [row["protocol"] for row in rows if row.get("dp_unit") == unit]
-        for unit in ("client", "example")
-    }
-    return [f"ε of one {unit}: {', '.join(names)}" for unit, names in units.items() if names]
+def _units_of_privacy(rows: Lines) -> list[str]:
+    """Return which protocols' ε is that of a client and which that of an example.
+
+    The two are not to be compared.
+    """
+    lines = []
+    for unit in ("client", "example"):
+        names = [row["protocol"] for row in rows if row.get("dp_unit") == unit]
+        if names:
+            lines.append(f"ε of one {unit}: {', '.join(names)}")
+    return lines
 
 
 def _together(content: dict[str, Any]) -> list[str]:
@@ -94,51 +114,63 @@ def _together(content: dict[str, Any]) -> list[str]:
     totals = content.get("together")
     if not totals:
         return []
-    lines = []
-    for total in totals:
-        epsilon = (
-            "∞" if total["epsilon"] is None else f"{total['epsilon']:.4g} at δ = {total['delta']:g}"
-        )
-        lines.append(
-            f"together, ε of one {total['unit']}: {epsilon} ({', '.join(total['protocols'])})"
-        )
+    lines = [_total_text(total) for total in totals]
     if len(totals) > 1:
         lines.append(
             "ε of a client and ε of an example do not add up: neither figure covers the runs of "
             "the other"
         )
     rows = content["protocols"]
-    clear = [
-        row["protocol"]
-        for row in rows
-        if row["error"] is None and row["epsilon"] is None and not row["dp_unit"]
-    ]
     failed = [row["protocol"] for row in rows if row["error"] is not None]
-    if clear:
-        lines.append(f"without noise, so that ε with it is infinite: {', '.join(clear)}")
+    without_noise = [row["protocol"] for row in rows if _ended_without_noise(row)]
+    if without_noise:
+        lines.append(f"without noise, so that ε with it is infinite: {', '.join(without_noise)}")
     if failed:
         lines.append(f"not counted, what was released before it failed: {', '.join(failed)}")
     return lines
 
 
+def _total_text(total: dict[str, Any]) -> str:
+    epsilon = "∞"
+    if total["epsilon"] is not None:
+        epsilon = f"{total['epsilon']:.4g} at δ = {total['delta']:g}"
+    return f"together, ε of one {total['unit']}: {epsilon} ({', '.join(total['protocols'])})"
+
+
+def _ended_without_noise(row: dict[str, Any]) -> bool:
+    return row["error"] is None and row["epsilon"] is None and not row["dp_unit"]
+
+
 def _cells(row: dict[str, Any], target: float | None, metric: str) -> dict[str, str]:
-    """A row of the table by heading."""
-    failed = row["error"] is not None
-    return {
+    """Return a row of the table by heading."""
+    cells = {
         "protocol": row["protocol"],
-        "clusters": "failed" if failed else str(row["clusters"]),
+        "clusters": "failed",
         "ARI": _number(row["ari"], 2),
         "before": shown(row[f"{metric}_before"], metric),
         metric: shown(row[metric], metric),
         f"at {target}": _number(row["at_target"], 3),
-        "told": ", ".join(f"{name}={value}" for name, value in (row.get("told") or {}).items())
-        or NONE,
-        "rounds": NONE if row.get("rounds") is None else str(row["rounds"]),
-        "up+down": NONE if failed else megabytes(row["up"] + row["down"]),
-        "servers": megabytes(row["servers"]) if row["servers"] else NONE,
-        "ε": NONE if failed else "∞" if row["epsilon"] is None else f"{row['epsilon']:.4g}",
+        "told": _told_text(row.get("told")),
+        "rounds": _number(row.get("rounds"), 0),
+        "up+down": NONE,
+        "servers": NONE,
+        "ε": NONE,
         "s": _number(row["seconds"], 1),
     }
+    if row["servers"]:
+        cells["servers"] = megabytes(row["servers"])
+    if row["error"] is None:
+        cells["clusters"] = str(row["clusters"])
+        cells["up+down"] = megabytes(row["up"] + row["down"])
+        cells["ε"] = "∞" if row["epsilon"] is None else f"{row['epsilon']:.4g}"
+    return cells
+
+
+def _told_text(told: dict[str, int] | None) -> str:
+    """Return what a protocol was told of the number of clusters."""
+    if not told:
+        return NONE
+    return ", ".join(f"{name}={value}" for name, value in told.items())
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -146,25 +178,29 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def draw(folder: Path, content: dict[str, Any], histories: dict[str, Lines]) -> list[Path]:
-    """Write accuracy.png (or the picture of another metric) and cost.png, as far as there are
-    numbers for them; returns their paths.
+    """Write the picture of the metric (accuracy.png, say) and cost.png, and return their paths.
+
+    A picture that no protocol has numbers for is left out.
     """
     metric, unit = content["metric"], content["unit"]
-    title = f"{printable(content['data'])} ({content['scenario']}), {content['clients']} clients"
-    kept = {name: _kept(lines) for name, lines in histories.items()}
-    curves = {name: points for name, lines in kept.items() if (points := _points(lines, metric))}
-    aside = {name: len(histories[name]) - len(lines) for name, lines in kept.items()}
+    title = _simulated(content)
+    curves: dict[str, list[Point]] = {}
+    given_up: dict[str, int] = {}
+    for name, lines in histories.items():
+        kept = _kept(lines)
+        given_up[name] = len(lines) - len(kept)
+        points = _points(kept, metric)
+        if points:
+            curves[name] = points
     ended = [row for row in content["protocols"] if row[metric] is not None]
-    made = (
-        [save(folder / f"{metric}.png", _learning(title, curves, aside, metric, unit))]
-        if curves
-        else []
-    )
-    return (
-        [*made, save(folder / "cost.png", _cost(title, ended, list(histories), metric, unit))]
-        if ended
-        else made
-    )
+    paths = []
+    if curves:
+        picture = _learning(title, curves, given_up, metric, unit)
+        paths.append(save(folder / f"{metric}.png", picture))
+    if ended:
+        picture = _cost(title, ended, list(histories), metric, unit)
+        paths.append(save(folder / "cost.png", picture))
+    return paths
 
 
 def _kept(lines: Lines) -> Lines:
@@ -177,12 +213,13 @@ def _kept(lines: Lines) -> Lines:
     return [line for line in lines if line.get("start") == lines[-1]["start"]]
 
 
-def _points(lines: Lines, metric: str) -> list[tuple[int, float, bool]]:
-    """(round, metric, whether clusters changed in it) of each round that was evaluated."""
-    numbered = enumerate(lines, 1)
-    return [
-        (t, line[metric], _changed(line)) for t, line in numbered if line.get(metric) is not None
-    ]
+def _points(lines: Lines, metric: str) -> list[Point]:
+    """Return the points of the rounds that were evaluated."""
+    points = []
+    for number, line in enumerate(lines, 1):
+        if line.get(metric) is not None:
+            points.append((number, line[metric], _changed(line)))
+    return points
 
 
 def _changed(line: dict[str, Any]) -> bool:
@@ -190,33 +227,38 @@ def _changed(line: dict[str, Any]) -> bool:
 
 
 def _style(name: str, names: list[str]) -> dict[str, Any]:
-    """A protocol's colour and marker, the same in both pictures."""
+    """Return a protocol's colour and marker, the same in both pictures."""
     k = names.index(name)
     return {"color": f"C{k % 10}", "marker": MARKERS[k % len(MARKERS)]}
 
 
 def _learning(
     title: str,
-    curves: dict[str, list[tuple[int, float, bool]]],
-    aside: dict[str, int],
+    curves: dict[str, list[Point]],
+    given_up: dict[str, int],
     metric: str,
     unit: str,
 ) -> Any:
     """Draw the metric over the rounds of each protocol.
 
     Args:
+        title: of the picture.
         curves: the points of each protocol that has some.
-        aside: for every protocol, how many rounds went into starts that were given up, which are
-            not drawn.
+        given_up: for every protocol, how many rounds went into starts that were given up, which
+            are not drawn.
+        metric: the name of the metric.
+        unit: of the metric; empty where it has none.
     """
-    names = list(aside)
-    made, axes = figure(6.8, 4.2)
+    names = list(given_up)
+    picture, axes = figure(6.8, 4.2)
     for name, points in curves.items():
-        at = [k for k, (_, _, changed) in enumerate(points) if changed]
-        look = {**_style(name, names), "linewidth": 1.4, "label": _label(name, aside)}
-        if at or len(points) > 1:
-            look |= {"markevery": at, "markersize": 6}
-        axes.plot([t for t, _, _ in points], [value for _, value, _ in points], **look)
+        rounds, values, changes = zip(*points, strict=True)
+        marked = [k for k, changed in enumerate(changes) if changed]
+        style = {**_style(name, names), "linewidth": 1.4, "label": _label(name, given_up[name])}
+        # a single point without a change keeps its marker, or it would not be seen
+        if marked or len(points) > 1:
+            style |= {"markevery": marked, "markersize": 6}
+        axes.plot(rounds, values, **style)
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes.set(
         title=title,
@@ -225,37 +267,42 @@ def _learning(
     )
     bounded(axes, metric)
     axes.grid(alpha=0.25)
-    axes.legend(loc="lower right" if metric == "accuracy" else "best", fontsize=8)
-    return made
+    axes.legend(loc=legend_place(metric), fontsize=8)
+    return picture
 
 
-def _label(name: str, aside: dict[str, int]) -> str:
-    return f"{name} (kept start; {aside[name]} rounds in others)" if aside[name] else name
+def _label(name: str, given_up: int) -> str:
+    if not given_up:
+        return name
+    return f"{name} (kept start; {given_up} rounds in others)"
 
 
 def _cost(title: str, rows: Lines, names: list[str], metric: str, unit: str) -> Any:
-    made, axes = figure(6.8, 4.2)
+    """Draw the metric of each protocol over the bytes that it sent."""
+    picture, axes = figure(6.8, 4.2)
     # a logarithm needs a byte
-    spots = [(max(1, row["up"] + row["down"]), row[metric]) for row in rows]
-    for row, (x, y) in zip(rows, spots, strict=True):
+    sent = [max(1, row["up"] + row["down"]) for row in rows]
+    scores = [row[metric] for row in rows]
+    for row, x, y in zip(rows, sent, scores, strict=True):
         axes.plot([x], [y], linestyle="none", markersize=7, **_style(row["protocol"], names))
-    low, high = min(x for x, _ in spots), max(x for x, _ in spots)
     axes.set(
         title=title,
         xlabel="bytes on the wire, up and down",
         ylabel=f"{labelled(metric, unit)}, mean over clients",
         xscale="log",
     )
-    axes.set_xlim(low / 2, high * 2)
+    axes.set_xlim(min(sent) / 2, max(sent) * 2)
     axes.tick_params(axis="x", which="minor", labelsize=6)
     axes.margins(y=0.15)
     axes.grid(alpha=0.25)
-    label(axes, spots, [row["protocol"] for row in rows])
-    return made
+    label(axes, list(zip(sent, scores, strict=True)), [row["protocol"] for row in rows])
+    return picture
 
 
 def label(axes: Any, spots: list[tuple[float, float]], texts: list[str]) -> list[Any]:
-    """Write each text beside its point where it covers no point, no other text and no edge, with a
+    """Write each text beside its point, and return the texts that were drawn.
+
+    A text goes to the nearest place where it covers no point, no other text and no edge, with a
     thin line when it is far.
     """
     from matplotlib.transforms import Bbox
@@ -263,7 +310,7 @@ def label(axes: Any, spots: list[tuple[float, float]], texts: list[str]) -> list
     axes.figure.draw_without_rendering()  # fixes where points lie
     pixels = axes.transData.transform(spots)
     taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in pixels]
-    made = []
+    notes = []
     for spot, text in zip(spots, texts, strict=True):
         note = axes.annotate(
             text,
@@ -279,32 +326,36 @@ def label(axes: Any, spots: list[tuple[float, float]], texts: list[str]) -> list
         for dx, dy, side in _offsets():
             note.set(position=(dx, dy), ha=side)
             box = note.get_window_extent().padded(1)
-            if (
-                not any(box.overlaps(other) for other in taken)
-                and axes.bbox.contains(*box.min)
-                and axes.bbox.contains(*box.max)
-            ):
+            inside = axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max)
+            if inside and not any(box.overlaps(other) for other in taken):
                 break
         if max(abs(dx), abs(dy)) > 16:
             axes.annotate(
                 "", spot, xytext=(dx, dy), textcoords="offset points", arrowprops=LEADER, zorder=1
             )
         taken.append(box)
-        made.append(note)
-    return made
+        notes.append(note)
+    return notes
 
 
 def _offsets() -> list[tuple[float, float, str]]:
-    """Places around a point, nearest first: (right, up) in typographic points, and the text's
-    alignment.
+    """Return places around a point, nearest first.
+
+    Returns:
+        (right, up) in typographic points, and the text's alignment.
     """
-    sides = [
+    sides = (
         (1, 0, "left"),
         (-1, 0, "right"),
         (0, 1, "center"),
         (0, -1, "center"),
         (1, 1, "left"),
         (1, -1, "left"),
-    ]
-    sides += [(-1, 1, "right"), (-1, -1, "right")]
-    return [(8.0 * r * x, 11.0 * r * y, side) for r in range(1, 13) for x, y, side in sides]
+        (-1, 1, "right"),
+        (-1, -1, "right"),
+    )
+    places = []
+    for ring in range(1, 13):
+        for x, y, alignment in sides:
+            places.append((8.0 * ring * x, 11.0 * ring * y, alignment))
+    return places

@@ -12,64 +12,94 @@ from securecluster.app.plots.parameter_tree import tree
 from securecluster.app.plots.similarity_scatter import similarity_pairs
 
 RELATED = ("1 − R", "clients by relevance of data")  # what a dendrogram of R measures, and merges
+Look = tuple[int, dict[str, Any]]  # a round, and one cluster's split test in it
 
 
 def draw(
     folder: Path, content: dict[str, Any], history: list[dict[str, Any]], state: Any
 ) -> list[Path]:
-    """Write the pictures that this run, which ended in the server's `state`, has numbers for;
-    returns their paths.
+    """Write the pictures of a run, as far as it has numbers for them.
+
+    Args:
+        folder: of the run.
+        content: what result.json holds.
+        history: a line for each round.
+        state: the final state of the server. What it has decides which pictures there are.
+
+    Returns:
+        The paths of the pictures.
     """
     metric = content["metric"]
-    made = (
-        [save(folder / f"{metric}.png", _learning(history, content))]
-        if content["metrics"][metric]["after"] is not None
-        else []
-    )
+    paths = []
+    if content["metrics"][metric]["after"] is not None:
+        paths.append(save(folder / f"{metric}.png", _learning(history, content)))
+    pictures = {
+        **_matrices(state, content["labels"]),
+        **_histories(state, history, content),
+        **_dendrogram(state, content["labels"]),
+    }
+    paths += [save(folder / name, picture) for name, picture in pictures.items()]
+    return paths
+
+
+def _matrices(state: Any, labels: list[int]) -> dict[str, Any]:
+    """Return figures of what a server knows of pairs of clients, by the names of their files."""
+    figures = {}
     alpha = getattr(state, "alpha", None)
     if alpha is not None and len(alpha):
-        made.append(save(folder / "similarity.png", similarity(alpha.numpy(), content["labels"])))
-    related, look = (getattr(state, name, None) for name in ("relevance", "look"))
-    words: tuple[str, ...] = ()
+        figures["similarity.png"] = similarity(alpha.numpy(), labels)
+    related = getattr(state, "relevance", None)
     if related is not None and len(related):
-        made.append(
-            save(
-                folder / "relevance.png",
-                relevance(related.numpy(), content["labels"], getattr(look, "ids", None)),
-            )
-        )
-        words = RELATED
+        ids = getattr(getattr(state, "look", None), "ids", None)
+        figures["relevance.png"] = relevance(related.numpy(), labels, ids)
     linked = getattr(state, "graph", None)
     if linked is not None and len(linked.distance) > 1:
-        made.append(save(folder / "graph.png", graph(linked, content["labels"])))
+        figures["graph.png"] = graph(linked, labels)
+    return figures
+
+
+def _histories(
+    state: Any, history: list[dict[str, Any]], content: dict[str, Any]
+) -> dict[str, Any]:
+    """Return figures of how clusters came about, by the names of their files."""
+    figures = {}
     if any(line.get("looks") for line in history):
-        made.append(save(folder / "separation.png", _separation(history)))
-    grown = getattr(state, "tree", None)
-    if grown is not None:
-        made.append(save(folder / "tree.png", tree(grown.nodes, content)))
-    if (
-        getattr(state, "known", None) is not None
-        and (shown := similarity_pairs(state, history)) is not None
-    ):
-        made.append(save(folder / "similarity-pairs.png", shown))
-    if look is not None:
-        made.append(save(folder / "dendrogram.png", dendrogram(look, content["labels"], *words)))
-    return made
+        figures["separation.png"] = _separation(history)
+    parameter_tree = getattr(state, "tree", None)
+    if parameter_tree is not None:
+        figures["tree.png"] = tree(parameter_tree.nodes, content)
+    if getattr(state, "known", None) is not None:
+        scatter = similarity_pairs(state, history)
+        if scatter is not None:
+            figures["similarity-pairs.png"] = scatter
+    return figures
+
+
+def _dendrogram(state: Any, labels: list[int]) -> dict[str, Any]:
+    """Return the figure of a hierarchical clustering by its file's name, where there was one."""
+    look = getattr(state, "look", None)
+    if look is None:
+        return {}
+    related = getattr(state, "relevance", None)
+    if related is not None and len(related):
+        return {"dendrogram.png": dendrogram(look, labels, *RELATED)}
+    return {"dendrogram.png": dendrogram(look, labels)}
 
 
 def _marks(axes: Any, history: list[dict[str, Any]]) -> None:
-    """Whole rounds on the axis, and lines where clusters changed."""
+    """Put whole rounds on the axis, and lines where clusters changed."""
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     for word, key in (("split", "splits"), ("clustered", "clustered")):
-        for k, number in enumerate([line["round"] for line in history if line.get(key)]):
-            axes.axvline(
-                number, color="grey", linestyle=":", linewidth=1, label=word if k == 0 else None
-            )
+        label: str | None = word
+        for number in [line["round"] for line in history if line.get(key)]:
+            axes.axvline(number, color="grey", linestyle=":", linewidth=1, label=label)
+            label = None  # the legend has one entry for all of these lines
 
 
 def _learning(history: list[dict[str, Any]], content: dict[str, Any]) -> Any:
+    """Draw the metric over the rounds."""
     metric = content["metric"]
-    made, axes = figure(6.4, 3.8)
+    picture, axes = figure(6.4, 3.8)
     axes.plot(
         [line["round"] for line in history],
         [line[metric] for line in history],
@@ -83,18 +113,27 @@ def _learning(history: list[dict[str, Any]], content: dict[str, Any]) -> Any:
         ylabel=labelled(metric, content["unit"]),
     )
     bounded(axes, metric)
-    axes.legend(loc="lower right" if metric == "accuracy" else "best")
-    return made
+    axes.legend(loc=legend_place(metric))
+    return picture
 
 
 def labelled(metric: str, unit: str) -> str:
-    """What an axis of a metric says."""
-    return f"test {metric.replace('_', ' ')}" + (f" ({unit})" if unit else "")
+    """Return the label of a metric's axis."""
+    text = f"test {metric.replace('_', ' ')}"
+    if unit:
+        text += f" ({unit})"
+    return text
+
+
+def legend_place(metric: str) -> str:
+    """Return where curves of a metric leave room: those of accuracy rise and leave it below."""
+    return "lower right" if metric == "accuracy" else "best"
 
 
 def bounded(axes: Any, metric: str) -> None:
-    """The range of an axis of a metric: accuracy lies in [0, 1], perplexity spans orders of
-    magnitude.
+    """Set the range of a metric's axis.
+
+    Accuracy lies in [0, 1], and perplexity spans orders of magnitude.
     """
     if metric == "accuracy":
         axes.set(ylim=(0, 1.02))
@@ -106,47 +145,11 @@ def bounded(axes: Any, metric: str) -> None:
 
 
 def _separation(history: list[dict[str, Any]]) -> Any:
-    made, (top, bottom) = figure(6.4, 5.6, rows=2)
-    true = [(line["round"], line["gap"]) for line in history if line.get("gap") is not None]
-    if true:
-        top.plot(
-            *zip(*true, strict=True),
-            color="black",
-            marker=".",
-            label="true clusters (all clients, one model)",
-        )
-    for c in sorted({look["cluster"] for line in history for look in line["looks"]}):
-        seen = [
-            (line["round"], look)
-            for line in history
-            for look in line["looks"]
-            if look["cluster"] == c
-        ]
-        gaps = [(t, look["gap"]) for t, look in seen if look["gap"] is not None]
-        if gaps:  # a marker, since one round alone draws no line
-            top.plot(
-                *zip(*gaps, strict=True),
-                color=f"C{c % 10}",
-                marker=".",
-                linestyle="--",
-                linewidth=1,
-                label=f"halves of cluster {c}, as tested",
-            )
-        rounds = [t for t, _ in seen]
-        bottom.plot(
-            rounds,
-            [look["max_norm"] for _, look in seen],
-            color=f"C{c % 10}",
-            marker=".",
-            label=f"cluster {c}",
-        )
-        bottom.plot(
-            rounds,
-            [look["mean_norm"] for _, look in seen],
-            color=f"C{c % 10}",
-            marker=".",
-            linestyle="--",
-        )
+    """Draw the separation gaps of CFL's split test, and below them the norms that it compares."""
+    picture, (top, bottom) = figure(6.4, 5.6, rows=2)
+    _draw_true_gaps(top, history)
+    for cluster, looks in sorted(_looks_by_cluster(history).items()):
+        _draw_cluster(top, bottom, cluster, looks)
     top.axhline(0, color="grey", linewidth=0.8)
     for axes in (top, bottom):
         _marks(axes, history)
@@ -154,4 +157,45 @@ def _separation(history: list[dict[str, Any]]) -> Any:
             axes.legend(fontsize=6, loc="upper right", framealpha=0.6)
     top.set(ylabel="separation gap")
     bottom.set(xlabel="round", ylabel="norm (solid: max, dashed: mean)", yscale="log")
-    return made
+    return picture
+
+
+def _looks_by_cluster(history: list[dict[str, Any]]) -> dict[int, list[Look]]:
+    """Return the split tests of each cluster in the order of their rounds."""
+    by_cluster: dict[int, list[Look]] = {}
+    for line in history:
+        for look in line["looks"]:
+            by_cluster.setdefault(look["cluster"], []).append((line["round"], look))
+    return by_cluster
+
+
+def _draw_true_gaps(axes: Any, history: list[dict[str, Any]]) -> None:
+    """Draw the gap between the true clusters, which the observer knows."""
+    gaps = [(line["round"], line["gap"]) for line in history if line.get("gap") is not None]
+    if gaps:
+        axes.plot(
+            *zip(*gaps, strict=True),
+            color="black",
+            marker=".",
+            label="true clusters (all clients, one model)",
+        )
+
+
+def _draw_cluster(top: Any, bottom: Any, cluster: int, looks: list[Look]) -> None:
+    """Draw one cluster's gaps into the upper axes and its norms into the lower ones."""
+    colour = f"C{cluster % 10}"
+    gaps = [(number, look["gap"]) for number, look in looks if look["gap"] is not None]
+    if gaps:  # a marker, since one round alone draws no line
+        top.plot(
+            *zip(*gaps, strict=True),
+            color=colour,
+            marker=".",
+            linestyle="--",
+            linewidth=1,
+            label=f"halves of cluster {cluster}, as tested",
+        )
+    rounds = [number for number, _ in looks]
+    largest = [look["max_norm"] for _, look in looks]
+    of_mean = [look["mean_norm"] for _, look in looks]
+    bottom.plot(rounds, largest, color=colour, marker=".", label=f"cluster {cluster}")
+    bottom.plot(rounds, of_mean, color=colour, marker=".", linestyle="--")

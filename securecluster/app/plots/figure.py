@@ -1,4 +1,4 @@
-"""How a picture is begun and saved."""
+"""Figures: an empty one, and one saved as a file."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from securecluster.core import atomic_files
 
 
 def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
-    """A figure of `width` × `height` inches that no global state knows of, and its axes."""
-    # no word on a cache folder that cannot be written
+    """Return a figure of `width` × `height` inches that no global state knows of, and its axes."""
+    # no warning about a cache folder that cannot be written
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(width, height), layout="constrained")
-    return made, made.subplots(rows, columns, sharex=rows > 1)
+    picture = Figure(figsize=(width, height), layout="constrained")
+    return picture, picture.subplots(rows, columns, sharex=rows > 1)
 
 
-def save(path: Path, made: Any) -> Path:
-    """Write a figure as PNG, whole or not at all."""
+def save(path: Path, picture: Any) -> Path:
+    """Write a figure as PNG, whole or not at all, and return its path."""
     buffer = io.BytesIO()
-    made.savefig(buffer, format="png", dpi=120)
+    picture.savefig(buffer, format="png", dpi=120)
     atomic_files.write_atomic(path, buffer.getvalue())
     return path

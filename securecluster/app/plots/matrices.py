@@ -15,33 +15,37 @@ Matrix = NDArray[np.float64]
 
 
 def similarity(alpha: Matrix, labels: Sequence[int]) -> Any:
-    """A figure of the cosines (m, m) of updates."""
-    made, axes = figure(5.4, 4.6)
+    """Return a figure of the cosines (m, m) of updates."""
+    picture, axes = figure(5.4, 4.6)
     shown = _off_diagonal(alpha)
     limit = max(0.05, float(np.nanmax(np.abs(shown))))
     image = _show(axes, shown, labels, cmap="RdBu_r", vmin=-limit, vmax=limit)
     axes.set(title="cosine of updates under one shared model")
-    made.colorbar(image, ax=axes, label="cosine")
-    return made
+    picture.colorbar(image, ax=axes, label="cosine")
+    return picture
 
 
 def relevance(between: Matrix, labels: Sequence[int], ids: Sequence[int] | None = None) -> Any:
-    """A figure of the relevance (r, r) of clients' data to each other, from 0 to 1 (Ali & Arafa
-    2024, eq. 5).
+    """Return a figure of the relevance (r, r) of clients' data to each other.
+
+    It lies between 0 and 1 (Ali & Arafa 2024, eq. 5).
 
     Args:
+        between: the relevance of each client's data to each other's.
         labels: each client's cluster, (m,).
         ids: the r clients that the matrix is about; all without it.
     """
-    made, axes = figure(5.4, 4.6)
+    picture, axes = figure(5.4, 4.6)
     image = _show(axes, _off_diagonal(between), labels, ids, cmap="viridis", vmin=0, vmax=1)
     axes.set(title="relevance of clients' data to each other")
-    made.colorbar(image, ax=axes, label="R")
-    return made
+    picture.colorbar(image, ax=axes, label="R")
+    return picture
 
 
 def graph(look: Any, labels: Sequence[int]) -> Any:
-    """A figure of the first graph of clients: its spanning tree's edges with the threshold, and all
+    """Return a figure of the first graph of clients.
+
+    Its left half has the edges of the spanning tree and the threshold, its right half all
     distances.
 
     Args:
@@ -50,37 +54,37 @@ def graph(look: Any, labels: Sequence[int]) -> Any:
             clients are in it, their numbers, `ids`.
         labels: each client's cluster in the end, (m,).
     """
-    made, (left, right) = figure(9.6, 4.4, columns=2)
-    edges, at = look.edges.numpy(), float(look.threshold)
-    for chosen, colour, word in ((edges <= at, "C0", "joined"), (edges > at, "C3", "left apart")):
+    picture, (left, right) = figure(9.6, 4.4, columns=2)
+    _draw_edges(left, look.edges.numpy(), float(look.threshold))
+    distance = _off_diagonal(look.distance.numpy())
+    image = _show(right, distance, labels, getattr(look, "ids", None), cmap="viridis")
+    right.set(title="all distances")
+    picture.colorbar(image, ax=right, label="distance")
+    return picture
+
+
+def _draw_edges(axes: Any, edges: Matrix, threshold: float) -> None:
+    """Draw the ascending edges (m − 1,) of a spanning tree, and the threshold."""
+    sides = (
+        (edges <= threshold, "C0", "joined"),
+        (edges > threshold, "C3", "left apart"),
+    )
+    for chosen, colour, label in sides:
         if chosen.any():
-            left.plot(
-                1 + np.flatnonzero(chosen),
-                edges[chosen],
-                color=colour,
-                marker=".",
-                linestyle="none",
-                label=word,
-            )
-    left.axhline(at, color="black", linestyle="--", linewidth=1, label=f"λ = {at:.4g}")
-    left.set(
+            numbers = 1 + np.flatnonzero(chosen)
+            style = {"color": colour, "marker": ".", "linestyle": "none"}
+            axes.plot(numbers, edges[chosen], label=label, **style)
+    label = f"λ = {threshold:.4g}"
+    axes.axhline(threshold, color="black", linestyle="--", linewidth=1, label=label)
+    axes.set(
         title="edges of the minimum spanning tree",
         xlabel="edge, the shortest first",
         ylabel="distance of one-shot models",
     )
-    left.set_ylim(0, 1.05 * max(at, float(edges.max(initial=0))) or 1.0)
-    left.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    left.legend(loc="best", fontsize=8)
-    image = _show(
-        right,
-        _off_diagonal(look.distance.numpy()),
-        labels,
-        getattr(look, "ids", None),
-        cmap="viridis",
-    )
-    right.set(title="all distances")
-    made.colorbar(image, ax=right, label="distance")
-    return made
+    longest = float(edges.max(initial=0))
+    axes.set_ylim(0, 1.05 * max(threshold, longest) or 1.0)
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axes.legend(loc="best", fontsize=8)
 
 
 def _off_diagonal(matrix: Matrix) -> Matrix:
@@ -96,20 +100,27 @@ def _show(
     ids: Sequence[int] | None = None,
     **colours: Any,
 ) -> Any:
-    """The matrix (r, r) of the clients `ids`, all by default, with clusters side by side and lines
-    between them.
+    """Draw a matrix (r, r) with clusters side by side and lines between them.
+
+    Args:
+        axes: to draw into.
+        matrix: a row and a column for each of the clients `ids`.
+        labels: each client's cluster, (m,).
+        ids: the r clients that the matrix is about; None is all of them.
+        colours: as `imshow` takes them.
     """
     ids = range(len(labels)) if ids is None else ids
-    own = np.array([labels[i] for i in ids])
-    order = np.argsort(own, kind="stable")
+    clusters = np.array([labels[i] for i in ids])
+    order = np.argsort(clusters, kind="stable")
     image = axes.imshow(matrix[np.ix_(order, order)], **colours)
-    for edge in 1 + np.flatnonzero(np.diff(own[order])):
-        axes.axhline(edge - 0.5, color="black", linewidth=1)
-        axes.axvline(edge - 0.5, color="black", linewidth=1)
-    places, names = (
-        (range(len(own)), [str(ids[k]) for k in order]) if len(own) <= NAMED else ([], [])
-    )
-    axes.set_xticks(places, names, fontsize=6, rotation=90 if len(own) > 25 else 0)
+    for first in 1 + np.flatnonzero(np.diff(clusters[order])):
+        axes.axhline(first - 0.5, color="black", linewidth=1)
+        axes.axvline(first - 0.5, color="black", linewidth=1)
+    names: list[str] = []
+    if len(ids) <= NAMED:
+        names = [str(ids[k]) for k in order]
+    places = range(len(names))
+    axes.set_xticks(places, names, fontsize=6, rotation=90 if len(ids) > 25 else 0)
     axes.set_yticks(places, names, fontsize=6)
     axes.set(xlabel="client, by found cluster", ylabel="client")
     return image

@@ -1,6 +1,4 @@
-"""The picture of a parameter tree: which clusters there were, when each was split, and what became
-of them.
-"""
+"""The picture of a parameter tree: its clusters, when each was split, and what became of them."""
 
 from __future__ import annotations
 
@@ -14,10 +12,11 @@ from securecluster.app.plots.figure import figure
 
 COLUMN, ROW = 1.6, 0.95  # inches between boxes side by side, and between rows
 WIDEST = 24  # characters in a line of a box
+Extent = tuple[float, float]  # least and largest x of a row of boxes
 
 
 class TreeNode(Protocol):
-    """What the picture needs of a node; node 0 is the root."""
+    """A node as the picture needs it; node 0 is the root."""
 
     children: list[int]
     members: list[int]
@@ -26,7 +25,7 @@ class TreeNode(Protocol):
 
 
 def tree(nodes: Sequence[Any], content: dict[str, Any]) -> Any:
-    """A figure with a box per node, the root on top.
+    """Return a figure with a box per node, the root on top.
 
     Args:
         nodes: the tree; a leaf's `cluster` is its label, an inner node's `round` that of its split.
@@ -35,28 +34,15 @@ def tree(nodes: Sequence[Any], content: dict[str, Any]) -> Any:
     spots = positions(nodes)
     xs, depths = [x for x, _ in spots], [depth for _, depth in spots]
     width, rows = max(xs) - min(xs) + 1, max(depths) + 1
-    made, axes = figure(max(3.2, COLUMN * width + 0.3), ROW * rows + 0.5)
+    picture, axes = figure(max(3.2, COLUMN * width + 0.3), ROW * rows + 0.5)
+    style = {"ha": "center", "va": "center", "fontsize": 7, "linespacing": 1.25, "zorder": 2}
     for v, node in enumerate(nodes):
         x, depth = spots[v]
         for child in node.children:
-            axes.plot(
-                [x, spots[child][0]],
-                [-depth, -spots[child][1]],
-                color="grey",
-                linewidth=1,
-                zorder=1,
-            )
-        axes.text(
-            x,
-            -depth,
-            _text(v, node, content),
-            ha="center",
-            va="center",
-            fontsize=7,
-            linespacing=1.25,
-            zorder=2,
-            bbox=_box(node),
-        )
+            child_x, child_depth = spots[child]
+            ends = [x, child_x], [-depth, -child_depth]
+            axes.plot(*ends, color="grey", linewidth=1, zorder=1)
+        axes.text(x, -depth, _text(v, node, content), bbox=_box(node), **style)
     axes.set(
         xlim=(min(xs) - 0.55, max(xs) + 0.55),
         ylim=(0.5 - rows, 0.5),
@@ -64,58 +50,68 @@ def tree(nodes: Sequence[Any], content: dict[str, Any]) -> Any:
     )
     axes.title.set_fontsize(9)
     axes.set_axis_off()
-    return made
+    return picture
 
 
 def positions(nodes: Sequence[TreeNode]) -> list[tuple[float, int]]:
-    """(x, depth) of each node, in boxes: a parent stands over the middle of its children, and boxes
-    of a row are at least 1 apart.
-    """
-    found = [(0.0, 0)] * len(nodes)
+    """Return (x, depth) of each node, in boxes.
 
-    def place(v: int, depth: int) -> list[tuple[float, float]]:
-        """Lay out the nodes below `v`; returns the least and largest x of each row from its own
-        down.
-        """
-        below: list[tuple[float, float]] = []
-        for child in nodes[v].children:
-            edge = place(child, depth + 1)
-            shift = max(
-                (left[1] + 1 - right[0] for left, right in zip(below, edge, strict=False)),
-                default=0.0,
-            )
+    A parent stands over the middle of its children, and boxes of a row are at least 1 apart.
+    """
+    xs = [0.0] * len(nodes)
+    depths = [0] * len(nodes)
+
+    def place(v: int, depth: int) -> list[Extent]:
+        """Lay out the tree below `v`, and return the extent of each of its rows, from `v` down."""
+        depths[v] = depth
+        children = nodes[v].children
+        below: list[Extent] = []
+        for child in children:
+            rows = place(child, depth + 1)
+            shift = _shift(below, rows)
             move(child, shift)
-            edge = [(low + shift, high + shift) for low, high in edge]
-            joined = [(left[0], right[1]) for left, right in zip(below, edge, strict=False)]
-            below = joined + below[len(joined) :] + edge[len(joined) :]
-        x = (
-            float(np.mean([found[child][0] for child in nodes[v].children]))
-            if nodes[v].children
-            else 0.0
-        )
-        found[v] = (x, depth)
-        return [(x, x), *below]
+            below = _side_by_side(below, [(low + shift, high + shift) for low, high in rows])
+        if children:
+            xs[v] = float(np.mean([xs[child] for child in children]))
+        return [(xs[v], xs[v]), *below]
 
     def move(v: int, shift: float) -> None:
-        found[v] = (found[v][0] + shift, found[v][1])
+        """Move a node and all nodes below it to the right."""
+        xs[v] += shift
         for child in nodes[v].children:
             move(child, shift)
 
     place(0, 0)
-    return found
+    return list(zip(xs, depths, strict=True))
+
+
+def _shift(left: list[Extent], right: list[Extent]) -> float:
+    """Return how far the right tree moves, so that its rows are 1 apart from those on its left."""
+    both = zip(left, right, strict=False)
+    return max((left_high + 1 - right_low for (_, left_high), (right_low, _) in both), default=0.0)
+
+
+def _side_by_side(left: list[Extent], right: list[Extent]) -> list[Extent]:
+    """Return the extents of the rows of two trees together, one of which may be deeper."""
+    both = zip(left, right, strict=False)
+    joined = [(left_low, right_high) for (left_low, _), (_, right_high) in both]
+    return joined + left[len(joined) :] + right[len(joined) :]
 
 
 def _text(v: int, node: TreeNode, content: dict[str, Any]) -> str:
+    """Return the lines of a node's box."""
     names = [content["names"][i] for i in node.members]
-    lines = [f"node {v}: {len(names)} client{'s' if len(names) > 1 else ''}", few(names)]
+    plural = "s" if len(names) > 1 else ""
+    lines = [f"node {v}: {len(names)} client{plural}", few(names)]
     if node.children:
-        return "\n".join([*lines, f"split in round {node.round}"])
+        lines.append(f"split in round {node.round}")
+        return "\n".join(lines)
     metric = content["metric"]
     score = content["metrics"][metric]["per_cluster"][node.cluster]
-    lines.append(
-        f"cluster {node.cluster}"
-        + ("" if score is None else f": {metric} {shown(score, metric, content['unit'])}")
-    )
+    cluster = f"cluster {node.cluster}"
+    if score is not None:
+        cluster += f": {metric} {shown(score, metric, content['unit'])}"
+    lines.append(cluster)
     handed = content.get("fallback", {}).get("nodes")
     if handed and handed[node.cluster] != v:
         lines.append(f"has node {handed[node.cluster]}'s model")
@@ -123,21 +119,29 @@ def _text(v: int, node: TreeNode, content: dict[str, Any]) -> str:
 
 
 def few(names: Sequence[str]) -> str:
-    """As many names as a box is wide; names of any length are cut."""
-    told = ""
+    """Return as many names as a box is wide; names of any length are cut."""
+    text = ""
     for k, name in enumerate(names):
         more = " …" if k + 1 < len(names) else ""
-        longer = f"{told} {name}".strip()
+        longer = f"{text} {name}".strip()
         if len(longer + more) > WIDEST:
-            return f"{told} …" if told else f"{name[: WIDEST - 1 - len(more)]}…{more}"
-        told = longer
-    return told
+            if text:
+                return f"{text} …"
+            return f"{name[: WIDEST - 1 - len(more)]}…{more}"
+        text = longer
+    return text
 
 
 def _box(node: TreeNode) -> dict[str, Any]:
-    """A leaf has its cluster's colour, mixed with white; what was split is white."""
+    """Return the style of a node's box.
+
+    A leaf has its cluster's colour, mixed with white; a node that was split is white.
+    """
     from matplotlib.colors import to_rgb
 
-    colour = to_rgb("black" if node.children else f"C{node.cluster % 10}")
-    pale = "white" if node.children else tuple(0.2 * part + 0.8 for part in colour)
-    return {"boxstyle": "round,pad=0.4", "facecolor": pale, "edgecolor": colour, "linewidth": 1}
+    style: dict[str, Any] = {"boxstyle": "round,pad=0.4", "linewidth": 1}
+    if node.children:
+        return style | {"facecolor": "white", "edgecolor": to_rgb("black")}
+    colour = to_rgb(f"C{node.cluster % 10}")
+    pale = tuple(0.2 * part + 0.8 for part in colour)
+    return style | {"facecolor": pale, "edgecolor": colour}
