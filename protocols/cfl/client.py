@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
@@ -52,19 +53,10 @@ class CFLClient(CompressedUpdateClient):
         The sign makes no difference to cosines.
         """
         self.catch_up(turn, query)
+        plan = replace(FULL_GRADIENT, clip=self.training.clip, noise=self.training.noise)
+        models = self.models.select(turn.at)
         room = self._pipeline.room(self.cohort.model.dimension)
-        return Update(
-            Rows(
-                self.cohort.train(
-                    self.models.select(turn.at),
-                    turn.at,
-                    replace(FULL_GRADIENT, clip=self.training.clip, noise=self.training.noise),
-                    turn.step,
-                    room,
-                )
-            ),
-            None,
-        )
+        return Update(Rows(self.cohort.train(models, turn.at, plan, turn.step, room)), None)
 
     @answers(SUM, unmasked=("loss", "size"))
     def judge(self, turn: CallContext, query: PathModels) -> PathLosses:
@@ -73,39 +65,50 @@ class CFLClient(CompressedUpdateClient):
         The query brings the models. The losses have noise where the run adds some.
         """
         self.check_not_behind(turn, query)
-        widths = [1 + len(p) for p in query.means.picks]
-        depth, clip = query.depth, loss_clip(self._pipeline.guard)
-        if depth < max(widths) - 1:
+        lengths = [len(path) for path in query.means.picks]
+        if query.depth < max(lengths):
             raise FrameError(
-                f"PathModels.depth is {depth}, and a path has {max(widths) - 1} models: the frame "
-                "is refused"
+                f"PathModels.depth is {query.depth}, and a path has {max(lengths)} models: the "
+                "frame is refused"
             )
-        found = np.zeros((len(turn.at), 1 + depth))
+        guard = self._pipeline.guard
+        losses = self._path_losses(turn, query, loss_clip(guard))
         sizes = [self.cohort.aside[k] for k in turn.at]
-        # NaN for a client that keeps nothing aside
-        found[:, 0] = self.cohort.loss_aside(self.models.select(turn.at), turn.at, clip)
-        for n in range(max(widths) - 1):
-            far = [k for k, picks in enumerate(query.means.picks) if len(picks) > n]
-            table, index = self._of(query, sorted({query.means.picks[k][n] for k in far}))
-            rows = Rows(table, tuple(index[query.means.picks[k][n]] for k in far))
-            found[far, 1 + n] = self.cohort.loss_aside(rows, [turn.at[k] for k in far], clip)
-        kind = self.models.table.dtype
-        found = np.nan_to_num(
-            noised(self._pipeline.guard, "judge", turn.ids, turn.step, found, sizes, widths),
-            nan=WORST,
-            posinf=WORST,
-        )
+        widths = [1 + length for length in lengths]
+        released = noised(guard, "judge", turn.ids, turn.step, losses, sizes, widths)
+        means = np.nan_to_num(released, nan=WORST, posinf=WORST)
+        dtype = self.models.table.dtype
         if self._pipeline.clips:  # n_i stays here
-            return PathLosses(Rows(torch.as_tensor(found, dtype=kind)), None)
-        size = np.array(sizes, dtype=np.float64)
+            return PathLosses(Rows(torch.as_tensor(means, dtype=dtype)), None)
+        counts = np.array(sizes, dtype=np.float64)
         return PathLosses(
-            Rows(torch.as_tensor(found * size[:, None], dtype=kind)),
-            Rows(torch.as_tensor(size, dtype=kind)),
+            Rows(torch.as_tensor(means * counts[:, None], dtype=dtype)),
+            Rows(torch.as_tensor(counts, dtype=dtype)),
         )
 
-    def _of(self, query: AverageDeltas, rows: Sequence[int]) -> tuple[torch.Tensor, dict[int, int]]:
-        """The models that a letter's rows stand for, (len(rows), d), and each row's place."""
-        models = [
-            self.model_at(query.means.table[row], int(query.steps.table[row])) for row in rows
-        ]
-        return torch.stack(models), {row: n for n, row in enumerate(rows)}
+    def _path_losses(
+        self, turn: CallContext, query: PathModels, clip: float | None
+    ) -> NDArray[np.float64]:
+        """Return mean losses on the samples kept aside, (b, 1 + depth); 0 after a path's end.
+
+        The first column is of the client's own model, and NaN for one that keeps nothing aside.
+        """
+        paths = query.means.picks
+        losses = np.zeros((len(turn.at), 1 + query.depth))
+        losses[:, 0] = self.cohort.loss_aside(self.models.select(turn.at), turn.at, clip)
+        for level in range(max(len(path) for path in paths)):
+            frames = [k for k, path in enumerate(paths) if len(path) > level]
+            models = self._models_of(query, [paths[k][level] for k in frames])
+            clients = [turn.at[k] for k in frames]
+            losses[frames, 1 + level] = self.cohort.loss_aside(models, clients, clip)
+        return losses
+
+    def _models_of(self, query: AverageDeltas, picks: Sequence[int]) -> Rows:
+        """Return the models that rows of the query's table stand for; equal ones are made once."""
+        unique = sorted(set(picks))
+        models = []
+        for row in unique:
+            step = int(query.steps.table[row])
+            models.append(self.model_at(query.means.table[row], step))
+        position = {row: n for n, row in enumerate(unique)}
+        return Rows(torch.stack(models), tuple(position[row] for row in picks))

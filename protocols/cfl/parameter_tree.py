@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -91,20 +92,16 @@ class ParameterTree:
     def leaf_models(self, net: ServerChannel, outbox: PendingUpdates) -> LeafModels:
         """Every leaf's final model, asked of its members."""
         width = max(len(node.model.displacement) for node in self.nodes)
-        return LeafModels(
-            [
-                request_model(net, outbox, node.members, width)
-                for node in self.nodes
-                if not node.children
-            ]
-        )
+        models = [request_model(net, outbox, leaf.members, width) for leaf in self._leaves()]
+        return LeafModels(models)
 
     def complete(self, leaves: LeafModels) -> None:
         """Keep them, too."""
-        for node, model in zip(
-            [node for node in self.nodes if not node.children], leaves.models, strict=True
-        ):
-            node.model = model
+        for leaf, model in zip(self._leaves(), leaves.models, strict=True):
+            leaf.model = model
+
+    def _leaves(self) -> list[TreeNode]:
+        return [node for node in self.nodes if not node.children]
 
     def message_for(self, nodes: Sequence[Sequence[int]], count: int) -> AverageDeltas:
         """Frames that bring the models of some nodes each, (len(nodes[k])) of them to recipient k.
@@ -113,19 +110,21 @@ class ParameterTree:
             count: of averages that recipients have had; who has had fewer takes the model for the
                 last one.
         """
-        used = sorted({v for own in nodes for v in own})
-        models, place = [self.nodes[v].model for v in used], {v: n for n, v in enumerate(used)}
-        picks = tuple(tuple(place[v] for v in own) for own in nodes)
-        table = torch.stack([model.displacement for model in models])
-        steps, counts = (
-            torch.as_tensor([model.step for model in models]),
-            torch.full((len(nodes),), count),
-        )
-        return AverageDeltas(Picks(table, picks), Picks(steps, picks), True, Rows(counts))
+        used = sorted(set(chain.from_iterable(nodes)))
+        row_of = {v: row for row, v in enumerate(used)}
+        rows = []
+        for recipient in nodes:
+            rows.append(tuple(row_of[v] for v in recipient))
+        picks = tuple(rows)
+        models = [self.nodes[v].model for v in used]
+        deltas = torch.stack([model.displacement for model in models])
+        steps = torch.as_tensor([model.step for model in models])
+        counts = torch.full((len(nodes),), count)
+        return AverageDeltas(Picks(deltas, picks), Picks(steps, picks), True, Rows(counts))
 
 
 def find_leaves(
-    net: ServerChannel, tree: ParameterTree, ask: Callable[..., Any], to: Sequence[int]
+    net: ServerChannel, tree: ParameterTree, method: Callable[..., Any], to: Sequence[int]
 ) -> list[int]:
     """Return each newcomer's leaf (Sattler et al. 2019, Algorithm 4).
 
@@ -133,35 +132,51 @@ def find_leaves(
     tie to the second child.
 
     Args:
-        ask: the client method whose replies the tree holds.
+        method: of clients, whose replies the tree holds.
 
     Raises:
         UpdateError: a newcomer does not reply.
     """
-    at = dict.fromkeys(to, 0)
+    node_of = dict.fromkeys(to, 0)
     for v, node in enumerate(tree.nodes):
-        left = [i for i in to if at[i] == v]
-        for _ in range(TRIES if node.children else 0):
-            if not left:
-                break
-            letter = tree.message_for([[v]] * len(left), count=v + 1)  # further down comes later
-            got = net.gather(ask, letter, to=left, step=node.step)
-            if got.ids:
-                alpha = cross_cosine(updates_of(got), node.updates).numpy()
-                one, two = (
-                    alpha[:, np.isin(node.members, tree.nodes[u].members)].max(1)
-                    for u in node.children
-                )
-                at |= {
-                    i: node.children[0 if nearer else 1]
-                    for i, nearer in zip(got.ids, one > two, strict=True)
-                }
-            left = [i for i in left if at[i] == v]
-        if left and node.children:
-            raise UpdateError(
-                f"newcomer(s) {', '.join(map(str, left[:5]))} do not reply: ask them again later"
-            )
-    return [tree.nodes[v].cluster for v in at.values()]
+        arrived = [i for i in to if node_of[i] == v]
+        if arrived and node.children:
+            node_of |= _choose_children(net, tree, v, method, arrived)
+    return [tree.nodes[v].cluster for v in node_of.values()]
+
+
+def _choose_children(
+    net: ServerChannel,
+    tree: ParameterTree,
+    v: int,
+    method: Callable[..., Any],
+    newcomers: Sequence[int],
+) -> dict[int, int]:
+    """Return the child of node v that each newcomer goes on to."""
+    node = tree.nodes[v]
+    chosen: dict[int, int] = {}
+    waiting = list(newcomers)
+    for _ in range(TRIES):
+        if not waiting:
+            break
+        # a count that grows down the tree: a later node's model replaces an earlier one's
+        message = tree.message_for([[v]] * len(waiting), count=v + 1)
+        replies = net.gather(method, message, to=waiting, step=node.step)
+        if replies.ids:
+            alpha = cross_cosine(updates_of(replies), node.updates).numpy()
+            nearest = []
+            for child in node.children:
+                members = np.isin(node.members, tree.nodes[child].members)
+                nearest.append(alpha[:, members].max(1))
+            goes_first = nearest[0] > nearest[1]
+            for i, first in zip(replies.ids, goes_first, strict=True):
+                chosen[i] = node.children[0 if first else 1]
+        waiting = [i for i in waiting if i not in chosen]
+    if waiting:
+        raise UpdateError(
+            f"newcomer(s) {', '.join(map(str, waiting[:5]))} do not reply: ask them again later"
+        )
+    return chosen
 
 
 @dataclass
@@ -185,35 +200,49 @@ def choose_fallback_models(
     nothing. Labels stay as they are.
     """
     leaves = [tree.leaf(c) for c in range(1 + max(labels))]
-    handed = FallbackResult(list(leaves), [{} for _ in leaves])
-    above = [tree.path(v)[:-1] for v in leaves]
-    late = set(outbox.lagging_clients())
-    judges = Counter(c for i, c in enumerate(labels) if i not in late)
-    to = [i for i, c in enumerate(labels) if above[c] and i not in late and judges[c] >= MINIMUM]
-    if not to:
-        return handed
-    letter = tree.message_for([above[labels[i]] for i in to], outbox.number)
-    depth = max(len(path) for path in above)
-    path = PathModels(letter.means, letter.steps, letter.absolute, letter.count, depth=depth)
-    total = net.sum(CFLClient.judge, path, to=to, by=[labels[i] for i in to], groups=len(leaves))
-    width = total.rows.loss.table.shape[1] if total.ids else 1 + depth
-    if width < 1 + depth:
+    ancestors = [tree.path(leaf)[:-1] for leaf in leaves]
+    result = FallbackResult(list(leaves), [{} for _ in leaves])
+    judges = _judges(outbox, labels, ancestors)
+    if not judges:
+        return result
+
+    depth = max(len(path) for path in ancestors)
+    message = tree.message_for([ancestors[labels[i]] for i in judges], outbox.number)
+    query = PathModels(message.means, message.steps, message.absolute, message.count, depth=depth)
+    groups = [labels[i] for i in judges]
+    sums = net.sum(CFLClient.judge, query, to=judges, by=groups, groups=len(leaves))
+    if not sums.ids:
+        return result
+
+    losses = sums.rows.loss.table
+    if losses.shape[1] < 1 + depth:
         raise FrameError(
-            f"Losses.loss has {width} numbers where {1 + depth} were expected: the replies are "
-            "refused"
+            f"PathLosses.loss has {losses.shape[1]} numbers where {1 + depth} were expected: the "
+            "replies are refused"
         )
-    sizes = (
-        []
-        if not total.ids
-        else total.counts
-        if total.rows.size is None
-        else total.rows.size.table.tolist()
-    )
-    for c in (c for c, size in enumerate(sizes) if size):
-        nodes = [leaves[c], *above[c]]
-        losses = {v: float(total.rows.loss.table[c, n]) / sizes[c] for n, v in enumerate(nodes)}
-        handed.losses[c], handed.nodes[c] = losses, min(nodes, key=losses.__getitem__)
-    return handed
+    # clients that clip do not tell how many samples they keep aside: each of them counts the same
+    sizes = sums.counts if sums.rows.size is None else sums.rows.size.table.tolist()
+    for c, size in enumerate(sizes):
+        if size:
+            nodes = [leaves[c], *ancestors[c]]
+            means = {v: float(losses[c, n]) / size for n, v in enumerate(nodes)}
+            result.losses[c] = means
+            result.nodes[c] = min(nodes, key=means.__getitem__)
+    return result
+
+
+def _judges(
+    outbox: PendingUpdates, labels: Sequence[int], ancestors: Sequence[Sequence[int]]
+) -> list[int]:
+    """Return the clients that judge: those with the final model, in clusters that were split off.
+
+    A cluster with fewer than two of them has no judges.
+    """
+    lagging = set(outbox.lagging_clients())
+    current = [i for i in range(len(labels)) if i not in lagging]
+    current_members = Counter(labels[i] for i in current)
+    judged = {c for c, n in current_members.items() if n >= MINIMUM and ancestors[c]}
+    return [i for i in current if labels[i] in judged]
 
 
 def send_fallback_models(
@@ -229,9 +258,12 @@ def send_fallback_models(
         not have replaced it.
     """
     leaves = [tree.leaf(c) for c in range(1 + max(labels))]
-    back = [i for i, c in enumerate(labels) if handed.nodes[c] != leaves[c]]
+    waiting = [i for i, c in enumerate(labels) if handed.nodes[c] != leaves[c]]
     for _ in range(TRIES):
-        if back:
-            letter = tree.message_for([[handed.nodes[labels[i]]] for i in back], outbox.number + 1)
-            back = sorted(set(back) - set(net.gather(TrainingClient.receive, letter, to=back).ids))
+        if not waiting:
+            break
+        nodes = [[handed.nodes[labels[i]]] for i in waiting]
+        message = tree.message_for(nodes, outbox.number + 1)
+        replies = net.gather(TrainingClient.receive, message, to=waiting)
+        waiting = sorted(set(waiting) - set(replies.ids))
     return handed

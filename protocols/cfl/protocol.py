@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.clustering.bipartition import Bipartition
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.noise_robust import (
     evidence_for_split,
@@ -137,46 +138,38 @@ class CFL(CompressionOptions):
             [0] * m, PendingUpdates.start(m, fresh=self.mask != "none"), ParameterTree.start(m)
         )
         for t in run.rounds("train", state, self.rounds):
-            got, total = collect_updates(
-                net, state.outbox, self._invited(net, state, t), state.labels, self.briefs
-            )
-            looks, state.shared = [], False
+            asked = self._invited(net, state, t)
+            updates, sums = collect_updates(net, state.outbox, asked, state.labels, self.briefs)
+            state.shared = False
+            round_statistics = []
             for c, members in enumerate(clusters_of(state.labels)):
-                looks.append(look := split_statistics(net, got, c, members, state.labels, total))
-                if look.came:
-                    self._test(net, state, look)
-                if look.halves and self.tree and not fetch_split_model(net, state.outbox, look):
-                    look.halves = None  # nobody posts the model: the split waits
-            queue_averages(
-                state.outbox, looks, got.step if total is None else total.step, state.labels
-            )
-            splits, seen = (
-                [k for k in looks if k.halves],
-                [k.line() for k in looks if k.mean is not None],
-            )
+                statistics = split_statistics(net, updates, c, members, state.labels, sums)
+                round_statistics.append(statistics)
+                if statistics.came:
+                    self._test(net, state, statistics)
+                if statistics.halves and self.tree:
+                    self._fetch_split_model(net, state, statistics)
+            step = updates.step if sums is None else sums.step
+            queue_averages(state.outbox, round_statistics, step, state.labels)
+            splits = [statistics for statistics in round_statistics if statistics.halves]
+            measured = [
+                statistics for statistics in round_statistics if statistics.mean is not None
+            ]
             run.note(
-                splits=[[k.members, *(k.halves or ())] for k in splits],
-                looks=seen,
+                splits=[[split.members, *(split.halves or ())] for split in splits],
+                looks=[statistics.line() for statistics in measured],
                 wanted=list(state.wanted),
             )
-            for look in splits:
-                split_cluster(state.tree, state.labels, look, t)
+            for split in splits:
+                split_cluster(state.tree, state.labels, split, t)
         flush(net, run, state)
         if self.tree:
-            state.tree.complete(
-                run.once("leaves", lambda: state.tree.leaf_models(net, state.outbox), LeafModels)
+            leaves = run.once(
+                "leaves", lambda: state.tree.leaf_models(net, state.outbox), LeafModels
             )
+            state.tree.complete(leaves)
         if self.fallback:
-            judged = run.once(
-                "judged",
-                lambda: choose_fallback_models(net, state.tree, state.outbox, state.labels),
-                FallbackResult,
-            )
-            state.handed = run.once(
-                "handed",
-                lambda: send_fallback_models(net, state.tree, state.outbox, state.labels, judged),
-                FallbackResult,
-            )
+            self._fall_back(net, run, state)
         return state
 
     def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
@@ -186,84 +179,146 @@ class CFL(CompressionOptions):
                 "newcomers find their cluster down the parameter tree, and this run kept none: run "
                 "it with tree=True"
             )
-        usual = CFLClient.send_compressed_update if self.briefs else CFLClient.train
-        return find_leaves(
-            net, state.tree, CFLClient.gradient if self.similarity == "gradient" else usual, to
-        )
-
-    def _test(self, net: ServerChannel, state: CFLState, look: SplitStatistics) -> None:
-        """Lines 16–21: ε1, ε2, bipartition, γ_max. A cluster waits for a reply of every member."""
-        state.longest = max(state.longest, look.max_norm)
-        state.wanted = [w for w in state.wanted if w != look.cluster]
-        stationary = look.mean_norm < self.eps1 * (
-            look.max_norm if self.criterion == "relative" else 1
-        )
-        tested = len(look.members) >= self.min_size
         if self.similarity == "gradient":
-            if not (stationary and tested):
-                return
-            compare_gradients(net, state.outbox, look)
-        if len(look.came) < 2:
-            return
-        alpha = cosine(look.inner, FLOOR if look.scatter else 0.0).cpu()
-        state.shared = look.complete and len(look.members) == len(state.labels)
-        state.alpha = alpha if state.shared else state.alpha
-        if not tested:
-            return
-        seed = net.randomness.integer("server", "clusterer", net.round, look.cluster)
-        found = split_into_two(alpha.numpy(), self.clusterer, seed)
-        if self.criterion == "relative" and self.clusterer == "paper":
-            found = with_company(alpha.numpy(), found)
-        look.gap = gap_between(alpha.numpy(), found)
-        enough = min(len(found.first), len(found.second)) >= self.least
-        if not (stationary and enough and self._incongruent(state, look)):
-            return
-        if not self._significant(look, alpha.numpy(), seed):
-            return
-        if not look.complete:
-            state.wanted.append(look.cluster)
-        elif self.gamma_max < largest_noise(found.cross_max):
-            look.halves = (
-                [look.members[k] for k in found.first],
-                [look.members[k] for k in found.second],
-            )
+            method: Any = CFLClient.gradient
+        elif self.briefs:
+            method = CFLClient.send_compressed_update
+        else:
+            method = CFLClient.train
+        return find_leaves(net, state.tree, method, to)
 
-    def _incongruent(self, state: CFLState, look: SplitStatistics) -> bool:
+    def _fetch_split_model(
+        self, net: ServerChannel, state: CFLState, statistics: SplitStatistics
+    ) -> None:
+        """Fetch the model that the tree keeps of a split; without it the split waits."""
+        fetched = fetch_split_model(net, state.outbox, statistics)
+        if not fetched:
+            statistics.halves = None
+
+    def _fall_back(self, net: ServerChannel, run: Run, state: CFLState) -> None:
+        """Return clusters to the model before a split that made validation worse (end of II-A)."""
+        tree, outbox, labels = state.tree, state.outbox, state.labels
+        chosen = run.once(
+            "judged", lambda: choose_fallback_models(net, tree, outbox, labels), FallbackResult
+        )
+        state.handed = run.once(
+            "handed",
+            lambda: send_fallback_models(net, tree, outbox, labels, chosen),
+            FallbackResult,
+        )
+
+    def _test(self, net: ServerChannel, state: CFLState, statistics: SplitStatistics) -> None:
+        """Test whether a cluster is split in this round (lines 16–21), and record its halves.
+
+        The gap and the similarities are measured in every round, also where the cluster is not
+        split.
+        """
+        state.longest = max(state.longest, statistics.max_norm)
+        state.wanted = [c for c in state.wanted if c != statistics.cluster]
+        stationary = self._stationary(statistics)
+        large_enough = len(statistics.members) >= self.min_size
+        if self.similarity == "gradient":
+            # gradients take another call, so only a cluster that may be split is asked for them
+            if not (stationary and large_enough):
+                return
+            compare_gradients(net, state.outbox, statistics)
+        if len(statistics.came) < 2:
+            return
+        alpha = self._similarities(state, statistics)
+        if not large_enough:
+            return
+        seed = net.randomness.integer("server", "clusterer", net.round, statistics.cluster)
+        halves = self._bipartition(alpha, seed)
+        statistics.gap = gap_between(alpha, halves)
+        smaller = min(len(halves.first), len(halves.second))
+        if smaller < self.least:
+            return
+        if not (stationary and self._incongruent(state, statistics)):
+            return
+        if not self._significant(statistics, alpha, seed):
+            return
+        self._accept(state, statistics, halves)
+
+    def _stationary(self, statistics: SplitStatistics) -> bool:
+        """Return whether federated learning has converged in a cluster.
+
+        It has where ‖Δ_c‖ < ε1 (eq. 32), or where it is below that as a share (ours).
+        """
+        unit = statistics.max_norm if self.criterion == "relative" else 1
+        return statistics.mean_norm < self.eps1 * unit
+
+    def _incongruent(self, state: CFLState, statistics: SplitStatistics) -> bool:
         """Return whether clients of a stationary cluster still pull.
 
         They do where max ‖Δ_i‖ > ε2 (eq. 33), or where it is above that as a share (ours).
         """
-        return look.max_norm > self.eps2 * (state.longest if self.criterion == "relative" else 1)
+        unit = state.longest if self.criterion == "relative" else 1
+        return statistics.max_norm > self.eps2 * unit
 
-    def _significant(self, look: SplitStatistics, alpha: NDArray[np.float64], seed: int) -> bool:
+    def _similarities(self, state: CFLState, statistics: SplitStatistics) -> NDArray[np.float64]:
+        """Return α of the clients that replied, (n, n) (eq. 50 or 51).
+
+        The state keeps it for the observer where it is of all clients.
+        """
+        floor = FLOOR if statistics.scatter else 0.0
+        alpha = cosine(statistics.inner, floor).cpu()
+        only_cluster = len(statistics.members) == len(state.labels)
+        state.shared = statistics.complete and only_cluster
+        if state.shared:
+            state.alpha = alpha
+        similarities: NDArray[np.float64] = alpha.numpy()
+        return similarities
+
+    def _bipartition(self, alpha: NDArray[np.float64], seed: int) -> Bipartition:
+        """Return two halves of a cluster, by position, and α_cross^max across them (eq. 35)."""
+        halves = split_into_two(alpha, self.clusterer, seed)
+        if self.criterion == "relative" and self.clusterer == "paper":
+            return with_company(alpha, halves)
+        return halves
+
+    def _significant(
+        self, statistics: SplitStatistics, alpha: NDArray[np.float64], seed: int
+    ) -> bool:
         """Return whether clients are separated, and would rarely be so without clusters (ours).
 
         The absolute criterion does not ask for this.
         """
         if self.criterion == "absolute":
             return True
-        found = evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed)
+        test = evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed)
         # two clients have no cluster among them
-        look.evidence = found.separation if math.isfinite(found.separation) else None
-        look.p_value = found.p_value
+        statistics.evidence = test.separation if math.isfinite(test.separation) else None
+        statistics.p_value = test.p_value
         # a few of a cluster's clients seldom reach the level, so a hint is enough to ask them all
-        if not look.complete:
-            return look.p_value <= max(self.level, HINT)
-        return look.p_value <= self.level
+        if not statistics.complete:
+            return statistics.p_value <= max(self.level, HINT)
+        return statistics.p_value <= self.level
+
+    def _accept(self, state: CFLState, statistics: SplitStatistics, halves: Bipartition) -> None:
+        """Record a split where γ_max < √((1 − α_cross^max)/2) (eq. 39).
+
+        A cluster of which some members did not reply waits for a round in which all do.
+        """
+        if not statistics.complete:
+            state.wanted.append(statistics.cluster)
+            return
+        if self.gamma_max < largest_noise(halves.cross_max):
+            members = statistics.members
+            statistics.halves = (
+                [members[k] for k in halves.first],
+                [members[k] for k in halves.second],
+            )
 
     def _invited(self, net: ServerChannel, state: CFLState, t: int) -> list[int]:
         """Return the clients that are asked in round t, a share of each cluster.
 
         Where a cluster only waits for complete replies to be split, all of its clients are asked.
         """
-        clusters, share = enumerate(clusters_of(state.labels)), self.participation
-        return sorted(
-            i
-            for c, own in clusters
-            for i in sample_clients(
-                net, own, 1.0 if c in state.wanted else share, t, c, least=self.least
-            )
-        )
+        invited: list[int] = []
+        for c, members in enumerate(clusters_of(state.labels)):
+            share = 1.0 if c in state.wanted else self.participation
+            invited += sample_clients(net, members, share, t, c, least=self.least)
+        return sorted(invited)
 
     def releases(self) -> ReleaseCounts:
         """Return how often a client releases updates, full gradients and losses.

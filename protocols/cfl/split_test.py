@@ -6,6 +6,7 @@ It is that of lines 15–21 of Algorithm 5 of Sattler et al. 2019.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,31 +91,29 @@ def collect_updates(
     Where they tell their updates in brief, collect these briefs, and the sums over two members or
     more of each cluster.
     """
-    got: Replies[Any] = net.gather(
-        CFLClient.send_compressed_update if briefs else CFLClient.train,
-        outbox.message_for(asked),
-        to=asked,
-    )
-    outbox.acknowledge(got.ids)
+    method: Any = CFLClient.send_compressed_update if briefs else CFLClient.train
+    replies = net.gather(method, outbox.message_for(asked), to=asked)
+    outbox.acknowledge(replies.ids)
     if not briefs:
-        return got, None
-    by = [labels[i] for i in got.ids]
-    company = [i for i in got.ids if by.count(labels[i]) >= MINIMUM]
+        return replies, None
+    replied = Counter(labels[i] for i in replies.ids)
+    company = [i for i in replies.ids if replied[labels[i]] >= MINIMUM]
     if not company:
-        return got, None
-    groups = 1 + max(labels)
-    return got, net.sum(
+        return replies, None
+    clusters = [labels[i] for i in company]
+    sums = net.sum(
         CFLClient.contribute_kept_update,
         Empty(),
         to=company,
-        by=[labels[i] for i in company],
-        groups=groups,
+        by=clusters,
+        groups=1 + max(labels),
     )
+    return replies, sums
 
 
 def split_statistics(
     net: ServerChannel,
-    got: Replies[Any],
+    replies: Replies[Any],
     cluster: int,
     members: list[int],
     labels: Sequence[int],
@@ -128,55 +127,58 @@ def split_statistics(
         total: the sums of the updates that were told in brief: the norm of the mean comes from
             these.
     """
-    if got.ids and isinstance(got.rows, CompressedUpdate):
-        return _in_brief(net, got, cluster, members, labels, total)
-    places = [k for k, i in enumerate(got.ids) if labels[i] == cluster]
-    look = SplitStatistics(cluster, members, [got.ids[k] for k in places])
-    if places:
-        delta, size = (
-            got.rows.delta.values,
-            None if got.rows.size is None else got.rows.size.values[places],
-        )
-        noise = net.noise("delta")
-        share = torch.ones(len(places)) / len(places) if size is None else size / size.sum()
-        look.inner, look.mean = gram(delta, places, noise), mean_row(delta, places, size)
-        norms = gram_norms(look.inner)
-        look.mean_norm = mean_norm(
-            look.mean, norms, len(members), noise * float(share.double().square().sum())
-        )
-        look.max_norm = _longest(norms, noise)
-        look.updates, look.places, look.step = delta, places, got.step
-        look.scatter = _scatter(norms, noise, delta.shape[1])
-    return look
+    if replies.ids and isinstance(replies.rows, CompressedUpdate):
+        return _in_brief(net, replies, cluster, members, labels, total)
+    places = [k for k, i in enumerate(replies.ids) if labels[i] == cluster]
+    statistics = SplitStatistics(cluster, members, [replies.ids[k] for k in places])
+    if not places:
+        return statistics
+    delta = replies.rows.delta.values
+    if replies.rows.size is None:
+        size = None
+        share = torch.ones(len(places)) / len(places)
+    else:
+        size = replies.rows.size.values[places]
+        share = size / size.sum()
+    noise = net.noise("delta")
+    noise_of_mean = noise * float(share.double().square().sum())
+    statistics.inner = gram(delta, places, noise)
+    norms = gram_norms(statistics.inner)
+    statistics.mean = mean_row(delta, places, size)
+    statistics.mean_norm = mean_norm(statistics.mean, norms, len(members), noise_of_mean)
+    statistics.max_norm = _longest(norms, noise)
+    statistics.updates, statistics.places, statistics.step = delta, places, replies.step
+    statistics.scatter = _scatter(norms, noise, delta.shape[1])
+    return statistics
 
 
 def _in_brief(
     net: ServerChannel,
-    got: Replies[Any],
+    replies: Replies[Any],
     cluster: int,
     members: list[int],
     labels: Sequence[int],
     total: Sums[Any] | None,
 ) -> SplitStatistics:
     """‖Δ_c‖ from the sum, ‖Δ_i‖ and α from briefs."""
-    places = [k for k, i in enumerate(got.ids) if labels[i] == cluster]
-    look = SplitStatistics(cluster, members, [got.ids[k] for k in places])
+    places = [k for k, i in enumerate(replies.ids) if labels[i] == cluster]
+    statistics = SplitStatistics(cluster, members, [replies.ids[k] for k in places])
     if not places:
-        return look
-    rows, noise = got.rows.brief.values, net.noise("brief")
-    look.inner = gram(rows, places, noise)
-    norms = gram_norms(look.inner)
-    look.max_norm = _longest(norms, noise)
-    look.updates, look.places, look.step = rows, places, got.step
-    look.scatter = _scatter(norms, noise, rows.shape[1], net.agreed["sketch"] is not None)
-    look.mean_norm = math.inf  # nobody knows
+        return statistics
+    rows, noise = replies.rows.brief.values, net.noise("brief")
+    statistics.inner = gram(rows, places, noise)
+    norms = gram_norms(statistics.inner)
+    statistics.max_norm = _longest(norms, noise)
+    statistics.updates, statistics.places, statistics.step = rows, places, replies.step
+    statistics.scatter = _scatter(norms, noise, rows.shape[1], net.agreed["sketch"] is not None)
+    statistics.mean_norm = math.inf  # nobody knows
     if total is not None and total.counts[cluster]:
-        told = [norms[n] for n, i in enumerate(look.came) if i in set(total.ids)]
-        look.mean = weighted_means(total)[cluster]
-        look.mean_norm = mean_norm(
-            look.mean, torch.stack(told), len(members), _noise_of_mean(net, total, cluster)
-        )
-    return look
+        in_sum = set(total.ids)
+        summed = torch.stack([norms[n] for n, i in enumerate(statistics.came) if i in in_sum])
+        noise_of_mean = _noise_of_mean(net, total, cluster)
+        statistics.mean = weighted_means(total)[cluster]
+        statistics.mean_norm = mean_norm(statistics.mean, summed, len(members), noise_of_mean)
+    return statistics
 
 
 def _noise_of_mean(net: ServerChannel, total: Sums[Any], cluster: int) -> float:
@@ -184,9 +186,10 @@ def _noise_of_mean(net: ServerChannel, total: Sums[Any], cluster: int) -> float:
 
     The noise is every client's, or a trusted server's in the sum.
     """
-    return net.noise("delta") / float(total.counts[cluster]) ** (
-        2 if net.agreed["placement"] == "central" else 1
-    )
+    noise, clients = net.noise("delta"), float(total.counts[cluster])
+    if net.agreed["placement"] == "central":
+        return noise / clients**2
+    return noise / clients
 
 
 def _longest(norms: torch.Tensor, noise: float) -> float:
@@ -208,63 +211,73 @@ def _scatter(norms: torch.Tensor, noise: float, width: int, sketched: bool = Fal
         return 0.0
     if not square:
         return math.inf
-    return math.sqrt(
-        (noise**2 + 2 * noise * square) / width / square**2 + (1 / width if sketched else 0.0)
-    )
+    variance_of_noise = (noise**2 + 2 * noise * square) / width / square**2
+    variance_of_sketch = 1 / width if sketched else 0.0
+    return math.sqrt(variance_of_noise + variance_of_sketch)
 
 
 def queue_averages(
-    outbox: PendingUpdates, looks: Sequence[SplitStatistics], step: int, labels: Sequence[int]
+    outbox: PendingUpdates,
+    round_statistics: Sequence[SplitStatistics],
+    step: int,
+    labels: Sequence[int],
 ) -> None:
     """Queue the clusters' means, under the mask of call `step`, for their members.
 
     The mean is zero for a cluster nobody replied from.
     """
-    means = [look.mean for look in looks if look.mean is not None]
-    if means:
-        outbox.post(
-            step,
-            torch.stack(
-                [torch.zeros_like(means[0]) if look.mean is None else look.mean for look in looks]
-            ),
-            labels,
+    means = [statistics.mean for statistics in round_statistics if statistics.mean is not None]
+    if not means:
+        return
+    zero = torch.zeros_like(means[0])
+    rows = [zero if statistics.mean is None else statistics.mean for statistics in round_statistics]
+    outbox.post(step, torch.stack(rows), labels)
+
+
+def compare_gradients(
+    net: ServerChannel, outbox: PendingUpdates, statistics: SplitStatistics
+) -> None:
+    """Ask those that came for their full gradients: α compares these instead (eq. 50)."""
+    replies = net.gather(
+        CFLClient.gradient, outbox.message_for(statistics.came), to=statistics.came
+    )
+    statistics.came = list(replies.ids)
+    statistics.places = list(range(len(replies.ids)))
+    statistics.step = replies.step
+    if replies.ids:
+        noise = net.noise("delta", "full")
+        statistics.updates = replies.rows.delta.values
+        statistics.inner = gram(statistics.updates, None, noise)
+        statistics.scatter = _scatter(
+            gram_norms(statistics.inner), noise, statistics.updates.shape[1]
         )
 
 
-def compare_gradients(net: ServerChannel, outbox: PendingUpdates, look: SplitStatistics) -> None:
-    """Ask those that came for their full gradients: α compares these instead (eq. 50)."""
-    got = net.gather(CFLClient.gradient, outbox.message_for(look.came), to=look.came)
-    look.came, look.places, look.step = list(got.ids), list(range(len(got.ids))), got.step
-    if got.ids:
-        look.updates, noise = got.rows.delta.values, net.noise("delta", "full")
-        look.inner = gram(look.updates, None, noise)
-        look.scatter = _scatter(gram_norms(look.inner), noise, look.updates.shape[1])
-
-
-def fetch_split_model(net: ServerChannel, outbox: PendingUpdates, look: SplitStatistics) -> bool:
+def fetch_split_model(
+    net: ServerChannel, outbox: PendingUpdates, statistics: SplitStatistics
+) -> bool:
     """Get the model that a cluster is split at, before it moves on.
 
     Return False where no member posts it.
     """
-    look.model = request_model(
-        net, outbox, look.members, look.updates.shape[1] if look.mean is None else len(look.mean)
-    )
-    return len(look.model.displacement) > 0
+    width = statistics.updates.shape[1] if statistics.mean is None else len(statistics.mean)
+    statistics.model = request_model(net, outbox, statistics.members, width)
+    return len(statistics.model.displacement) > 0
 
 
 def split_cluster(
-    tree: ParameterTree, labels: list[int], look: SplitStatistics, number: int
+    tree: ParameterTree, labels: list[int], statistics: SplitStatistics, number: int
 ) -> None:
     """Split a cluster in round `number`.
 
     The second half becomes a new cluster. The node keeps what newcomers will be compared with.
     """
-    assert look.halves is not None
+    assert statistics.halves is not None
     new = 1 + max(labels)
-    node = tree.branch(look.cluster, look.halves, new)
+    node = tree.branch(statistics.cluster, statistics.halves, new)
     node.round = number
-    if len(look.model.displacement):
-        node.model = look.model
-        node.updates, node.step = look.updates[look.places].cpu(), look.step
-    for i in look.halves[1]:
+    if len(statistics.model.displacement):
+        node.model = statistics.model
+        node.updates, node.step = statistics.updates[statistics.places].cpu(), statistics.step
+    for i in statistics.halves[1]:
         labels[i] = new
