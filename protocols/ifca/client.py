@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated
 
 import numpy as np
@@ -111,16 +112,14 @@ class IFCAClient(TrainingClient):
         Clipped, updates count the same.
         """
         self._check_chosen(turn)
-        chosen = [self._chosen[k] for k in turn.at]
-        start = _gathered(
-            [
-                (self.banks[start][j].models, k)
-                for k, (start, j, _) in zip(turn.at, chosen, strict=True)
-            ]
-        )
+        picks = []
+        for k in turn.at:
+            start, j, _ = self._chosen[k]
+            picks.append((self.banks[start][j].models, k))
+        models = _selected_rows(picks)
         room = self._pipeline.room(self.cohort.model.dimension)
         sizes = None if self._pipeline.clips else [self.cohort.sizes[k] for k in turn.at]
-        delta = self.cohort.train(start, turn.at, self.training, turn.step, room, sizes)
+        delta = self.cohort.train(models, turn.at, self.training, turn.step, room, sizes)
         return Update(Rows(delta), None if sizes is None else self._sizes(turn))
 
     @answers(SUM, unmasked=("loss", "size"))
@@ -131,46 +130,43 @@ class IFCAClient(TrainingClient):
         The least of k means moves by no more than each of them does, so its noise is that of a
         single one (ours).
         """
-        found = self._told("least", turn, self._losses(turn, query).min(1, keepdims=True))[:, 0]
+        lowest = self._losses(turn, query).min(1, keepdims=True)
+        means = self._told("least", turn, lowest)[:, 0]
         if self._pipeline.clips:
-            return LowestLoss(Rows(torch.as_tensor(found)), None)
-        return LowestLoss(
-            Rows(torch.as_tensor(found * np.array([self.cohort.sizes[k] for k in turn.at]))),
-            self._sizes(turn),
-        )
+            return LowestLoss(Rows(torch.as_tensor(means)), None)
+        sums = means * np.array([self.cohort.sizes[k] for k in turn.at])
+        return LowestLoss(Rows(torch.as_tensor(sums)), self._sizes(turn))
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def show(self, turn: CallContext, query: ModelRequest) -> Update:
         """How far a model has moved since its start began, masked on the way out: so it reaches
         newcomers (ours).
         """
-        wanted = zip(query.model.values.tolist(), turn.ids, turn.at, strict=True)
-        # it was never asked
-        bank = self.banks.get(query.start) or self._first(
-            query.start, 1 + int(query.model.values.max())
-        )
-        parts = [
-            bank[j].post(CallContext((i,), (k,), turn.round, turn.step), Empty()).delta.values
-            for j, i, k in wanted
-        ]
-        return Update(Rows(torch.cat(parts)), None)
+        requested = query.model.values.tolist()
+        # a client that was never asked has no models of this start yet
+        models = self.banks.get(query.start) or self._first(query.start, 1 + max(requested))
+        deltas = []
+        for j, i, k in zip(requested, turn.ids, turn.at, strict=True):
+            alone = CallContext((i,), (k,), turn.round, turn.step)
+            deltas.append(models[j].post(alone, Empty()).delta.values)
+        return Update(Rows(torch.cat(deltas)), None)
 
     def taken(self, query: ModelAverages, at: Sequence[int], choice: Sequence[int]) -> Rows:
         """Everyone's model, `choice[i]` client i's, where those at positions `at` have what the
         query brings them.
         """
-        bank = self.banks.get(query.start) or self._first(query.start, query.k)
-        moved = [
-            model.advanced(at, means) for model, means in zip(bank, _split(query), strict=True)
-        ]
-        return _gathered([(moved[j], k) for k, j in enumerate(choice)])
+        models = self.banks.get(query.start) or self._first(query.start, query.k)
+        advanced = []
+        for model, averages in zip(models, _averages_by_model(query), strict=True):
+            advanced.append(model.advanced(at, averages))
+        return _selected_rows([(advanced[j], k) for k, j in enumerate(choice)])
 
     def _take(self, turn: CallContext, start: int, losses: NDArray[np.float64]) -> ModelChoice:
-        found = losses.argmin(1)
-        for k, j in zip(turn.at, found.tolist(), strict=True):
+        best = losses.argmin(1)
+        for k, j in zip(turn.at, best.tolist(), strict=True):
             if k not in self._chosen or turn.step >= self._chosen[k][2]:
                 self._chosen[k] = (start, j, turn.step)
-        return ModelChoice(Rows(torch.as_tensor(found)))
+        return ModelChoice(Rows(torch.as_tensor(best)))
 
     def _check_chosen(self, turn: CallContext) -> None:
         """Raise PolicyError for clients that have not chosen, or have gone on since: the server
@@ -192,12 +188,11 @@ class IFCAClient(TrainingClient):
         """Raise PolicyError for a late request about a start that clients have left: its models are
         gone.
         """
-        last = {k: self._heard.get(k, (0, query.start)) for k in turn.at}
-        late = [
-            i
-            for i, k in zip(turn.ids, turn.at, strict=True)
-            if turn.step < last[k][0] and query.start != last[k][1]
-        ]
+        late = []
+        for i, k in zip(turn.ids, turn.at, strict=True):
+            step, start = self._heard.get(k, (0, query.start))
+            if turn.step < step and query.start != start:
+                late.append(i)
         if late:
             raise late_request_error(late)
 
@@ -206,71 +201,71 @@ class IFCAClient(TrainingClient):
         brings; inf where it is none.
         """
         self._check_start(turn, query)
-        kept = {
-            start: bank for start, bank in self.banks.items() if start in (query.start, query.best)
-        }
-        self.banks = (
-            kept
-            if query.start in kept
-            else {query.start: self._first(query.start, query.k), **kept}
-        )
-        for model, means in zip(self.banks[query.start], _split(query), strict=True):
-            model.catch_up(turn, means)
+        models = self._open_start(query)
+        for model, averages in zip(models, _averages_by_model(query), strict=True):
+            model.catch_up(turn, averages)
         for k in turn.at:
-            step, start = max((turn.step, query.start), self._heard.get(k, (0, query.start)))
-            self._heard[k] = (step, start)
-        found = [
-            self.cohort.loss(model.models.select(turn.at), turn.at, loss_clip(self._pipeline.guard))
-            for model in self.banks[query.start]
-        ]
-        return np.nan_to_num(np.stack(found, 1), nan=math.inf, posinf=math.inf)
+            last = self._heard.get(k, (0, query.start))
+            self._heard[k] = max((turn.step, query.start), last)
+        clip = loss_clip(self._pipeline.guard)
+        columns = []
+        for model in models:
+            columns.append(self.cohort.loss(model.models.select(turn.at), turn.at, clip))
+        return np.nan_to_num(np.stack(columns, 1), nan=math.inf, posinf=math.inf)
+
+    def _open_start(self, query: ModelAverages) -> ModelSet:
+        """Return the models of the query's start, and drop those of starts out of use."""
+        in_use = (query.start, query.best)
+        banks = {start: models for start, models in self.banks.items() if start in in_use}
+        if query.start not in banks:
+            banks = {query.start: self._first(query.start, query.k), **banks}
+        self.banks = banks
+        return banks[query.start]
 
     def _told(
         self, purpose: str, turn: CallContext, losses: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Losses (b, k) as they may leave."""
-        return noised(
-            self._pipeline.guard,
-            purpose,
-            turn.ids,
-            turn.step,
-            losses,
-            [self.cohort.sizes[k] for k in turn.at],
-        )
+        sizes = [self.cohort.sizes[k] for k in turn.at]
+        return noised(self._pipeline.guard, purpose, turn.ids, turn.step, losses, sizes)
 
     def _first(self, start: int, k: int) -> ModelSet:
         """Return the models a start begins with.
 
         θ_0 is the first of all, and the others are drawn as it was.
         """
-        drawn = [
-            self.cohort.drawn("start", start, j) if start or j else self.cohort.start
-            for j in range(k)
-        ]
-        return [
-            UpdateClient(self.cohort, self.training, self._pipeline, self._weighted, theta)
-            for theta in drawn
-        ]
+        models = []
+        for j in range(k):
+            is_first = start == 0 and j == 0
+            theta = self.cohort.start if is_first else self.cohort.drawn("start", start, j)
+            models.append(
+                UpdateClient(self.cohort, self.training, self._pipeline, self._weighted, theta)
+            )
+        return models
 
     def state(self, secrets: Secrets) -> ClientState:
         """For a checkpoint."""
-        models = [model.models for bank in self.banks.values() for model in bank]
+        models = [model.models for model in self._all_models()]
         if not models:
             return super().state(secrets)
-        index = [
-            torch.as_tensor(own.index) + sum(len(m.table) for m in models[:n])
-            for n, own in enumerate(models)
-        ]
-        table = torch.cat([own.table for own in models])
-        return ClientState(
-            table, torch.cat(index).tolist(), secrets, list(self.banks), self.memory()
-        )
+        index: list[int] = []
+        offset = 0
+        for rows in models:
+            assert rows.index is not None
+            index += [offset + row for row in rows.index]
+            offset += len(rows.table)
+        table = torch.cat([rows.table for rows in models])
+        return ClientState(table, index, secrets, list(self.banks), self.memory())
+
+    def _all_models(self) -> list[UpdateClient]:
+        """Return the k models of every start that is held, start by start."""
+        return list(chain.from_iterable(self.banks.values()))
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Add the averages that each model has had, and what clients chose and heard last."""
-        had = [model.memory()["had"] for bank in self.banks.values() for model in bank]
-        chosen = [(k, *own) for k, own in self._chosen.items()]
-        heard = [(k, *own) for k, own in self._heard.items()]
+        had = [model.memory()["had"] for model in self._all_models()]
+        chosen = [(k, *choice) for k, choice in self._chosen.items()]
+        heard = [(k, *last) for k, last in self._heard.items()]
         return {
             **super().memory(),
             "banks": torch.stack(had) if had else torch.zeros(0, 0, dtype=torch.int64),
@@ -290,68 +285,65 @@ class IFCAClient(TrainingClient):
 
     def restore(self, state: ClientState) -> None:
         """From a checkpoint."""
-        m, self.banks = len(self.cohort.ids), {}
-        rows = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
-        places = (
-            np.arange(len(rows)).reshape(len(state.starts), -1, m)
-            if state.starts
-            else np.zeros((0, 0, m), np.int64)
-        )
-        for start, models in zip(state.starts, places.tolist(), strict=True):
-            self.banks[start] = self._first(start, len(models))
-            for model, own in zip(self.banks[start], models, strict=True):
-                model.models = rows.select(own)
+        self.banks = {}
+        if state.starts:
+            rows = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
+            # (starts, k, clients), as `state` stacks them
+            positions = np.arange(len(rows)).reshape(len(state.starts), -1, len(self.cohort.ids))
+            for start, models in zip(state.starts, positions.tolist(), strict=True):
+                self.banks[start] = self._first(start, len(models))
+                for model, clients in zip(self.banks[start], models, strict=True):
+                    model.models = rows.select(clients)
         self.recall(state.extra)
-        held = [model for bank in self.banks.values() for model in bank]
-        for model, had in zip(held, state.extra["banks"], strict=True):
+        for model, had in zip(self._all_models(), state.extra["banks"], strict=True):
             TrainingClient.recall(model, {"had": had})
 
 
 def server_view(noisy: bool, clipped: bool) -> list[str]:
     """What the server sees of clients."""
-    own = "with noise, " if noisy else ""
-    chosen = "the model each client takes, in every round" + (
-        ", which is the best by losses with noise" if noisy else ""
-    )
+    noise = "with noise, " if noisy else ""
+    chosen = "the model each client takes, in every round"
+    if noisy:
+        chosen += ", which is the best by losses with noise"
     update = "update (the plain sum reads all replies; a cluster of one shows one)"
+    if clipped:
+        update = f"{noise}each client's clipped {update}"
+    else:
+        update = f"{noise}each client's number of samples and weighted {update}"
+    loss = "lowest training loss in each start (the plain sum reads all replies)"
     return [
         chosen,
-        f"{own}each client's clipped {update}"
-        if clipped
-        else f"{own}each client's number of samples and weighted {update}",
-        f"{own}each client's lowest training loss in each start (the plain sum reads all replies)",
+        update,
+        f"{noise}each client's {loss}",
         "at the end how far each model has moved (masked where updates are)",
     ]
 
 
-def _split(query: ModelAverages) -> list[AverageDeltas]:
-    """The averages of each model apart."""
-    model = query.models.table.tolist()
-    own = [
-        tuple(tuple(p for p in picks if model[p] == j) for picks in query.means.picks)
-        for j in range(query.k)
-    ]
+def _averages_by_model(query: ModelAverages) -> list[AverageDeltas]:
+    """Return the averages of each of the k models."""
+    model_of_row = query.models.table.tolist()
     counts = query.count.values
-    return [
-        AverageDeltas(
-            Picks(query.means.table, picks),
-            Picks(query.steps.table, picks),
-            query.absolute,
-            Rows(counts[:, j]),
-        )
-        for j, picks in enumerate(own)
-    ]
+    messages = []
+    for j in range(query.k):
+        rows = []
+        for picks in query.means.picks:
+            rows.append(tuple(row for row in picks if model_of_row[row] == j))
+        means = Picks(query.means.table, tuple(rows))
+        steps = Picks(query.steps.table, tuple(rows))
+        messages.append(AverageDeltas(means, steps, query.absolute, Rows(counts[:, j])))
+    return messages
 
 
-def _gathered(picks: Sequence[tuple[Rows, int]]) -> Rows:
-    """Row `k` of `models` for each pick (models, k); equal rows stay stored once."""
-    place: dict[tuple[int, int], int] = {}
+def _selected_rows(picks: Sequence[tuple[Rows, int]]) -> Rows:
+    """Return row `k` of `models` for each pick (models, k); equal rows stay stored once."""
+    position: dict[tuple[int, int], int] = {}
     rows: list[torch.Tensor] = []
     index = []
     for models, k in picks:
-        own = (id(models), k if models.index is None else models.index[k])
-        if own not in place:
-            place[own] = len(rows)
+        stored = k if models.index is None else models.index[k]
+        key = (id(models), stored)
+        if key not in position:
+            position[key] = len(rows)
             rows.append(models.row(k))
-        index.append(place[own])
+        index.append(position[key])
     return Rows(torch.stack(rows), tuple(index))

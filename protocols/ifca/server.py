@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Picks, Rows
 from securecluster.messaging.replies import Replies, Sums
@@ -32,36 +30,29 @@ class Restart:
         return cls(number, [PendingUpdates.start(clients, fresh) for _ in range(k)], [0] * clients)
 
     def message_for(self, to: Sequence[int], best: Restart | None = None) -> ModelAverages:
-        """What each of `to` lacks."""
-        letters = [box.message_for(to) for box in self.boxes]
-        places = np.cumsum([0, *(len(letter.means.table) for letter in letters)]).tolist()
-        own = [
-            [tuple(p + first for p in picks) for picks in letter.means.picks]
-            for first, letter in zip(places, letters, strict=False)
-        ]
-        picks = tuple(sum(each, ()) for each in zip(*own, strict=True))
-        means = torch.cat(
-            [letter.means.table for letter in letters if len(letter.means.table)]
-            or [torch.zeros(0, 0)]
-        )
-        steps = torch.cat([letter.steps.table for letter in letters])
-        models = torch.as_tensor(
-            [j for j, letter in enumerate(letters) for _ in letter.steps.table], dtype=torch.int64
-        )
-        kept, absolute = (
-            self.number if best is None else best.number,
-            any(letter.absolute for letter in letters),
-        )
-        k, counts = len(self.boxes), torch.stack([letter.count.table for letter in letters], 1)
+        """Return the averages of all k models that each of `to` lacks.
+
+        Args:
+            best: another start whose models clients are to keep; None: no other.
+        """
+        messages = [box.message_for(to) for box in self.boxes]
+        picks = _stacked_picks([message.means for message in messages])
+        tables = [message.means.table for message in messages if len(message.means.table)]
+        means = torch.cat(tables) if tables else torch.zeros(0, 0)
+        steps = torch.cat([message.steps.table for message in messages])
+        models: list[int] = []
+        for j, message in enumerate(messages):
+            models += [j] * len(message.steps.table)
+        counts = torch.stack([message.count.table for message in messages], 1)
         return ModelAverages(
-            Picks(means, picks),
-            Picks(steps, picks),
-            Picks(models, picks),
-            k,
-            self.number,
-            kept,
-            absolute,
-            Rows(counts),
+            means=Picks(means, picks),
+            steps=Picks(steps, picks),
+            models=Picks(torch.as_tensor(models, dtype=torch.int64), picks),
+            k=len(self.boxes),
+            start=self.number,
+            best=self.number if best is None else best.number,
+            absolute=any(message.absolute for message in messages),
+            count=Rows(counts),
         )
 
     def acknowledge(self, ids: Sequence[int]) -> None:
@@ -69,23 +60,23 @@ class Restart:
         for box in self.boxes:
             box.acknowledge(ids)
 
-    def taken(self, got: Replies[ModelChoice]) -> None:
+    def taken(self, replies: Replies[ModelChoice]) -> None:
         """These clients have all of it, and took these models."""
-        self.acknowledge(got.ids)
-        if got.ids:
-            for i, j in zip(got.ids, got.rows.model.values.tolist(), strict=True):
+        self.acknowledge(replies.ids)
+        if replies.ids:
+            for i, j in zip(replies.ids, replies.rows.model.values.tolist(), strict=True):
                 self.choice[i] = j
 
-    def judged(self, got: Sums[LowestLoss]) -> float | None:
+    def judged(self, sums: Sums[LowestLoss]) -> float | None:
         """The mean of the least losses, over samples where clients tell how many; None where nobody
         replied.
         """
-        self.acknowledge(got.ids)
-        if not got.ids:
+        self.acknowledge(sums.ids)
+        if not sums.ids:
             return None
-        self.loss = float(
-            got.rows.loss.table / (got.counts[0] if got.rows.size is None else got.rows.size.table)
-        )
+        loss, size = sums.rows.loss.table, sums.rows.size
+        weight = sums.counts[0] if size is None else size.table
+        self.loss = float(loss / weight)
         return self.loss
 
     def post(self, step: int, sums: torch.Tensor, sizes: torch.Tensor) -> None:
@@ -110,19 +101,19 @@ class OfferedModels:
     def message_for(self, start: Restart, clients: int) -> ModelAverages:
         """All of them, to each newcomer."""
         picks = (tuple(range(len(self.models))),) * clients
-        steps, models = torch.as_tensor(self.steps), torch.as_tensor(self.models)
-        k, number = len(start.boxes), start.number
+        models = torch.as_tensor(self.models)
+        k = len(start.boxes)
         counts = torch.zeros(clients, k, dtype=torch.int64)
         counts[:, models] = 1
         return ModelAverages(
-            Picks(self.table, picks),
-            Picks(steps, picks),
-            Picks(models, picks),
-            k,
-            number,
-            number,
-            True,
-            Rows(counts),
+            means=Picks(self.table, picks),
+            steps=Picks(torch.as_tensor(self.steps), picks),
+            models=Picks(models, picks),
+            k=k,
+            start=start.number,
+            best=start.number,
+            absolute=True,
+            count=Rows(counts),
         )
 
 
@@ -132,30 +123,67 @@ def collect_models(
     """The models in use. Under a mask the server cannot add up their averages, so a client that
     lacks none of them shows one.
     """
-    found: dict[int, tuple[int, torch.Tensor]] = {}
-    late = {i for box in start.boxes for i in box.lagging_clients()}
-    used = {
-        j: [i for i, own in enumerate(start.choice) if own == j] for j in sorted(set(start.choice))
-    }
-    if not masked:
-        moved = {j: start.boxes[j].posts[-1].table[0] for j in used if start.boxes[j].posts}
-        found = {
-            j: (0, moved.get(j, torch.zeros_like(row)))
-            for row in list(moved.values())[:1]
-            for j in used
-        }
-    for n in range(tries if masked else 0):
-        able = {j: [i for i in own if i not in late] for j, own in used.items() if j not in found}
-        asked = {own[n % len(own)]: j for j, own in able.items() if own}
-        if asked:
-            got = net.post(
-                IFCAClient.show,
-                ModelRequest(Rows(torch.as_tensor(list(asked.values()))), start.number),
-                to=list(asked),
-            )
-            found |= {
-                asked[i]: (got.step, got.rows.delta.row(k).cpu()) for k, i in enumerate(got.ids)
-            }
-    models = sorted(found)
-    table = torch.stack([found[j][1] for j in models]) if found else torch.zeros(0, 0)
-    return OfferedModels(models, [found[j][0] for j in models], table)
+    collected = _request_models(net, start, tries) if masked else _known_models(start)
+    models = sorted(collected)
+    steps = [collected[j][0] for j in models]
+    rows = [collected[j][1] for j in models]
+    return OfferedModels(models, steps, torch.stack(rows) if rows else torch.zeros(0, 0))
+
+
+def _known_models(start: Restart) -> dict[int, tuple[int, torch.Tensor]]:
+    """Return step and displacement of each model in use, as a server without a mask has them.
+
+    There are none before the first average, which tells how many numbers a model has.
+    """
+    used = sorted(set(start.choice))
+    moved = {j: start.boxes[j].posts[-1].table[0] for j in used if start.boxes[j].posts}
+    if not moved:
+        return {}
+    unmoved = torch.zeros_like(next(iter(moved.values())))
+    return {j: (0, moved.get(j, unmoved)) for j in used}
+
+
+def _request_models(
+    net: ServerChannel, start: Restart, tries: int
+) -> dict[int, tuple[int, torch.Tensor]]:
+    """Return step and displacement of each model in use, as one of the clients that took it posts.
+
+    In each try another of these clients is asked.
+    """
+    holders = _holders(start)
+    collected: dict[int, tuple[int, torch.Tensor]] = {}
+    for attempt in range(tries):
+        asked: dict[int, int] = {}  # client -> model
+        for j, clients in holders.items():
+            if clients and j not in collected:
+                asked[clients[attempt % len(clients)]] = j
+        if not asked:
+            break
+        request = ModelRequest(Rows(torch.as_tensor(list(asked.values()))), start.number)
+        replies = net.post(IFCAClient.show, request, to=list(asked))
+        for k, i in enumerate(replies.ids):
+            collected[asked[i]] = (replies.step, replies.rows.delta.row(k).cpu())
+    return collected
+
+
+def _holders(start: Restart) -> dict[int, list[int]]:
+    """Return the clients that can post each model in use: they took it and lack no average."""
+    lagging: set[int] = set()
+    for box in start.boxes:
+        lagging.update(box.lagging_clients())
+    holders: dict[int, list[int]] = {j: [] for j in sorted(set(start.choice))}
+    for i, j in enumerate(start.choice):
+        if i not in lagging:
+            holders[j].append(i)
+    return holders
+
+
+def _stacked_picks(tables: Sequence[Picks]) -> tuple[tuple[int, ...], ...]:
+    """Return each recipient's rows of several tables, as rows of the tables stacked."""
+    recipients: list[list[int]] = [[] for _ in tables[0].picks]
+    offset = 0
+    for table in tables:
+        for rows, picks in zip(recipients, table.picks, strict=True):
+            rows.extend(offset + row for row in picks)
+        offset += len(table.table)
+    return tuple(tuple(rows) for rows in recipients)
