@@ -76,31 +76,30 @@ class PendingUpdates:
 
         Before the first average it is zero, of `width` numbers.
         """
-        return (
-            self.posts[-1].table[self.posts[-1].row_of[client]]
-            if self.posts
-            else torch.zeros(width)
-        )
+        if not self.posts:
+            return torch.zeros(width)
+        last = self.posts[-1]
+        return last.table[last.row_of[client]]
 
     def message_for(self, to: Sequence[int]) -> AverageDeltas:
-        """What each of `to` lacks."""
-        counts = torch.as_tensor([self.count(i) for i in to], dtype=torch.int64)
+        """Return the averages that each of `to` lacks."""
+        counts = Rows(torch.as_tensor([self.count(i) for i in to], dtype=torch.int64))
         if not self.posts:
-            none = ((),) * len(to)
-            steps = torch.zeros(0, dtype=torch.int64)
-            return AverageDeltas(
-                Picks(torch.zeros(0, 0), none),
-                Picks(steps, none),
-                False,
-                Rows(counts),
-                self.restart,
-            )
-        starts = [sum(len(p.table) for p in self.posts[:n]) for n in range(len(self.posts))]
-        picks = tuple(self._rows_for(i, starts) for i in to)
-        steps = torch.as_tensor([p.step for p in self.posts for _ in p.table])
-        means = torch.cat([p.table for p in self.posts])
+            no_picks = ((),) * len(to)
+            no_means = Picks(torch.zeros(0, 0), no_picks)
+            no_steps = Picks(torch.zeros(0, dtype=torch.int64), no_picks)
+            return AverageDeltas(no_means, no_steps, False, counts, self.restart)
+        means = torch.cat([post.table for post in self.posts])
+        steps: list[int] = []
+        for post in self.posts:
+            steps += [post.step] * len(post.table)
+        picks = tuple(self._missing_rows(i) for i in to)
         return AverageDeltas(
-            Picks(means, picks), Picks(steps, picks), not self.fresh, Rows(counts), self.restart
+            Picks(means, picks),
+            Picks(torch.as_tensor(steps), picks),
+            not self.fresh,
+            counts,
+            self.restart,
         )
 
     def count(self, client: int) -> int:
@@ -110,18 +109,18 @@ class PendingUpdates:
         """
         return min(self.number, self.ends[client]) if client < len(self.ends) else 0
 
-    def _rows_for(self, client: int, starts: Sequence[int]) -> tuple[int, ...]:
-        """Return the rows of the averages that a client lacks, oldest first.
-
-        Those of post n begin at `starts[n]`.
-        """
+    def _missing_rows(self, client: int) -> tuple[int, ...]:
+        """Return the rows of the stacked averages that a client lacks, oldest first."""
+        latest = self.count(client) - 1
         rows = []
+        offset = 0
         for n, post in enumerate(self.posts):
             # A displacement since θ_0 replaces earlier ones: of a client that has left, its
             # cluster's has not changed since.
-            number = self.first + n if self.fresh else self.count(client) - 1
+            number = self.first + n if self.fresh else latest
             if self.lacks[client] <= number < self.ends[client]:
-                rows.append(starts[n] + post.row_of[client])
+                rows.append(offset + post.row_of[client])
+            offset += len(post.table)
         return tuple(rows)
 
     def acknowledge(self, ids: Sequence[int]) -> None:
@@ -131,10 +130,11 @@ class PendingUpdates:
         """
         for i in ids:
             self.lacks[i] = max(self.lacks[i], self.count(i))
-        lacked = min(
-            (n for n, end in zip(self.lacks, self.ends, strict=True) if n < end), default=NO_END
-        )
-        while self.fresh and self.posts and lacked > self.first:
+        if not self.fresh:
+            return
+        first_missing = [n for n, end in zip(self.lacks, self.ends, strict=True) if n < end]
+        oldest = min(first_missing, default=NO_END)
+        while self.posts and oldest > self.first:
             self.posts.pop(0)
             self.first += 1
 
@@ -157,11 +157,11 @@ def flush(net: ServerChannel, run: Run, state: Any, tries: int = 5) -> None:
     def send() -> PendingUpdates:
         outbox: PendingUpdates = state.outbox
         for _ in range(tries):
-            late = outbox.lagging_clients()
-            if late:
-                outbox.acknowledge(
-                    net.gather(TrainingClient.receive, outbox.message_for(late), to=late).ids
-                )
+            lagging = outbox.lagging_clients()
+            if not lagging:
+                break
+            replies = net.gather(TrainingClient.receive, outbox.message_for(lagging), to=lagging)
+            outbox.acknowledge(replies.ids)
         return outbox
 
     state.outbox = run.once("deliver", send, PendingUpdates)
@@ -178,9 +178,11 @@ def request_model(
     """
     if not outbox.fresh:
         return ModelDelta(outbox.displacement(members[0], width))
-    late = set(outbox.lagging_clients())
-    for i in (i for i in members if i not in late):
-        got = net.post(UpdateClient.post, Empty(), to=[i])
-        if got.ids:
-            return ModelDelta(got.rows.delta.values[0].cpu(), got.step)
+    lagging = set(outbox.lagging_clients())
+    for i in members:
+        if i in lagging:
+            continue
+        replies = net.post(UpdateClient.post, Empty(), to=[i])
+        if replies.ids:
+            return ModelDelta(replies.rows.delta.values[0].cpu(), replies.step)
     return ModelDelta()
