@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,8 +79,8 @@ class SRFCAState:
     @property
     def labels(self) -> list[int]:
         """The same, with clusters of their own for those that have none yet."""
-        own = iter(range(1 + max(self.clusters), 1 + max(self.clusters) + len(self.clusters)))
-        return [next(own) if c == UNASSIGNED else c for c in self.clusters]
+        unused = count(1 + max(self.clusters))
+        return [next(unused) if c == UNASSIGNED else c for c in self.clusters]
 
     def restart(self, fresh: bool) -> None:
         """ω_c ← w_0 in every cluster; nothing is meant for those outside."""
@@ -100,7 +101,7 @@ class SRFCAState:
 
 
 def one_shot_distances(
-    net: ServerChannel, state: SRFCAState, got: Replies[Update], distance: str, trained: int
+    net: ServerChannel, state: SRFCAState, replies: Replies[Update], distance: str, trained: int
 ) -> Array:
     """Distances of the one-shot models that came, (r, r), of those of the `judges`.
 
@@ -108,13 +109,16 @@ def one_shot_distances(
         trained: rounds with noise that each model has behind it; where noise is added on the way
             out, 1.
     """
-    rows = got.rows.delta.values if got.ids else torch.zeros(0, 0)
-    state.ids, state.step = got.ids, got.step
+    rows = replies.rows.delta.values if replies.ids else torch.zeros(0, 0)
+    state.ids = replies.ids
+    state.step = replies.step
     if distance == "l2":
-        state.judges, state.rows, state.blur = got.ids, rows.cpu(), net.noise("delta") * trained
+        state.judges = replies.ids
+        state.rows = rows.cpu()
+        state.blur = net.noise("delta") * trained
         return pairwise_l2(rows, state.blur)
-    state.judges, found = cross_losses(net, got.ids, rows, got.step)
-    return found
+    state.judges, losses = cross_losses(net, replies.ids, rows, replies.step)
+    return losses
 
 
 @dataclass(frozen=True)
@@ -168,9 +172,12 @@ def first_clusters(state: SRFCAState, distance: Array, graphing: GraphOptions) -
             distance, graphing.size, squared=graphing.distance == "l2"
         )
         state.reach, labels = partition.threshold, partition.labels
-    found = dict(zip(state.judges, labels, strict=True))
-    none = max(found.values(), default=UNASSIGNED) == UNASSIGNED
-    state.clusters = [0 if none else found.get(i, UNASSIGNED) for i in range(len(state.clusters))]
+    label_of = dict(zip(state.judges, labels, strict=True))
+    everyone = range(len(state.clusters))
+    if max(labels, default=UNASSIGNED) == UNASSIGNED:
+        state.clusters = [0 for _ in everyone]
+    else:
+        state.clusters = [label_of.get(i, UNASSIGNED) for i in everyone]
     state.graph = Graph(
         list(state.judges), torch.from_numpy(edges), state.reach, torch.from_numpy(distance)
     )
@@ -224,9 +231,9 @@ def average_trimmed(
     asked.sort()
     query = state.outbox.message_for(asked)
     if trim:
-        got = net.gather(SRFCAClient.train, query, to=asked)
-        ids, step = got.ids, got.step
-        means = _trimmed_means(got, state.clusters, len(clusters), trim)
+        replies = net.gather(SRFCAClient.train, query, to=asked)
+        ids, step = replies.ids, replies.step
+        means = _trimmed_means(replies, state.clusters, len(clusters), trim)
     else:
         groups_of_asked = [state.clusters[i] for i in asked]
         total = net.sum(
@@ -237,20 +244,21 @@ def average_trimmed(
     state.outbox.acknowledge(ids)
     if ids:
         state.outbox.post(step, means, state.clusters)
-        replies = [sum(state.clusters[i] == c for i in ids) for c in range(len(clusters))]
-        _add_noise_of_means(net, state, replies, summed=not trim)
+        replied = Counter(state.clusters[i] for i in ids)
+        counts = [replied[c] for c in range(len(clusters))]
+        _add_noise_of_means(net, state, counts, summed=not trim)
 
 
 def _trimmed_means(
-    got: Replies[Update], labels: Sequence[int], clusters: int, trim: float
+    replies: Replies[Update], labels: Sequence[int], clusters: int, trim: float
 ) -> torch.Tensor:
     """Return each cluster's trimmed mean, (K, d); zeros where nobody replied."""
-    if not got.ids:
+    if not replies.ids:
         return empty_tensor()
-    rows = got.rows.delta.values
+    rows = replies.rows.delta.values
     means = torch.zeros(clusters, rows.shape[1], dtype=rows.dtype, device=rows.device)
     for c in range(clusters):
-        members = [k for k, i in enumerate(got.ids) if labels[i] == c]
+        members = [k for k, i in enumerate(replies.ids) if labels[i] == c]
         if members:
             means[c] = trimmed_mean(rows, trim, members)
     return means
@@ -267,9 +275,9 @@ def _add_noise_of_means(
     """
     once = summed and net.agreed.get("placement") == "central"
     noise = net.noise("delta", "refine")
-    for c, count in enumerate(replies):
-        shares = 1 if once else count
-        state.noise[c] += noise * shares / max(count, 1) ** 2
+    for c, members in enumerate(replies):
+        shares = 1 if once else members
+        state.noise[c] += noise * shares / max(members, 1) ** 2
 
 
 def cross_losses(
@@ -282,17 +290,18 @@ def cross_losses(
     """
     if len(ids) < 2:
         return tuple(ids), np.zeros((len(ids), len(ids)))
-    everyone, changed = (
-        range(len(ids)),
-        net.noise("delta") > 0 and net.agreed.get("dp_unit") == "client",
-    )
-    picks = tuple(tuple(n for n in everyone if n != k or changed) for k in everyone)
+    noisy = net.noise("delta") > 0 and net.agreed.get("dp_unit") == "client"
+    everyone = range(len(ids))
+    relayed = []
+    for k in everyone:
+        relayed.append(tuple(n for n in everyone if n != k or noisy))
+    picks = tuple(relayed)
     order = torch.as_tensor(ids)
     query = RelayedModels(
         Picks(rows, picks), Picks(order, picks), Shared(order), len(net.clients), step
     )
-    found: Pairs[torch.Tensor] = net.pairs(SRFCAClient.losses, query, to=ids, tries=TRIES)
-    return found.ids, found.value.numpy()
+    losses: Pairs[torch.Tensor] = net.pairs(SRFCAClient.losses, query, to=ids, tries=TRIES)
+    return losses.ids, losses.value.numpy()
 
 
 def cluster_models(net: ServerChannel, state: SRFCAState, step: int | None) -> ClusterModels:
@@ -307,32 +316,29 @@ def cluster_models(net: ServerChannel, state: SRFCAState, step: int | None) -> C
     if not outbox.number:
         return ClusterModels()  # nobody ever replied
     if not outbox.fresh:
-        return ClusterModels(
-            torch.stack([outbox.displacement(own[0], 0) for own in clusters]),
-            0,
-            list(range(len(clusters))),
-            state.noise,
-        )
-    found: dict[int, torch.Tensor] = {}
-    for n in range(TRIES):
-        asked = sorted(own[n % len(own)] for c, own in enumerate(clusters) if c not in found)
-        if asked:
-            letter = outbox.message_for(asked)
-            got = (
-                net.post(SRFCAClient.post, letter, to=asked)
-                if step is None
-                else net.gather(SRFCAClient.post, letter, to=asked, step=step)
-            )
-            step = got.step
-            outbox.acknowledge(got.ids)
-            found |= {state.clusters[i]: got.rows.delta.row(k).cpu() for k, i in enumerate(got.ids)}
-    kept = sorted(found)
-    noise = [state.noise[c] for c in kept]
-    return (
-        ClusterModels(torch.stack([found[c] for c in kept]), step or 0, kept, noise)
-        if kept
-        else ClusterModels()
-    )
+        # without a mask the server knows the model of any member
+        table = torch.stack([outbox.displacement(members[0], 0) for members in clusters])
+        return ClusterModels(table, 0, list(range(len(clusters))), state.noise)
+    posted: dict[int, torch.Tensor] = {}
+    for attempt in range(TRIES):
+        missing = [members for c, members in enumerate(clusters) if c not in posted]
+        if not missing:
+            break
+        asked = sorted(members[attempt % len(members)] for members in missing)
+        message = outbox.message_for(asked)
+        if step is None:
+            replies = net.post(SRFCAClient.post, message, to=asked)
+        else:
+            replies = net.gather(SRFCAClient.post, message, to=asked, step=step)
+        step = replies.step
+        outbox.acknowledge(replies.ids)
+        for k, i in enumerate(replies.ids):
+            posted[state.clusters[i]] = replies.rows.delta.row(k).cpu()
+    if not posted:
+        return ClusterModels()
+    labels = sorted(posted)
+    table = torch.stack([posted[c] for c in labels])
+    return ClusterModels(table, step or 0, labels, [state.noise[c] for c in labels])
 
 
 def offer_to_newcomers(models: ClusterModels, clients: int) -> OfferedClusters:
@@ -350,7 +356,9 @@ def model_distance(
     """The `distance` by its name, before clients go elsewhere."""
     if distance == "l2":
         return WeightDistance(state.ids, state.rows, models, scattered, state.blur)
-    alone = state.graph.distance.numpy() if scattered and state.graph is not None else None
+    alone = None
+    if scattered and state.graph is not None:
+        alone = state.graph.distance.numpy()
     return CrossClusterLoss(net, state.ids, state.judges, models, state.clusters, alone)
 
 
@@ -361,22 +369,24 @@ def recluster(near: ModelDistance, before: Sequence[int], clusters: int) -> list
         cluster); a cluster that one client alone
     takes is given up, and that client takes the nearest of the others.
     """
-    among, labels = list(range(clusters)), list(before)
-    moved = near.nearest(range(len(labels)), among)
-    labels = [moved.get(i, c) for i, c in enumerate(labels)]
-    while len(among) > 1:
-        takers = Counter(labels)
-        left = [c for c in among if takers[c] >= MINIMUM] or [max(among, key=lambda c: takers[c])]
-        if left == among:
+    offered = list(range(clusters))
+    nearest = near.nearest(range(len(before)), offered)
+    labels = [nearest.get(i, c) for i, c in enumerate(before)]
+    while len(offered) > 1:
+        sizes = Counter(labels)
+        remaining = [c for c in offered if sizes[c] >= MINIMUM]
+        if not remaining:
+            remaining = [max(offered, key=lambda c: sizes[c])]
+        if remaining == offered:
             break
-        among, homeless = (
-            left,
-            [i for i, c in enumerate(labels) if c not in left and c != UNASSIGNED],
-        )
-        moved = near.nearest(homeless, among)
-        labels = [moved.get(i, UNASSIGNED) if i in homeless else c for i, c in enumerate(labels)]
-    known = [c for c in labels if c != UNASSIGNED] or [0]
-    return [largest(known) if c == UNASSIGNED else c for c in labels]
+        homeless = [i for i, c in enumerate(labels) if c not in remaining and c != UNASSIGNED]
+        offered = remaining
+        nearest = near.nearest(homeless, offered)
+        for i in homeless:
+            labels[i] = nearest.get(i, UNASSIGNED)
+    assigned = [c for c in labels if c != UNASSIGNED]
+    largest_cluster = largest(assigned or [0])
+    return [largest_cluster if c == UNASSIGNED else c for c in labels]
 
 
 def merge(
@@ -388,22 +398,25 @@ def merge(
     components with fewer than `least` clients take the nearest of the clusters that are left; where
     none is left, everyone is one cluster.
     """
-    used = sorted(set(labels))
-    distance = near.between(labels)[np.ix_(used, used)]
-    joined = components(distance, reach, least, [list(labels).count(c) for c in used])
+    clusters = sorted(set(labels))
+    sizes = Counter(labels)
+    distance = near.between(labels)[np.ix_(clusters, clusters)]
+    joined = components(distance, reach, least, [sizes[c] for c in clusters])
     if max(joined) == UNASSIGNED:
-        joined = [0] * len(used)
-    into = dict(zip(used, joined, strict=True))
-    among, homeless = (
-        [c for c in used if into[c] != UNASSIGNED],
-        [i for i, c in enumerate(labels) if into[c] == UNASSIGNED],
-    )
-    moved = near.nearest(homeless, among)
-    rest = largest([into[c] for c in labels if into[c] != UNASSIGNED])
-    found = [
-        into[moved[i]] if i in moved else rest if into[c] == UNASSIGNED else into[c]
-        for i, c in enumerate(labels)
-    ]
-    final = renumbered(found)
-    parts = [[c for c in among if into[c] == found[final.index(k)]] for k in range(1 + max(final))]
-    return final, torch.stack([models.table[own].mean(0) for own in parts])
+        joined = [0] * len(clusters)
+    component_of = dict(zip(clusters, joined, strict=True))
+
+    # clients of components that are too small move to a cluster of another one
+    large_enough = [c for c in clusters if component_of[c] != UNASSIGNED]
+    components_of_clients = [component_of[c] for c in labels]
+    homeless = [i for i, c in enumerate(components_of_clients) if c == UNASSIGNED]
+    nearest = near.nearest(homeless, large_enough)
+    default = largest([c for c in components_of_clients if c != UNASSIGNED])
+    for i in homeless:
+        components_of_clients[i] = component_of[nearest[i]] if i in nearest else default
+
+    means = []
+    for component in dict.fromkeys(components_of_clients):  # in the order of the new labels
+        parts = [c for c in large_enough if component_of[c] == component]
+        means.append(models.table[parts].mean(0))
+    return renumbered(components_of_clients), torch.stack(means)
