@@ -109,20 +109,22 @@ def _mix(
     """Send the pending moves, and put right what the members have been told of them, or, for this
     round's, are about to be told.
     """
-    clusters = [c for c, own in enumerate(clusters_of(state.labels)) if len(own) > 1]
-    pending, state.pending = state.pending, []
+    clusters = [c for c, members in enumerate(clusters_of(state.labels)) if len(members) > 1]
+    pending = state.pending
+    state.pending = []
     if not (net.common and pending and len(clusters) > 1):
         return
     size = torch.stack([move.size for move in pending], 1)[clusters]
-    rows = torch.stack([move.moves for move in pending], 1)[clusters] * (size > 0)[..., None]
-    mixed = net.relay(gps.mix, CommonDeltas(Rows(rows), Rows(size)), to=clusters).moves.values
+    moves = torch.stack([move.moves for move in pending], 1)[clusters]
+    deltas = CommonDeltas(Rows(moves * (size > 0)[..., None]), Rows(size))
+    mixed = net.relay(gps.mix, deltas, to=clusters).moves.values
     for n, move in enumerate(pending):
         if move.step == now and means is not None:
             means[clusters, : net.common] = mixed[:, n].to(means)
         else:
-            put_right = torch.zeros(1 + max(state.labels), move.width, dtype=mixed.dtype)
-            put_right[clusters, : net.common] = mixed[:, n] - move.moves[clusters]
-            state.outbox.post(move.step, put_right, state.labels)
+            correction = torch.zeros(1 + max(state.labels), move.width, dtype=mixed.dtype)
+            correction[clusters, : net.common] = mixed[:, n] - move.moves[clusters]
+            state.outbox.post(move.step, correction, state.labels)
 
 
 def common_layers(model: FlatModel, names: str) -> int:
@@ -140,33 +142,41 @@ def common_layers(model: FlatModel, names: str) -> int:
         raise UsageError(
             f"common = {names!r} is no text: give auto, none, or names of layers joined by commas"
         )
-    own = list(model.shapes)
-    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in own))
+    parameters = list(model.shapes)
+    layers = list(dict.fromkeys(_layer_of(name) for name in parameters))
     if names == "none":
         return 0
-    shared = (
-        _automatic(model, layers)
-        if names == "auto"
-        else [name.strip() for name in names.split(",")]
-    )
-    place = [any(name == s or name.startswith(f"{s}.") for s in shared) for name in layers]
-    unknown = [
-        s for s in shared if not any(name == s or name.startswith(f"{s}.") for name in layers)
-    ]
-    count = sum(place)
-    if unknown or not all(place[:count]):
-        known = (
-            f"they are {', '.join(layers)}"
-            if all(layers)
-            else "some have none, so give auto or none"
-        )
+    if names == "auto":
+        shared = _automatic(model, layers)
+    else:
+        shared = [name.strip() for name in names.split(",")]
+
+    # a name may be a block's, which stands for all layers in it
+    unknown = []
+    matched: set[str] = set()
+    for name in shared:
+        named = [layer for layer in layers if layer == name or layer.startswith(f"{name}.")]
+        matched.update(named)
+        if not named:
+            unknown.append(name)
+    first_layers = set(layers[: len(matched)])
+    if unknown or matched != first_layers:
+        if all(layers):
+            known = f"they are {', '.join(layers)}"
+        else:
+            known = "some have none, so give auto or none"
         raise UsageError(
             f"common = {names!r} must name the first layers of the model, in its own words: {known}"
         )
-    numbers = sum(
-        model.shapes[name].numel() for name in own if name.rpartition(".")[0] in layers[:count]
+    count = sum(
+        model.shapes[name].numel() for name in parameters if _layer_of(name) in first_layers
     )
-    return 0 if names == "auto" and numbers == model.dimension else numbers
+    whole_model = count == model.dimension
+    return 0 if names == "auto" and whole_model else count
+
+
+def _layer_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
 
 
 def _automatic(model: FlatModel, layers: Sequence[str]) -> list[str]:
@@ -175,5 +185,6 @@ def _automatic(model: FlatModel, layers: Sequence[str]) -> list[str]:
         for name, part in model.module.named_modules()
         if isinstance(part, torch.nn.modules.conv._ConvNd)
     ]
-    last = max((n for n, name in enumerate(layers) if name in convolutions), default=0)
+    positions = [n for n, layer in enumerate(layers) if layer in convolutions]
+    last = max(positions, default=0)
     return list(layers[: last + 1])

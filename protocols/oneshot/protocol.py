@@ -40,7 +40,7 @@ from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.oneshot import feature_maps
 from securecluster.protocols.oneshot import gram_mechanism as noisy_gram
-from securecluster.protocols.oneshot.client import VIEWS, OneShotClient
+from securecluster.protocols.oneshot.client import VIEWS, EigenvectorOptions, OneShotClient
 from securecluster.protocols.oneshot.hierarchical_averaging import (
     GPS,
     average_in_layers,
@@ -272,14 +272,14 @@ class OneShot(ClusteringProtocol):
         self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
     ) -> OneShotClient:
         """Adds Φ, and the noise of Gram matrices."""
-        phi, noise = (
-            self._phi(config["shape"], config["seed"]).agreed(config["phi"]),
-            noisy_gram.hidden(config, cohort.secret),
+        phi = self._phi(config["shape"], config["seed"]).agreed(config["phi"])
+        options = EigenvectorOptions(
+            features=phi,
+            count=min(int(self.vectors), phi.dimension),
+            floor=self.floor,
+            noise=noisy_gram.hidden(config, cohort.secret),
         )
-        count = min(int(self.vectors), phi.dimension)
-        return OneShotClient(
-            cohort, self.training(config), pipeline, self.weighted, phi, count, self.floor, noise
-        )
+        return OneShotClient(cohort, self.training(config), pipeline, self.weighted, options)
 
     def _phi(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
         return feature_maps.build(
