@@ -74,11 +74,24 @@ def pairwise(network: PairNetwork, a: torch.Tensor, b: torch.Tensor) -> torch.Te
         return (_one_way(network, left, right) + _one_way(network, right, left).T) / 2
 
 
+@dataclass(frozen=True, eq=False)
+class TrainingPairs:
+    """The users whose pairs a network is trained on.
+
+    Args:
+        rows: standardised, (u, q).
+        similarity: (u, u).
+        weight: (u, u), 0 for pairs that are not trained on.
+    """
+
+    rows: torch.Tensor
+    similarity: torch.Tensor
+    weight: torch.Tensor
+
+
 def trained(
     network: PairNetwork,
-    rows: torch.Tensor,
-    similarity: torch.Tensor,
-    weight: torch.Tensor,
+    pairs: TrainingPairs,
     plan: PairNetworkConfig,
     seed: int,
     score: Callable[[PairNetwork], float],
@@ -88,57 +101,51 @@ def trained(
     greatest, and that score.
 
     Args:
-        rows: standardised, (u, q).
-        similarity: (u, u).
-        weight: (u, u), 0 for pairs that are not trained on.
         seed: of mini-batches, dropout and noise.
         every: steps between two scores.
     """
     draw = torch.Generator().manual_seed(seed)
     layers = [layer.clone().requires_grad_() for layer in network.layers]
     optimizer = torch.optim.AdamW(layers, lr=plan.lr, weight_decay=plan.decay)
-    best, reached = network, -math.inf
+    best, best_score = network, -math.inf
     for step in range(plan.steps):
         optimizer.param_groups[0]["lr"] = plan.lr * _rate(step / plan.steps)
-        loss = _loss(PairNetwork(layers), rows, similarity, weight, plan, draw)
-        for layer, gradient in zip(layers, torch.autograd.grad(loss, layers), strict=True):
+        loss = _loss(PairNetwork(layers), pairs, plan, draw)
+        gradients = torch.autograd.grad(loss, layers)
+        for layer, gradient in zip(layers, gradients, strict=True):
             layer.grad = gradient
         optimizer.step()
-        if (step + 1) % every == 0 or step + 1 == plan.steps:
-            now = PairNetwork([layer.detach().clone() for layer in layers])
-            found = score(now)
-            if not found <= reached:  # a NaN, where nothing can be correlated, counts as reached
-                best, reached = now, found
-    return best, reached
+        scored = (step + 1) % every == 0 or step + 1 == plan.steps
+        if scored:
+            current = PairNetwork([layer.detach().clone() for layer in layers])
+            current_score = score(current)
+            # a NaN, where nothing can be correlated, counts as an improvement
+            if not current_score <= best_score:
+                best, best_score = current, current_score
+    return best, best_score
 
 
 def _rate(progress: float) -> float:
     """A tenth of the steps up, the rest down along a cosine."""
-    return (
-        (progress + 0.01) / 0.11
-        if progress < 0.1
-        else (1 + math.cos(math.pi * (progress - 0.1) / 0.9)) / 2
-    )
+    if progress < 0.1:
+        return (progress + 0.01) / 0.11
+    return (1 + math.cos(math.pi * (progress - 0.1) / 0.9)) / 2
 
 
 def _loss(
-    network: PairNetwork,
-    rows: torch.Tensor,
-    similarity: torch.Tensor,
-    weight: torch.Tensor,
-    plan: PairNetworkConfig,
-    draw: torch.Generator,
+    network: PairNetwork, pairs: TrainingPairs, plan: PairNetworkConfig, draw: torch.Generator
 ) -> torch.Tensor:
     """Mean squared error of all pairs of a few users."""
-    users = torch.randperm(len(rows), generator=draw)[:USERS]
+    users = torch.randperm(len(pairs.rows), generator=draw)[:USERS]
     i, j = torch.triu_indices(len(users), len(users), 1)
-    x = rows[users]
+    x = pairs.rows[users]
     if plan.noise:
         x = x + plan.noise * torch.randn(x.shape, generator=draw)
     e = _encode(network, x, plan.dropout, draw)
-    away = _pair(network, e[i], e[j], plan.dropout, draw) - similarity[users[i], users[j]]
-    counted = weight[users[i], users[j]]
-    return (away.square() * counted).sum() / counted.sum().clamp_min(1)
+    predicted = _pair(network, e[i], e[j], plan.dropout, draw)
+    error = predicted - pairs.similarity[users[i], users[j]]
+    weight = pairs.weight[users[i], users[j]]
+    return (error.square() * weight).sum() / weight.sum().clamp_min(1)
 
 
 def _encode(

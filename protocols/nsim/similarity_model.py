@@ -9,7 +9,7 @@ order: this shape, and all numbers here, are ours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from securecluster.errors import UpdateError, UsageError
 from securecluster.protocols.nsim.pair_network import (
     PairNetwork,
     PairNetworkConfig,
+    TrainingPairs,
     pairwise,
     start,
     trained,
@@ -28,10 +29,8 @@ from securecluster.protocols.nsim.pair_network import (
 
 LEAST_USERS = 8
 # shares of the users: in no part of the fit; to stop by and to choose the architecture by
-UNSEEN, VALIDATION = (
-    0.2,
-    0.15,
-)
+UNSEEN = 0.2
+VALIDATION = 0.15
 HELD_PAIRS = 0.1  # share of the training users' pairs that are not trained on
 CLIP = 5.0  # standard deviations beyond which a weight counts as that far
 
@@ -94,6 +93,16 @@ class _Split:
         return np.setdiff1d(np.arange(users), np.concatenate([self.unseen, self.folds[fold]]))
 
 
+@dataclass(frozen=True, eq=False)
+class _Users:
+    """The synthetic users of a fit."""
+
+    rows: torch.Tensor  # (u, q)
+    similarity: torch.Tensor  # (u, u)
+    held_pairs: torch.Tensor  # (u, u) bool, pairs that are not trained on
+    split: _Split
+
+
 def fit(
     rows: torch.Tensor,
     similarity: torch.Tensor,
@@ -119,23 +128,27 @@ def fit(
         UpdateError: a row that is not finite.
     """
     _check(rows, similarity, grid, networks)
-    rows, similarity = rows.detach().float().cpu(), similarity.detach().float().cpu()
-    split, pairs = _split(len(rows), networks, randomness), _held_pairs(len(rows), randomness)
-    known = split.train(len(rows), 0)
-    mean, scale = rows[known].mean(0), rows[known].std(0).clamp_min(1e-8)
-    data = _standard(rows, mean, scale)
-    tried: list[tuple[Trial, PairNetwork]] = []
+    rows = rows.detach().float().cpu()
+    split = _split(len(rows), networks, randomness)
+    held_pairs = _held_pairs(len(rows), randomness)
+    users = _Users(rows, similarity.detach().float().cpu(), held_pairs, split)
+    training_rows = rows[split.train(len(rows), 0)]
+    mean = training_rows.mean(0)
+    scale = training_rows.std(0).clamp_min(1e-8)
+    standardised = replace(users, rows=_standard(rows, mean, scale))
+
+    trials = []
+    tried = []
     for k, plan in enumerate(grid if search else grid[:1]):
-        network, score = _member(data, similarity, pairs, split, 0, plan, randomness, k)
-        tried.append((Trial(plan, score), network))
-    best = max(range(len(tried)), key=lambda k: tried[k][0].pearson)
-    members = [tried[best][1]]
+        network, score = _member(standardised, 0, plan, randomness, k)
+        trials.append(Trial(plan, score))
+        tried.append(network)
+    best = max(range(len(trials)), key=lambda k: trials[k].pearson)
+    members = [tried[best]]
     for fold in range(1, networks):
-        members.append(
-            _member(data, similarity, pairs, split, fold, tried[best][0].plan, randomness, best)[0]
-        )
-    estimator = SimilarityModel(mean, scale, members)
-    return _judged(estimator, [trial for trial, _ in tried], rows, similarity, pairs, split)
+        network, _ = _member(standardised, fold, trials[best].plan, randomness, best)
+        members.append(network)
+    return _judged(SimilarityModel(mean, scale, members), trials, users)
 
 
 def predict(estimator: SimilarityModel, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -155,78 +168,78 @@ def predict(estimator: SimilarityModel, a: torch.Tensor, b: torch.Tensor) -> tor
                 f"{tuple(rows.shape)}: hand in those"
             )
         _check_finite(rows)
-    left, right = (
-        _standard(rows.detach().float().cpu(), estimator.mean, estimator.scale) for rows in (a, b)
-    )
+    left = _standard(a.detach().float().cpu(), estimator.mean, estimator.scale)
+    right = _standard(b.detach().float().cpu(), estimator.mean, estimator.scale)
     each = [pairwise(network, left, right) for network in estimator.networks]
     return torch.stack(each).mean(0)
 
 
 def _member(
-    data: torch.Tensor,
-    similarity: torch.Tensor,
-    pairs: torch.Tensor,
-    split: _Split,
-    fold: int,
-    plan: PairNetworkConfig,
-    randomness: Randomness,
-    number: int,
+    users: _Users, fold: int, plan: PairNetworkConfig, randomness: Randomness, number: int
 ) -> tuple[PairNetwork, float]:
-    """One network, and its correlation on the validation users of its fold."""
-    train, validation = (
-        torch.as_tensor(users) for users in (split.train(len(data), fold), split.folds[fold])
-    )
-    judge = (data[validation], similarity[validation][:, validation])
+    """One network, and its correlation on the validation users of its fold.
+
+    Args:
+        users: with standardised rows.
+        number: of the architecture in the grid, which names the draws.
+    """
+    train = torch.as_tensor(users.split.train(len(users.rows), fold))
+    validation = torch.as_tensor(users.split.folds[fold])
+    validation_rows = users.rows[validation]
+    validation_similarity = _upper(_among(users.similarity, validation))
 
     def score(network: PairNetwork) -> float:
-        return pearson(*(_upper(t) for t in (pairwise(network, judge[0], judge[0]), judge[1])))
+        predicted = pairwise(network, validation_rows, validation_rows)
+        return pearson(_upper(predicted), validation_similarity)
 
-    weight = (~pairs[train][:, train]).float()
-    first = start(data.shape[1], plan, randomness.generator("pair network", number, fold))
-    draws = randomness.integer("pair network", number, fold, "batches")
-    return trained(first, data[train], similarity[train][:, train], weight, plan, draws, score)
-
-
-def _judged(
-    estimator: SimilarityModel,
-    grid: list[Trial],
-    rows: torch.Tensor,
-    similarity: torch.Tensor,
-    pairs: torch.Tensor,
-    split: _Split,
-) -> Fitted:
-    unseen = torch.as_tensor(split.unseen)
-    true, predicted = similarity[unseen][:, unseen], predict(estimator, rows[unseen], rows[unseen])
-    seen = torch.as_tensor(
-        np.setdiff1d(np.arange(len(rows)), np.concatenate([split.unseen, *split.folds]))
+    pairs = TrainingPairs(
+        rows=users.rows[train],
+        similarity=_among(users.similarity, train),
+        weight=(~_among(users.held_pairs, train)).float(),
     )
-    held = pairs[seen][:, seen].triu(1)
-    known = predict(estimator, rows[seen], rows[seen])[held]
-    by_pairs = pearson(known.numpy(), similarity[seen][:, seen][held].numpy())
+    initial_draws = randomness.generator("pair network", number, fold)
+    initial = start(users.rows.shape[1], plan, initial_draws)
+    seed = randomness.integer("pair network", number, fold, "batches")
+    return trained(initial, pairs, plan, seed, score)
+
+
+def _judged(estimator: SimilarityModel, grid: list[Trial], users: _Users) -> Fitted:
+    """The estimator, and its correlations on unseen users and on pairs that were held out."""
+    split = users.split
+    unseen = torch.as_tensor(split.unseen)
+    true = _among(users.similarity, unseen)
+    predicted = predict(estimator, users.rows[unseen], users.rows[unseen])
+
+    # pairs that were held out, of users that every network was trained on
+    held_users = np.concatenate([split.unseen, *split.folds])
+    seen = torch.as_tensor(np.setdiff1d(np.arange(len(users.rows)), held_users))
+    held = _among(users.held_pairs, seen).triu(1)
+    predicted_pairs = predict(estimator, users.rows[seen], users.rows[seen])[held]
+    true_pairs = _among(users.similarity, seen)[held]
     return Fitted(
-        estimator,
-        pearson(_upper(predicted), _upper(true)),
-        by_pairs,
-        grid,
-        split.unseen.tolist(),
-        true,
-        predicted,
+        estimator=estimator,
+        pearson=pearson(_upper(predicted), _upper(true)),
+        pearson_pairs=pearson(predicted_pairs.numpy(), true_pairs.numpy()),
+        grid=grid,
+        unseen=split.unseen.tolist(),
+        true=true,
+        predicted=predicted,
     )
 
 
 def _split(users: int, networks: int, randomness: Randomness) -> _Split:
     order = randomness.generator("pair network", "users").permutation(users).astype(np.int64)
-    away = max(2, round(UNSEEN * users))
-    each = max(2, round(VALIDATION * users))
-    rest = order[away:]
-    return _Split(order[:away], [np.roll(rest, -k * each)[:each] for k in range(networks)])
+    unseen = max(2, round(UNSEEN * users))
+    validation = max(2, round(VALIDATION * users))
+    rest = order[unseen:]
+    folds = [np.roll(rest, -k * validation)[:validation] for k in range(networks)]
+    return _Split(order[:unseen], folds)
 
 
 def _held_pairs(users: int, randomness: Randomness) -> torch.Tensor:
-    drawn = np.triu(
-        randomness.generator("pair network", "pairs").random((users, users)) < HELD_PAIRS, 1
-    )
-    return torch.as_tensor(drawn | drawn.T)
+    draws = randomness.generator("pair network", "pairs").random((users, users))
+    held = np.triu(draws < HELD_PAIRS, 1)
+    return torch.as_tensor(held | held.T)
 
 
 def _standard(rows: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -234,8 +247,13 @@ def _standard(rows: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor) -> to
 
 
 def _upper(square: torch.Tensor) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = square.numpy()[np.triu_indices(len(square), 1)]
-    return found
+    pairs: NDArray[np.float32] = square.numpy()[np.triu_indices(len(square), 1)]
+    return pairs
+
+
+def _among(square: torch.Tensor, users: torch.Tensor) -> torch.Tensor:
+    """Return the entries of pairs of some users."""
+    return square[users][:, users]
 
 
 def _check(

@@ -15,14 +15,14 @@ from securecluster.errors import UpdateError, UsageError
 from securecluster.protocols.nsim.similarity_model import (
     GRID,
     Fitted,
-    Plan,
+    PairNetworkConfig,
     SimilarityModel,
     Trial,
     fit,
     predict,
 )
 
-QUICK = Plan(width=32, embedding=8, head=16, dropout=0.0, steps=300)
+QUICK = PairNetworkConfig(width=32, embedding=8, head=16, dropout=0.0, steps=300)
 
 
 def places(users: int, seed: int, inputs: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
