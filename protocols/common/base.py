@@ -36,7 +36,14 @@ from securecluster.privacy.row_layout import layout
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.config import check_kind, known, numbers
 from securecluster.protocols.common.dp_options import DPOptions, ReleaseCounts
-from securecluster.protocols.common.execution import Joined, build_client, carry_out, join, opened
+from securecluster.protocols.common.execution import (
+    Joined,
+    KeySource,
+    build_client,
+    carry_out,
+    join,
+    opened,
+)
 from securecluster.protocols.common.hooks import ProtocolHooks
 from securecluster.protocols.common.newcomers import NewcomerRecord, warn_if_dear
 from securecluster.protocols.common.serialization import SHARED, FittedState, load, read_kept, save
@@ -544,9 +551,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
             UsageError: a roster without an identity, or one that lacks clients of the run or has
                 another key for these.
         """
-        return build_client(
-            self, federation, settings, clients, simulated, identity=identity, roster=roster
-        )
+        key_source = KeySource(simulated, identity, roster)
+        return build_client(self, federation, settings, clients, key_source)
 
     def make_client(
         self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
