@@ -100,12 +100,16 @@ def _field(name: str, owners: list[str], names: Sequence[str]) -> tuple[str, Any
     """
     import tyro
 
-    classes = {owner: protocol_class(owner) for owner in owners}
-    texts = {owner: _sentences(kind).get(name, "") for owner, kind in classes.items()}
+    texts: dict[str, str] = {}
+    defaults: dict[str, Any] = {}
+    types = set()
+    for owner in owners:
+        protocol = protocol_class(owner)
+        texts[owner] = _sentences(protocol).get(name, "")
+        defaults[owner] = _default(protocol, name)
+        types.add(_type(protocol, name))
     sentence = _by_owner(texts, len(owners) == len(names))
-    defaults = {owner: _default(kind, name) for owner, kind in classes.items()}
     first = defaults[owners[0]]
-    types = {_type(kind, name) for kind in classes.values()}
     if types == {bool} and all(default == first for default in defaults.values()):
         return name, Annotated[bool, tyro.conf.arg(help=sentence)], field(default=first)
     shown = _by_owner({owner: str(default) for owner, default in defaults.items()}, True)
@@ -122,7 +126,8 @@ def _by_owner(texts: dict[str, str], everyone: bool) -> str:
     for protocol, text in texts.items():
         owners.setdefault(text, []).append(protocol)
     if len(owners) == 1 and everyone:
-        return next(iter(owners))
+        (only,) = owners
+        return only
     return "; ".join(f"{', '.join(names)}: {text}" for text, names in owners.items())
 
 

@@ -1,8 +1,9 @@
-"""Dealing out a stock of samples so that each client gets given shares of the labels."""
+"""Allocation of samples: each client gets given shares of the labels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,12 @@ Shares = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SampleSupply:
-    """Rows (r,) of a pool with their labels y (r,), or numbers of their groups; `part` is "train"
-    or "test".
+    """Rows (r,) of a pool with their labels y (r,), or the numbers of their groups.
+
+    Args:
+        part: "train" or "test".
+        rows: numbers of the rows.
+        y: their labels or groups.
     """
 
     part: str
@@ -26,16 +31,18 @@ class SampleSupply:
     y: Labels
 
     def counts(self, classes: int) -> Labels:
-        """Samples of each label (classes,)."""
+        """Return the number of samples of each label (classes,)."""
         return np.bincount(self.y, minlength=classes)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What clients should get: shares (m, K) of the labels, each row adding to 1, and relative
-    numbers of samples (m,), the largest 1.
+    """Shares of the labels, and numbers of samples, that clients should get.
 
-    With `overlap` two clients may get the same sample; one client never gets a sample twice.
+    Args:
+        shares: of the labels (m, K), each row adding to 1.
+        sizes: relative numbers of samples (m,), the largest 1.
+        overlap: two clients may get the same sample; one client never gets a sample twice.
     """
 
     shares: Shares
@@ -43,54 +50,70 @@ class Wanted:
     overlap: bool = False
 
     def counts(self, each: int, randomness: Randomness) -> Labels:
-        """Samples (m, K) per client and label: sizes · each in all, each number its share rounded
-        up or down at random, without bias.
+        """Return the number of samples (m, K) per client and label.
+
+        They are sizes · each in all, each number its share rounded up or down at random, without
+        bias.
         """
-        total = np.maximum(1, np.round(self.sizes * each)).astype(np.int64)
-        start = randomness.generator("scenario", "rounding").random(len(total))
-        out = np.zeros(self.shares.shape, np.int64)
+        totals = np.maximum(1, np.round(self.sizes * each)).astype(np.int64)
+        starts = randomness.generator("scenario", "rounding").random(len(totals))
+        counts = np.zeros(self.shares.shape, np.int64)
         for client, shares in enumerate(self.shares):
             held = np.flatnonzero(shares)
-            ends = np.cumsum(shares[held]) * total[client]
-            ends[-1] = total[client]  # against rounding errors of the sum
-            out[client, held] = np.diff(np.floor(ends + start[client]), prepend=0)
-        return out
+            ends = np.cumsum(shares[held]) * totals[client]
+            ends[-1] = totals[client]  # against rounding errors of the sum
+            # systematic rounding: one random shift of all cumulative counts, then rounding down
+            counts[client, held] = np.diff(np.floor(ends + starts[client]), prepend=0)
+        return counts
 
     def fits(self, stock: Labels, each: int, randomness: Randomness) -> bool:
-        """Whether counts of `each` samples can be taken from a stock (K,)."""
-        counts = self.counts(each, randomness)
-        return bool(((counts.max(axis=0) if self.overlap else counts.sum(axis=0)) <= stock).all())
+        """Return whether counts of `each` samples can be taken from a stock (K,)."""
+        needed = self._over_clients(self.counts(each, randomness))
+        return bool((needed <= stock).all())
 
     def most(self, stock: Labels, randomness: Randomness) -> int:
-        """The largest number of samples per client that a stock (K,) allows."""
-        wanted = self.shares * self.sizes[:, None]
-        wanted = wanted.max(axis=0) if self.overlap else wanted.sum(axis=0)
-        asked = wanted > 0
-        each = int((stock[asked] / wanted[asked]).min())
+        """Return the largest number of samples per client that a stock (K,) allows."""
+        needed = self._over_clients(self.shares * self.sizes[:, None])
+        asked = needed > 0
+        each = int((stock[asked] / needed[asked]).min())
         # the bound knows nothing of rounding to whole samples
         while each > 0 and not self.fits(stock, each, randomness):
             each -= 1
         return each
 
+    def _over_clients(self, counts: NDArray[Any]) -> NDArray[Any]:
+        """Return what all clients (m, K) need of a stock (K,), which they share with `overlap`."""
+        needed: NDArray[Any] = counts.max(axis=0) if self.overlap else counts.sum(axis=0)
+        return needed
+
 
 def halves(source: Source, randomness: Randomness) -> tuple[SampleSupply, SampleSupply]:
-    """What may be trained on and what is held out: the source's two pools, or four fifths and a
-    fifth of its only one at random.
+    """Return the samples that may be trained on, and those that are held out.
+
+    They are the source's two pools, or four fifths and a fifth of its only one at random.
     """
     y = source.train.y
     if source.test is not None:
-        return SampleSupply("train", np.arange(len(y)), y), SampleSupply(
-            "test", np.arange(len(source.test.y)), source.test.y
-        )
+        y_test = source.test.y
+        train = SampleSupply("train", np.arange(len(y)), y)
+        test = SampleSupply("test", np.arange(len(y_test)), y_test)
+        return train, test
     order = randomness.generator("scenario", "held out").permutation(len(y))
-    keep, out = np.split(order, [len(y) - len(y) // 5])
-    return SampleSupply("train", keep, y[keep]), SampleSupply("test", out, y[out])
+    kept, held = np.split(order, [len(y) - len(y) // 5])
+    return SampleSupply("train", kept, y[kept]), SampleSupply("test", held, y[held])
 
 
 def amount(
     source: Source, wanted: Wanted, stock: SampleSupply, samples: int | None, randomness: Randomness
 ) -> int:
-    """Training samples per client.
+    """Return the number of training samples per client.
+
+    Args:
+        source: named in errors.
+        wanted: shares and sizes.
+        stock: the samples to train on.
+        samples: as the user asks for; None is as many as there are.
+        randomness: of the scenario.
 
     Raises:
         UsageError: more samples than there are, or none.
@@ -106,15 +129,16 @@ def amount(
     if samples is None and most:
         return most
     clients = len(wanted.sizes)
-    raise UsageError(
+    refusal = (
         f"{source.name} has {len(stock.y)} samples to train on: in this scenario {clients} clients "
         f"can train on at most {most} each"
-        + (": use fewer clients" if samples is None else f", not {samples}")
-        + (
-            ""
-            if wanted.overlap or samples is None or samples < 1
-            else "; with overlap=True (--overlap) they may share samples"
-        )
+    )
+    if samples is None:
+        raise UsageError(f"{refusal}: use fewer clients")
+    if samples < 1 or wanted.overlap:
+        raise UsageError(f"{refusal}, not {samples}")
+    raise UsageError(
+        f"{refusal}, not {samples}; with overlap=True (--overlap) they may share samples"
     )
 
 
@@ -126,8 +150,10 @@ def held_out(
     samples: int | None,
     randomness: Randomness,
 ) -> int:
-    """Held-out samples per client: a quarter of the training samples where their number was asked
-    for, at most what there is.
+    """Return the number of held-out samples per client.
+
+    It is a quarter of the training samples where the user asked for a number of these, and at most
+    what there is.
     """
     most = wanted.most(stock.counts(wanted.shares.shape[1]), randomness)
     if not most:
@@ -135,42 +161,45 @@ def held_out(
             f"{source.name} has {len(stock.y)} samples to test on, too few for {len(wanted.sizes)} "
             "clients in this scenario: use fewer"
         )
-    return most if samples is None else min(most, max(1, round(train / 4)))
+    if samples is None:
+        return most
+    return min(most, max(1, round(train / 4)))
 
 
 def hand_out(
     stock: SampleSupply, wanted: Wanted, each: int, randomness: Randomness
 ) -> list[Labels]:
-    """Rows for each client, in random order."""
+    """Return rows for each client, in random order."""
     counts = wanted.counts(each, randomness)
-    hands = (_shared if wanted.overlap else _apart)(stock, counts, randomness)
-    return [
-        randomness.generator("scenario", "order", stock.part, k).permutation(hand)
-        for k, hand in enumerate(hands)
-    ]
+    draw = _draw_shared if wanted.overlap else _draw_disjoint
+    rows_of = []
+    for client, rows in enumerate(draw(stock, counts, randomness)):
+        order = randomness.generator("scenario", "order", stock.part, client)
+        rows_of.append(order.permutation(rows))
+    return rows_of
 
 
-def _apart(stock: SampleSupply, counts: Labels, randomness: Randomness) -> list[Labels]:
-    """No sample twice."""
-    hands: list[list[Labels]] = [[] for _ in counts]
+def _draw_disjoint(stock: SampleSupply, counts: Labels, randomness: Randomness) -> list[Labels]:
+    """Return rows by client, where no two clients have the same."""
+    pieces_of: list[list[Labels]] = [[] for _ in counts]
     for label in range(counts.shape[1]):
-        own = randomness.generator("scenario", "deal", stock.part, label).permutation(
-            stock.rows[stock.y == label]
-        )
-        for hand, piece in zip(hands, np.split(own, np.cumsum(counts[:, label]))[:-1], strict=True):
-            hand.append(piece)
-    return [np.concatenate(hand) for hand in hands]
+        draw = randomness.generator("scenario", "deal", stock.part, label)
+        rows = draw.permutation(stock.rows[stock.y == label])
+        # the last piece is what nobody gets
+        *dealt, _ = np.split(rows, np.cumsum(counts[:, label]))
+        for pieces, piece in zip(pieces_of, dealt, strict=True):
+            pieces.append(piece)
+    return [np.concatenate(pieces) for pieces in pieces_of]
 
 
-def _shared(stock: SampleSupply, counts: Labels, randomness: Randomness) -> list[Labels]:
-    """No sample twice within a client."""
-    own = [stock.rows[stock.y == label] for label in range(counts.shape[1])]
-    hands = []
+def _draw_shared(stock: SampleSupply, counts: Labels, randomness: Randomness) -> list[Labels]:
+    """Return rows by client, where a client has no row twice."""
+    rows_with = [stock.rows[stock.y == label] for label in range(counts.shape[1])]
+    rows_of = []
     for client, wanted in enumerate(counts):
         draw = randomness.generator("scenario", "deal", stock.part, "shared", client)
-        hands.append(
-            np.concatenate(
-                [draw.permutation(own[label])[: wanted[label]] for label in np.flatnonzero(wanted)]
-            )
-        )
-    return hands
+        pieces = []
+        for label in np.flatnonzero(wanted):
+            pieces.append(draw.permutation(rows_with[label])[: wanted[label]])
+        rows_of.append(np.concatenate(pieces))
+    return rows_of

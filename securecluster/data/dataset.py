@@ -1,4 +1,4 @@
-"""What a data set is: pools to train and to test on, and what is known of them."""
+"""Data sets: pools to train and to test on, and what is known of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from securecluster.models.objectives import CLASSIFICATION, Objective
 
 @dataclass(frozen=True)
 class Task:
-    """A group of labels that clients learn together (Ali & Arafa 2024); relative number of clients,
-    and of samples per client.
+    """A group of labels that clients learn together (Ali & Arafa 2024).
+
+    Args:
+        name: of the task.
+        labels: in the group.
+        clients: relative number of clients.
+        samples: relative number of samples per client.
     """
 
     name: str
@@ -39,5 +44,5 @@ class Source:
 
     @property
     def is_image(self) -> bool:
-        """Whether samples are images (channels, height, width)."""
+        """Return whether samples are images (channels, height, width)."""
         return len(self.shape) == 3

@@ -1,5 +1,7 @@
-"""The data sets by name: scikit-learn's digits, image sets in parquet files or from the Hugging
-Face hub, text and trajectories.
+"""The data sets by name.
+
+These are scikit-learn's digits, image sets in parquet files or from the Hugging Face hub, text and
+trajectories.
 """
 
 from __future__ import annotations
@@ -34,9 +36,8 @@ class ImageSet:
 
 DIGITS = (Task("0-4", (0, 1, 2, 3, 4)), Task("5-9", (5, 6, 7, 8, 9)))
 # The paper has five, three and two users and "significantly" fewer samples from task to task. The
-# sizes 12 : 10 : 5 are ours: so many
-# samples does each user get when the 36,000, 18,000 and 6,000 images of the three tasks are dealt
-# to their users.
+# sizes 12 : 10 : 5 are ours: so many samples does each user get when the 36,000, 18,000 and 6,000
+# images of the three tasks are dealt to their users.
 FASHION = (
     Task("clothes", (0, 1, 2, 3, 4, 6), 5, 12),
     Task("shoes", (5, 7, 9), 3, 10),
@@ -44,22 +45,9 @@ FASHION = (
 )
 CIFAR10 = (Task("vehicles", (0, 1, 8, 9)), Task("animals", (2, 3, 4, 5, 6, 7)))
 # the fine labels of the coarse classes "vehicles 1" and "vehicles 2"
-VEHICLES = (
-    8,
-    13,
-    41,
-    48,
-    58,
-    69,
-    81,
-    85,
-    89,
-    90,
-)
-CIFAR100 = (
-    Task("vehicles", VEHICLES),
-    Task("rest", tuple(k for k in range(100) if k not in VEHICLES)),
-)
+VEHICLES = (8, 13, 41, 48, 58, 69, 81, 85, 89, 90)
+OTHERS = tuple(k for k in range(100) if k not in VEHICLES)
+CIFAR100 = (Task("vehicles", VEHICLES), Task("rest", OTHERS))
 CHARACTERS = (
     Task("digits", tuple(range(10))),
     Task("upper", tuple(range(10, 36))),
@@ -87,57 +75,58 @@ IMAGE_SETS = {
 
 @cache
 def digits() -> Source:
-    """scikit-learn's bundled handwritten digits: 1797 images of 8 × 8, ten classes, one pool;
-    nothing is downloaded.
+    """Return scikit-learn's handwritten digits: 1797 images of 8 × 8, ten classes, one pool.
+
+    They are bundled with scikit-learn, and nothing is downloaded.
     """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    pool = ArrayPool((bunch.images / 16).astype(np.float32)[:, None], bunch.target.astype(np.int64))
+    images = (bunch.images / 16).astype(np.float32)  # their values are 0 … 16
+    pool = ArrayPool(images[:, None], bunch.target.astype(np.int64))
     return Source("digits", 10, (1, 8, 8), pool, tasks=DIGITS)
 
 
 def image_set(name: str) -> Source:
-    """An image set: parquet files under the folder SECURECLUSTER_DATA where that is set, else the
-    hub through `datasets`.
+    """Return an image set of the hub.
+
+    Its images lie in parquet files under the folder SECURECLUSTER_DATA where that is set; else they
+    come from the hub through `datasets`.
 
     Raises:
         UsageError: files, packages or the connection are missing, or the files are not in the hub's
             layout.
     """
     spec = IMAGE_SETS[name]
-    train, test = _images(name, spec, "train"), _images(name, spec, "test") if spec.test else None
-    for part in (train, test):
-        if (
-            part is not None
-            and len(part.y)
-            and not 0 <= part.y.min() <= part.y.max() < spec.classes
-        ):
-            raise UsageError(
-                f"{name} has a label outside 0 … {spec.classes - 1}: this is not the data set that "
-                f"the hub calls {spec.hub}"
-            )
+    train = _images(name, spec, "train")
+    test = None
+    if spec.test:
+        test = _images(name, spec, "test")
+    _check_labels(name, spec, train)
+    if test is not None:
+        _check_labels(name, spec, test)
     return Source(name, spec.classes, spec.shape, train, test, spec.tasks)
 
 
+def _check_labels(name: str, spec: ImageSet, pool: Pool) -> None:
+    """Raise UsageError where a pool has labels that the set on the hub has not."""
+    if len(pool.y) and not 0 <= pool.y.min() <= pool.y.max() < spec.classes:
+        raise UsageError(
+            f"{name} has a label outside 0 … {spec.classes - 1}: this is not the data set that "
+            f"the hub calls {spec.hub}"
+        )
+
+
 def _images(name: str, spec: ImageSet, split: str) -> Pool:
+    """Return one split of an image set."""
     where = folder()
     if where is not None:
-        return ParquetPool(
-            parquet_files(where, name, spec.hub, split),
-            spec.image,
-            spec.label,
-            spec.shape,
-            spec.owner,
-        )
-    rows = hub_rows(name, spec.hub, split, [c for c in (spec.image, spec.label, spec.owner) if c])
-    return HubPool(
-        rows.cast_column(spec.image, need("datasets").Image(decode=False)),
-        spec.image,
-        spec.label,
-        spec.shape,
-        spec.owner,
-    )
+        files = parquet_files(where, name, spec.hub, split)
+        return ParquetPool(files, spec.image, spec.label, spec.shape, spec.owner)
+    columns = [column for column in (spec.image, spec.label, spec.owner) if column]
+    rows = hub_rows(name, spec.hub, split, columns)
+    encoded = rows.cast_column(spec.image, need("datasets").Image(decode=False))
+    return HubPool(encoded, spec.image, spec.label, spec.shape, spec.owner)
 
 
 SOURCES: dict[str, Callable[[], Source]] = {
@@ -172,7 +161,7 @@ def is_bright(name: str, scenario: str) -> bool:
 
 
 def source(name: str) -> Source:
-    """The named data set.
+    """Return the named data set.
 
     Raises:
         UsageError: an unknown name, or a set that cannot be read.
@@ -183,14 +172,16 @@ def source(name: str) -> Source:
 
 
 def default_scenario(name: str) -> str:
-    """The scenario a data set is dealt in unless another is named.
+    """Return the scenario a data set is dealt in unless another is named.
 
-    natural where it has clients of its own, topics where its samples lie in groups, else
+    It is natural where the set has clients of its own, topics where its samples lie in groups, else
     label-swap.
     """
-    return _SCENARIOS.get(name) or (
-        "natural" if name in IMAGE_SETS and IMAGE_SETS[name].owner else "label-swap"
-    )
+    if name in _SCENARIOS:
+        return _SCENARIOS[name]
+    if name in IMAGE_SETS and IMAGE_SETS[name].owner:
+        return "natural"
+    return "label-swap"
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Names of columns: which order they have, and who lacks one."""
+"""Names of columns: their order, and refusals of tables that lack one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def names_of(given: Any) -> Names | None:
 def listed(names: Sequence[str], most: int = SHOWN) -> str:
     """Return names for a sentence, the first few of many."""
     shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    if len(names) <= most:
+        return shown
+    return f"{shown} and {len(names) - most} more"
 
 
 class Columns:
@@ -62,9 +64,12 @@ class Columns:
         if own is not None:
             _check_once(client, own)
         if self._first is None:
-            self._first, self.names = client, own
+            self._first = client
+            self.names = own
         if (own is None) != (self.names is None):
-            named, plain = (client, self._first) if own else (self._first, client)
+            named, plain = self._first, client
+            if own:
+                named, plain = client, self._first
             raise UsageError(
                 f"the columns of client {named!r} have names and those of {plain!r} have none:"
                 " give tables for all clients, training and test alike, or arrays for all"
@@ -86,15 +91,19 @@ def order(own: Sequence[str], wanted: Sequence[str], differ: str) -> list[int]:
     """
     missing = [name for name in wanted if name not in own]
     extra = [name for name in own if name not in wanted]
-    if missing or extra:
-        said = [f"lacks {listed(missing)}"] if missing else []
-        said += [f"has {listed(extra)} besides"] if extra else []
-        raise UsageError(f"{differ}: it {' and '.join(said)}")
-    place = {name: k for k, name in enumerate(own)}
-    return [place[name] for name in wanted]
+    faults = []
+    if missing:
+        faults.append(f"lacks {listed(missing)}")
+    if extra:
+        faults.append(f"has {listed(extra)} besides")
+    if faults:
+        raise UsageError(f"{differ}: it {' and '.join(faults)}")
+    position = {name: k for k, name in enumerate(own)}
+    return [position[name] for name in wanted]
 
 
 def _check_once(client: str, names: Sequence[str]) -> None:
+    """Raise UsageError for two columns of one name."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise UsageError(f"client {client!r} has two columns {twice[0]!r}: rename one")
@@ -102,4 +111,6 @@ def _check_once(client: str, names: Sequence[str]) -> None:
 
 def reordered(x: NDArray[Any], places: Sequence[int]) -> NDArray[Any]:
     """Return samples (n, k) with their columns at other places."""
-    return np.ascontiguousarray(x[:, list(places)]) if x.size else x
+    if not x.size:
+        return x
+    return np.ascontiguousarray(x[:, list(places)])

@@ -1,6 +1,4 @@
-"""Where data sets lie: parquet files under a folder that the environment names, else the Hugging
-Face hub.
-"""
+"""Locations of data sets: a folder that the environment names, else the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -19,22 +17,19 @@ FOLDER = "SECURECLUSTER_DATA"
 
 
 def folder() -> Path | None:
-    """The folder of data sets, where the environment names one."""
+    """Return the folder of data sets, where the environment names one."""
     named = os.environ.get(FOLDER)
     return Path(named) if named else None
 
 
 def parquet_files(where: Path, name: str, hub: str, split: str) -> tuple[Path, ...]:
-    """A set's files of one split, `split.parquet` or `split-….parquet`.
+    """Return a set's files of one split, `split.parquet` or `split-….parquet`.
 
     Raises:
         UsageError: there is none.
     """
-    files = sorted(
-        p
-        for pattern in (f"{split}.parquet", f"{split}-*.parquet")
-        for p in (where / name).rglob(pattern)
-    )
+    home = where / name
+    files = sorted([*home.rglob(f"{split}.parquet"), *home.rglob(f"{split}-*.parquet")])
     if not files:
         raise UsageError(
             f"{FOLDER} is {where}, where no {name}/{split}-*.parquet lies: put {hub} there, or "
@@ -44,26 +39,30 @@ def parquet_files(where: Path, name: str, hub: str, split: str) -> tuple[Path, .
 
 
 def the_file(where: Path, inside: str, hub: str | None = None) -> Path:
-    """A file of a set, by its place in the folder.
+    """Return a file of a set, by its place in the folder.
 
     Raises:
         UsageError: it is not there.
     """
     path = where / inside
     if not path.is_file():
-        instead = (
-            f"put it there, or unset {FOLDER} to load {hub} from the hub" if hub else "put it there"
-        )
-        raise UsageError(f"{FOLDER} is {where}, where no {inside} lies: {instead}")
+        cure = "put it there"
+        if hub:
+            cure += f", or unset {FOLDER} to load {hub} from the hub"
+        raise UsageError(f"{FOLDER} is {where}, where no {inside} lies: {cure}")
     return path
 
 
 def hub_rows(
     name: str, hub: str, split: str, columns: Sequence[str], files: str | None = None
 ) -> Any:
-    """A split of a set on the hub, as a `datasets.Dataset` that has these columns.
+    """Return a split of a set on the hub, as a `datasets.Dataset` that has these columns.
 
     Args:
+        name: of the set here.
+        hub: its name on the hub.
+        split: "train" or "test".
+        columns: that it must have.
         files: what to put under the folder instead, for the error.
 
     Raises:
@@ -72,9 +71,8 @@ def hub_rows(
     datasets = need("datasets")
     try:
         rows = datasets.load_dataset(hub, split=split)
-    except (
-        Exception
-    ) as error:  # a registry's, a server's and a file system's errors have no common base
+    # a registry's, a server's and a file system's errors have no common base
+    except Exception as error:
         raise UsageError(
             f"{name} could not be loaded from the hub as {hub!r} ({type(error).__name__}): "
             f"check the connection, or set {FOLDER} to a folder that holds "
@@ -87,17 +85,18 @@ def hub_rows(
 
 
 def hub_texts(rows: Any, name: str) -> list[str]:
-    """A text column of a set on the hub, empty cells as empty text."""
+    """Return a text column of a set on the hub, empty cells as empty text."""
     return [cell or "" for cell in rows.with_format("arrow")[:].column(name).to_pylist()]
 
 
 def texts(path: Path, name: str) -> list[str]:
-    """A column of text.
+    """Return a column of text.
 
     Raises:
         UsageError: the file or the column is missing or broken, or holds something else.
     """
-    cells, types = column(path, name), need("pyarrow").types
+    cells = column(path, name)
+    types = need("pyarrow").types
     if not (types.is_string(cells.type) or types.is_large_string(cells.type)):
         raise UsageError(
             f"column {name!r} of {path} holds {cells.type}, not text: download or write the file "
@@ -107,12 +106,13 @@ def texts(path: Path, name: str) -> list[str]:
 
 
 def numbers(path: Path, name: str) -> NDArray[Any]:
-    """A column of finite numbers (n,).
+    """Return a column of finite numbers (n,).
 
     Raises:
         UsageError: the file or the column is missing or broken, or holds something else.
     """
-    cells, types = column(path, name), need("pyarrow").types
+    cells = column(path, name)
+    types = need("pyarrow").types
     if not (types.is_integer(cells.type) or types.is_floating(cells.type)):
         raise UsageError(
             f"column {name!r} of {path} holds {cells.type}, not numbers: download or write the "

@@ -1,4 +1,4 @@
-"""Who gets which samples."""
+"""Partitioners without label skew: random subsets, and the data set's own clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Iid(Partitioner):
     overlap: bool = False
 
     def check(self, source: Source, clients: int) -> None:
-        """Adds this scenario's own limit."""
+        """Raise UsageError beyond this scenario's own limit."""
         super().check(source, clients)
         if self.clusters != 1:
             raise UsageError(
@@ -41,40 +41,56 @@ class Iid(Partitioner):
     def deal(
         self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> Partition:
-        """Random subsets of equal size."""
-        deal = self._shared if self.overlap else self._pool if source.test is None else self._pools
-        return Partition(*deal(source, clients, samples, randomness), np.zeros(clients, np.int64))
+        """Deal random subsets of equal size."""
+        if self.overlap:
+            deal = self._deal_shared
+        elif source.test is None:
+            deal = self._deal_one_pool
+        else:
+            deal = self._deal_two_pools
+        train, test = deal(source, clients, samples, randomness)
+        return Partition(train, test, np.zeros(clients, np.int64))
 
-    def _pool(
+    def _deal_one_pool(
         self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> tuple[list[Labels], list[Labels]]:
+        """Return disjoint training and held-out rows of the only pool."""
         pool = len(source.train.y)
         if samples is None:
-            each = pool // clients
-            train, test = each - round(each / 5), round(each / 5)
+            test = round(pool // clients / 5)
+            train = pool // clients - test
         else:
-            train, test = samples, max(1, round(samples / 4))
-        if train < 1 or (train + test) * clients > pool:
+            test = max(1, round(samples / 4))
+            train = samples
+        each = train + test
+        if train < 1 or each * clients > pool:
             raise too_many(source, pool, clients, pool // clients * 4 // 5, samples)
         order = randomness.generator("scenario", "deal").permutation(pool)
-        hands = [order[k * (train + test) :][: train + test] for k in range(clients)]
-        return [hand[:train] for hand in hands], [hand[train:] for hand in hands]
+        rows_of = [order[k * each : (k + 1) * each] for k in range(clients)]
+        return [rows[:train] for rows in rows_of], [rows[train:] for rows in rows_of]
 
-    def _pools(
+    def _deal_two_pools(
         self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> tuple[list[Labels], list[Labels]]:
+        """Return disjoint rows of the train pool, and of the test pool."""
         train, test = halves(source, randomness)
-        most, held = len(train.y) // clients, len(test.y) // clients
+        most = len(train.y) // clients
+        held = len(test.y) // clients
         each = most if samples is None else samples
-        if not 1 <= each <= most or not held:
-            raise too_many(source, len(train.y), clients, most if held else 0, samples)
+        if not held:
+            raise too_many(source, len(train.y), clients, 0, samples)
+        if not 1 <= each <= most:
+            raise too_many(source, len(train.y), clients, most, samples)
         if samples is not None:
             held = min(held, max(1, round(samples / 4)))
-        return _subsets(train, clients, each, randomness), _subsets(test, clients, held, randomness)
+        return _disjoint(train, clients, each, randomness), _disjoint(
+            test, clients, held, randomness
+        )
 
-    def _shared(
+    def _deal_shared(
         self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> tuple[list[Labels], list[Labels]]:
+        """Return rows that several clients may hold."""
         train, test = halves(source, randomness)
         if samples is None or not 1 <= samples <= len(train.y) or not len(test.y):
             raise UsageError(
@@ -82,7 +98,9 @@ class Iid(Partitioner):
                 f"each, not {samples or 'all'}: say how many (samples, --samples)"
             )
         held = min(len(test.y), max(1, round(samples / 4)))
-        return _drawn(train, clients, samples, randomness), _drawn(test, clients, held, randomness)
+        return _overlapping(train, clients, samples, randomness), _overlapping(
+            test, clients, held, randomness
+        )
 
 
 @dataclass(frozen=True)
@@ -100,7 +118,7 @@ class Natural(Partitioner):
     classified: ClassVar[bool] = False
 
     def check(self, source: Source, clients: int) -> None:
-        """Adds this scenario's own limits."""
+        """Raise UsageError beyond this scenario's own limits."""
         if source.train.owners is None:
             raise UsageError(
                 "scenario 'natural' needs a data set whose samples belong to clients, as "
@@ -116,18 +134,21 @@ class Natural(Partitioner):
     def deal(
         self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> Partition:
-        """Each chosen client's own samples."""
+        """Deal each chosen client's own samples."""
         owned = OwnedSamples.of(source)
-        chosen = np.sort(
-            randomness.generator("scenario", "clients").permutation(len(owned.names))[:clients]
-        )
-        return owned.deal(chosen, samples, randomness)
+        order = randomness.generator("scenario", "clients").permutation(len(owned.names))
+        return owned.deal(np.sort(order[:clients]), samples, randomness)
 
 
 @dataclass(frozen=True)
 class OwnedSamples:
-    """A pool's owners: names (o,) and reference groups (o,), and whose each row is (n,), in the
-    order of time where there is a gap.
+    """The owners of a pool's rows.
+
+    Args:
+        names: of the owners (o,).
+        groups: the owners' reference groups (o,), where the pool has some.
+        owner: the owner of each row (n,).
+        gap: as in `Pool`; with one, each owner's rows are in the order of time.
     """
 
     names: NDArray[Any]
@@ -137,70 +158,80 @@ class OwnedSamples:
 
     @classmethod
     def of(cls, source: Source) -> OwnedSamples:
-        """The owners of a source that has some."""
+        """Return the owners of a source that has some."""
         pool = source.train
         assert pool.owners is not None
         names, first, owner = np.unique(pool.owners, return_index=True, return_inverse=True)
-        groups = (
-            None
-            if pool.groups is None
-            else np.unique(pool.groups[first], return_inverse=True)[1].reshape(-1)
-        )
+        groups = None
+        if pool.groups is not None:
+            _, number = np.unique(pool.groups[first], return_inverse=True)
+            groups = number.reshape(-1)
         return cls(names, groups, owner.reshape(-1), pool.gap)
 
     def deal(self, chosen: Labels, samples: int | None, randomness: Randomness) -> Partition:
-        """The own samples of the chosen owners.
+        """Deal the own samples of the chosen owners.
 
         Raises:
             UsageError: no sample is asked for.
         """
         if samples is not None and samples < 1:
             raise UsageError(f"a client trains on at least one sample, not {samples}")
-        halved = [self._halves(k, samples, randomness) for k in chosen.tolist()]
-        clusters = None if self.groups is None else numbered([self.groups[chosen]])
-        return Partition(
-            [train for train, _ in halved],
-            [test for _, test in halved],
-            clusters,
-            tuple(str(self.names[k]) for k in chosen),
-        )
+        halved = [self._halves(owner, samples, randomness) for owner in chosen.tolist()]
+        train = [kept for kept, _ in halved]
+        test = [held for _, held in halved]
+        clusters = None
+        if self.groups is not None:
+            clusters = numbered([self.groups[chosen]])
+        names = tuple(str(self.names[owner]) for owner in chosen)
+        return Partition(train, test, clusters, names)
 
-    def _halves(self, k: int, samples: int | None, randomness: Randomness) -> tuple[Labels, Labels]:
-        rows = np.flatnonzero(self.owner == k)
+    def _halves(
+        self, owner: int, samples: int | None, randomness: Randomness
+    ) -> tuple[Labels, Labels]:
+        """Return an owner's rows to train on, and those that are held out."""
+        rows = np.flatnonzero(self.owner == owner)
         held = len(rows) // 5
         if self.gap is None:
-            rows = randomness.generator("scenario", "natural", str(self.names[k])).permutation(rows)
+            draw = randomness.generator("scenario", "natural", str(self.names[owner]))
+            rows = draw.permutation(rows)
             train, test = rows[held:], rows[:held]
         else:
-            train, test = (
-                rows[: max(0, len(rows) - held - (self.gap if held else 0))],
-                rows[len(rows) - held :],
-            )
+            gap = self.gap if held else 0
+            train = rows[: max(0, len(rows) - held - gap)]
+            test = rows[len(rows) - held :]
         if samples is None or samples >= len(train):
             return train, test
         return train[:samples], test[: max(1, round(samples / 4))]
 
 
-def _subsets(stock: SampleSupply, clients: int, each: int, randomness: Randomness) -> list[Labels]:
+def _disjoint(stock: SampleSupply, clients: int, each: int, randomness: Randomness) -> list[Labels]:
+    """Return subsets of equal size without a common row."""
     order = randomness.generator("scenario", "deal", stock.part).permutation(stock.rows)
-    return [order[k * each :][:each] for k in range(clients)]
+    return [order[k * each : (k + 1) * each] for k in range(clients)]
 
 
-def _drawn(stock: SampleSupply, clients: int, each: int, randomness: Randomness) -> list[Labels]:
-    """Subsets that may overlap."""
-    return [
-        randomness.generator("scenario", "deal", stock.part, "shared", k).permutation(stock.rows)[
-            :each
-        ]
-        for k in range(clients)
-    ]
+def _overlapping(
+    stock: SampleSupply, clients: int, each: int, randomness: Randomness
+) -> list[Labels]:
+    """Return subsets of equal size, drawn for each client alone."""
+    rows_of = []
+    for client in range(clients):
+        draw = randomness.generator("scenario", "deal", stock.part, "shared", client)
+        rows_of.append(draw.permutation(stock.rows)[:each])
+    return rows_of
 
 
 def too_many(source: Source, pool: int, clients: int, most: int, samples: int | None) -> UsageError:
-    """The error for more samples than `most` per client, or where None were asked for and there is
-    none.
+    """Return the error for more samples than `most` per client.
+
+    Args:
+        source: named in the error.
+        pool: samples in all.
+        clients: that share them.
+        most: samples per client that there are.
+        samples: that the user asked for; None where there is none for each client.
     """
-    return UsageError(
-        f"{source.name} has {pool} samples: {clients} clients can train on at most {most} each"
-        + (f", not {samples}" if samples is not None else ": use fewer clients")
-    )
+    held = f"{source.name} has {pool} samples: {clients} clients can train on at most {most} each"
+    if samples is None:
+        return UsageError(f"{held}: use fewer clients")
+    return UsageError(f"{held}, not {samples}")

@@ -43,7 +43,9 @@ def count_classes(labels: Sequence[Array]) -> tuple[int, list[str]]:
     # negative labels are refused with their client's name
     if not len(occurring) or occurring[0] < 0:
         return 1 + max(0, int(every.max(initial=0))), []
-    classes, kinds, lowest = 1 + int(occurring[-1]), len(occurring), int(occurring[0])
+    lowest = int(occurring[0])
+    classes = 1 + int(occurring[-1])
+    kinds = len(occurring)
     cure = f"number labels from 0 without gaps, or pass classes={classes} if that is meant"
     if classes > max(SURE_CLASSES, SPARSE * kinds):
         raise UsageError(
@@ -72,59 +74,79 @@ def feature_doubts(samples: Sequence[Array], names: Sequence[str] | None, leave:
     """
     if samples[0].ndim != 2:
         return _image_doubts(samples)
-    width = samples[0].shape[1]
-    known = names if names is not None and len(names) == width else None
-    called = [repr(name) for name in known] if known else [str(k) for k in range(width)]
+    called = _column_names(samples[0].shape[1], names)
     rows, sites = _id_columns(samples)
-    doubts = []
-    for found, why in (
+    reasons = (
         (rows, "a whole number that differs in nearly every row"),
         (sites, "one whole number for each client"),
-    ):
-        if found:
-            doubts.append(f"{_subject(called, found)} like an id ({why}): {leave}")
+    )
+    doubts = []
+    for columns, reason in reasons:
+        if columns:
+            doubts.append(f"{_subject(called, columns)} like an id ({reason}): {leave}")
     return doubts + _scale_doubts(samples, called, {*rows, *sites})
 
 
-def _subject(called: Sequence[str], found: Sequence[int]) -> str:
-    columns = listed([called[k] for k in found])
-    return f"columns {columns} look" if len(found) > 1 else f"column {columns} looks"
+def _column_names(width: int, names: Sequence[str] | None) -> list[str]:
+    """Return the names of columns for a sentence: their numbers where they have no names."""
+    if names and len(names) == width:
+        return [repr(name) for name in names]
+    return [str(k) for k in range(width)]
+
+
+def _subject(called: Sequence[str], columns: Sequence[int]) -> str:
+    """Return the subject of a sentence about columns, and its verb."""
+    names = listed([called[k] for k in columns])
+    if len(columns) > 1:
+        return f"columns {names} look"
+    return f"column {names} looks"
 
 
 def _scale_doubts(samples: Sequence[Array], called: Sequence[str], ids: set[int]) -> list[str]:
+    """Return doubts about the scale of columns that are no ids."""
     total = sum(len(x) for x in samples)
-    squares = sum(np.square(x.astype(np.float64)).sum(axis=0) for x in samples) / total
-    root = np.sqrt(squares)
+    mean_squares = sum(_squares(x).sum(axis=0) for x in samples) / total
+    root = np.sqrt(mean_squares)
     rest = [k for k in range(len(root)) if k not in ids]
-    everything = float(np.sqrt(squares[rest].mean())) if rest else 0.0
-    limit = LARGE if everything > LARGE else LARGE_COLUMN
+    of_all_values = 0.0
+    if rest:
+        of_all_values = float(np.sqrt(mean_squares[rest].mean()))
+    limit = LARGE if of_all_values > LARGE else LARGE_COLUMN
     large = [k for k in rest if root[k] > limit]
     if large:
-        sizes = listed([f"{root[k]:.3g}" for k in large])
+        plural = "s" if len(large) > 1 else ""
         columns = listed([called[k] for k in large])
+        sizes = listed([f"{root[k]:.3g}" for k in large])
         return [
-            f"the root mean square of column{'s' * (len(large) > 1)} {columns} is {sizes}, and "
-            "above"
-            f" {limit:g} a network often learns nothing: standardise the features, (x - mean) / std"
+            f"the root mean square of column{plural} {columns} is {sizes}, and above {limit:g} a "
+            "network often learns nothing: standardise the features, (x - mean) / std"
         ]
-    return _small_doubts(float(np.sqrt(squares.sum())))
+    return _small_doubts(float(np.sqrt(mean_squares.sum())))
 
 
 def _image_doubts(samples: Sequence[Array]) -> list[str]:
+    """Return doubts about the scale of samples that are no table."""
     total = sum(x.size for x in samples)
-    squares = sum(float(np.square(x.astype(np.float64)).sum()) for x in samples) / max(1, total)
-    root = squares**0.5
+    mean_square = sum(float(_squares(x).sum()) for x in samples) / max(1, total)
+    root = mean_square**0.5
     if root > LARGE:
         largest = max(float(np.abs(x).max(initial=0)) for x in samples)
         return [
             f"the root mean square of the samples' values is {root:.3g}, and above {LARGE:g} a "
-            "network"
-            f" often learns nothing: divide them by the largest, {largest:g}, or standardise them"
+            f"network often learns nothing: divide them by the largest, {largest:g}, or "
+            "standardise them"
         ]
-    return _small_doubts(root * float(np.prod(samples[0].shape[1:])) ** 0.5)
+    values = float(np.prod(samples[0].shape[1:]))
+    return _small_doubts(root * values**0.5)
+
+
+def _squares(x: Array) -> Array:
+    squares: Array = np.square(x.astype(np.float64))
+    return squares
 
 
 def _small_doubts(norm: float) -> list[str]:
+    """Return a doubt about samples whose norms have a small root mean square."""
     if not 0 < norm < SMALL:
         return []
     return [
@@ -145,9 +167,16 @@ def _client_ids(samples: Sequence[Array]) -> list[int]:
     if len(samples) < SITES or min(len(x) for x in samples) < 2:
         return []
     first = np.stack([x[0] for x in samples]).astype(np.float64)  # (clients, k)
-    candidates = np.flatnonzero(_whole(first).all(axis=0))
-    different = [k for k in candidates.tolist() if len(np.unique(first[:, k])) == len(samples)]
-    return [k for k in different if all(bool((x[:, k] == x[0, k]).all()) for x in samples)]
+    columns = []
+    for k in np.flatnonzero(_whole(first).all(axis=0)).tolist():
+        differs = len(np.unique(first[:, k])) == len(samples)
+        if differs and all(_is_constant(x[:, k]) for x in samples):
+            columns.append(k)
+    return columns
+
+
+def _is_constant(values: Array) -> bool:
+    return bool((values == values[0]).all())
 
 
 def _row_ids(samples: Sequence[Array]) -> list[int]:
@@ -155,15 +184,21 @@ def _row_ids(samples: Sequence[Array]) -> list[int]:
     total = sum(len(x) for x in samples)
     if total < ROWS:
         return []
+    # a few rows of all columns come first, since most columns fail there already
     step = max(1, total // SAMPLE)
-    # a few rows of all columns
     some = np.concatenate([x[::step] for x in samples]).astype(np.float64)
-    candidates = [k for k in range(some.shape[1]) if _nearly_distinct(some[:, k])]
-    return [k for k in candidates if _nearly_distinct(np.concatenate([x[:, k] for x in samples]))]
+    columns = []
+    for k in range(some.shape[1]):
+        if not _nearly_distinct(some[:, k]):
+            continue
+        if _nearly_distinct(np.concatenate([x[:, k] for x in samples])):
+            columns.append(k)
+    return columns
 
 
-def _nearly_distinct(given: Array) -> bool:
-    values = given.astype(np.float64)
+def _nearly_distinct(column: Array) -> bool:
+    """Return whether nearly all values of a column are different whole numbers."""
+    values = column.astype(np.float64)
     if not _whole(values).all():
         return False
     return len(np.unique(values)) >= DISTINCT * len(values)
@@ -174,5 +209,5 @@ def _whole(values: Array) -> Array:
 
     Beyond 2^53 every float is a whole number, and that says nothing.
     """
-    found: Array = (values == np.floor(values)) & (np.abs(values) < 2.0**53)
-    return found
+    whole: Array = (values == np.floor(values)) & (np.abs(values) < 2.0**53)
+    return whole

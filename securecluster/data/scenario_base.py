@@ -1,6 +1,4 @@
-"""What scenarios are made of: a dealing (who gets which samples) and changes (what a cluster does
-to its own).
-"""
+"""Parts of scenarios: a partitioner, which deals samples to clients, and transforms of clusters."""
 
 from __future__ import annotations
 
@@ -19,14 +17,15 @@ from securecluster.models.objectives import Classification
 
 
 class Scenario(ABC):
-    """How clients come to hold data from different distributions; `a + b` combines one dealing with
-    changes.
+    """A way in which clients come to hold data from different distributions.
+
+    `a + b` combines one partitioner with transforms.
     """
 
     @property
     @abstractmethod
     def parts(self) -> tuple[Part, ...]:
-        """The parts in order."""
+        """Return the parts in order."""
         ...
 
     def __add__(self, other: Scenario) -> Combined:
@@ -41,18 +40,16 @@ class Part(Scenario):
 
     name: ClassVar[str]
     classified: ClassVar[bool] = True
-    """whether it deals or changes labels or images, which text and trajectories have not"""
+    """true for a part that deals or changes labels or images, which text and trajectories lack"""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Itself."""
+        """Return the part itself."""
         return (self,)
 
     @property
     def declared(self) -> int:
-        """The number of clusters this part makes, as far as that is known beforehand; 1 where it is
-        not.
-        """
+        """Return the number of clusters this part makes; 1 where it is not known beforehand."""
         return getattr(self, "clusters", None) or 1
 
     def check(self, source: Source, clients: int) -> None:
@@ -76,17 +73,19 @@ class Combined(Scenario):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts, one dealing at most among them and no part twice."""
+        """Return the parts, one partitioner at most among them and no part twice."""
         return self.members
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Rows of the train pool and of the test pool per client (where the source has no test pool,
-    both are rows of the only one).
+    """Rows that each client gets.
 
-    `clusters` (clients,) holds each client's true cluster, None where it is not known; `names` the
-    clients' own names.
+    Args:
+        train: each client's rows of the train pool.
+        test: each client's rows of the test pool, or of the only pool where a source has one.
+        clusters: each client's true cluster (clients,); None where it is not known.
+        names: the clients' own names, where the data set has some.
     """
 
     train: list[Labels]
@@ -102,7 +101,13 @@ class Partitioner(Part):
     def deal(
         self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> Partition:
-        """Rows for each client; `samples` to train on per client, None for as many as can be dealt.
+        """Deal rows to each client.
+
+        Args:
+            source: the data set.
+            clients: their number.
+            samples: to train on per client; None is as many as can be dealt.
+            randomness: of the federation.
 
         Raises:
             UsageError: more than there is, or none.
@@ -111,19 +116,22 @@ class Partitioner(Part):
 
 
 class Transform(Part):
-    """What a cluster does to its samples; a change alone deals samples evenly at random."""
+    """A change that each cluster makes to its samples.
+
+    A transform without a partitioner has samples dealt evenly at random.
+    """
 
     clusters: int
 
     def truth(self, clients: int, randomness: Randomness) -> Labels:
-        """Each client's cluster (clients,): as even as can be, in random order."""
+        """Return each client's cluster (clients,): as even as can be, in random order."""
         return spread(np.zeros(clients, np.int64), self.clusters, randomness)
 
     @abstractmethod
     def transform(
         self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
     ) -> tuple[Features, Labels]:
-        """What cluster number `cluster` makes of its samples x (n, …) and labels y (n,)."""
+        """Return what cluster number `cluster` makes of samples x (n, …) and labels y (n,)."""
         ...
 
 
@@ -139,50 +147,60 @@ def spread(groups: Labels, clusters: int, randomness: Randomness) -> Labels:
 
 
 def numbered(columns: Sequence[Labels]) -> Labels:
-    """The distinct rows of columns (clients,), numbered from 0 in ascending order."""
-    return (
-        np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1]
-        .reshape(-1)
-        .astype(np.int64)
-    )
+    """Return a number (clients,) for each distinct row of columns, from 0 in ascending order."""
+    rows = np.stack(columns, axis=1)
+    _, number = np.unique(rows, axis=0, return_inverse=True)
+    return number.reshape(-1).astype(np.int64)
 
 
 def arrange(
     scenario: Scenario, default: Partitioner, source: Source, clients: int
 ) -> tuple[Partitioner, list[Transform]]:
-    """The dealing and the changes of a scenario, checked against the source.
+    """Return the partitioner and the transforms of a scenario, checked against the source.
+
+    Args:
+        scenario: one part, or several.
+        default: the partitioner of a scenario that has transforms alone.
+        source: the data set.
+        clients: their number.
 
     Raises:
-        UsageError: two dealings, a part twice, or a part or combination that cannot be made.
+        UsageError: two partitioners, a part twice, or a part or combination that cannot be made.
     """
     parts = scenario.parts
-    for k, part in enumerate(parts):
-        if part.name in {p.name for p in parts[:k]}:
+    names: set[str] = set()
+    for part in parts:
+        if part.name in names:
             raise UsageError(
                 f"scenario {part.name!r} can be combined with others, not with itself: name it once"
             )
-    dealings = [p for p in parts if isinstance(p, Partitioner)]
-    if len(dealings) > 1:
+        names.add(part.name)
+    partitioners = [part for part in parts if isinstance(part, Partitioner)]
+    transforms = [part for part in parts if isinstance(part, Transform)]
+    if len(partitioners) > 1:
         raise UsageError(
-            f"scenarios {dealings[0].name!r} and {dealings[1].name!r} both say who gets which "
-            "samples: choose one of them"
+            f"scenarios {partitioners[0].name!r} and {partitioners[1].name!r} both say who gets "
+            "which samples: choose one of them"
         )
     for part in parts:
         part.check(source, clients)
-    clusters = int(np.prod([p.declared for p in parts]))
-    _enough(clusters, clients)
-    return (dealings[0] if dealings else default), [p for p in parts if isinstance(p, Transform)]
+    _enough(int(np.prod([part.declared for part in parts])), clients)
+    partitioner = partitioners[0] if partitioners else default
+    return partitioner, transforms
 
 
 def _suited(source: Source) -> str:
-    """The scenarios that need no classes."""
-    pool = source.train
-    return " or ".join(
-        ["iid"] + ["natural"] * (pool.owners is not None) + ["topics"] * (pool.groups is not None)
-    )
+    """Return the scenarios that need no classes, in words."""
+    names = ["iid"]
+    if source.train.owners is not None:
+        names.append("natural")
+    if source.train.groups is not None:
+        names.append("topics")
+    return " or ".join(names)
 
 
 def _enough(clusters: int, clients: int) -> None:
+    """Raise UsageError for more clusters than clients."""
     if clusters > clients:
         raise UsageError(
             f"{clusters} clusters among {clients} clients leave some cluster empty: use at most "

@@ -1,6 +1,4 @@
-"""Scenarios by name: how clients come to hold data from different distributions, with each client's
-true cluster known.
-"""
+"""Scenarios by name: ways in which clients come to hold data from different distributions."""
 
 from __future__ import annotations
 
@@ -50,10 +48,11 @@ _WORDS = {
 
 
 def scenario(text: str, clusters: int | None = None, **given: Any) -> Scenario:
-    """The named scenario, or the combination of names joined by "+".
+    """Return the named scenario, or the combination of names joined by "+".
 
     Args:
-        clusters: true clusters, of the change where there is one; None is the scenario's own
+        text: the name, or names.
+        clusters: true clusters, of the transform where there is one; None is the scenario's own
             default.
         given: the scenario's own fields (alpha, labels, minority, sizes, overlap); those that are
             None are left at their defaults.
@@ -68,7 +67,7 @@ def scenario(text: str, clusters: int | None = None, **given: Any) -> Scenario:
     kinds = [SCENARIOS[name] for name in names]
     fields = {name: value for name, value in given.items() if value is not None}
     if "overlap" in fields and not any(issubclass(kind, Partitioner) for kind in kinds):
-        kinds.append(Iid)  # which is how a change alone deals
+        kinds.append(Iid)  # a transform alone deals in this way
     values: list[dict[str, Any]] = [{} for _ in kinds]
     if clusters is not None:
         values[_counted(text, kinds)]["clusters"] = clusters
@@ -79,7 +78,7 @@ def scenario(text: str, clusters: int | None = None, **given: Any) -> Scenario:
 
 
 def has_options(name: str, options: Iterable[str]) -> bool:
-    """Whether a scenario takes all these fields; overlap suits each."""
+    """Return whether a scenario takes all these fields; overlap suits each."""
     return all(option == "overlap" or _has(SCENARIOS[name], option) for option in options)
 
 
@@ -88,7 +87,7 @@ def _has(kind: type[Part], name: str) -> bool:
 
 
 def _holder(text: str, kinds: list[type[Part]], name: str) -> int:
-    """Which part has this field."""
+    """Return the number of the part that has this field."""
     for k, kind in enumerate(kinds):
         if _has(kind, name):
             return k
@@ -99,7 +98,10 @@ def _holder(text: str, kinds: list[type[Part]], name: str) -> int:
 
 
 def _counted(text: str, kinds: list[type[Part]]) -> int:
-    """The part whose clusters are counted: the change, else the dealing."""
+    """Return the number of the part whose clusters are counted.
+
+    It is the transform, else the partitioner.
+    """
     changes = [k for k, kind in enumerate(kinds) if issubclass(kind, Transform)]
     if len(changes) > 1:
         raise UsageError(

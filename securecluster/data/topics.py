@@ -19,10 +19,10 @@ from securecluster.errors import UsageError
 
 @dataclass(frozen=True)
 class Topics(Partitioner):
-    """Each client holds samples of one group (Sattler et al. 2019, Fig. 9: AG News, 20 clients,
-    four topics): a true cluster each.
+    """Each client holds samples of one group, and each group is a true cluster.
 
-    These are the set's largest groups, and clients are spread over them as evenly as can be.
+    Sattler et al. 2019, Fig. 9, have AG News, 20 clients and four topics. The groups are the set's
+    largest ones, and clients are spread over them as evenly as can be.
     Clients hold equally many samples, no two the same unless with `overlap`, and test on samples of
     the same group. Of a set that has clients of its own (mobility, whose groups are a reference)
     equally many clients of each group are drawn, who hold their own samples as in `natural`.
@@ -34,7 +34,7 @@ class Topics(Partitioner):
     overlap: bool = False
 
     def check(self, source: Source, clients: int) -> None:
-        """Adds this scenario's own limits."""
+        """Raise UsageError beyond this scenario's own limits."""
         super().check(source, clients)
         groups = source.train.groups
         if groups is None:
@@ -57,7 +57,7 @@ class Topics(Partitioner):
     def deal(
         self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> Partition:
-        """Samples of each client's group."""
+        """Deal samples of each client's group."""
         truth = spread(np.zeros(clients, np.int64), self.clusters, randomness)
         if source.train.owners is not None:
             return self._owned(source, truth, samples, randomness)
@@ -72,8 +72,9 @@ class Topics(Partitioner):
         )
 
     def _stocks(self, source: Source, randomness: Randomness) -> tuple[SampleSupply, SampleSupply]:
-        """What may be trained on and held out, of the chosen groups, with the groups' numbers in
-        place of labels.
+        """Return the samples of the chosen groups that may be trained on, and those held out.
+
+        The groups' numbers stand in the place of labels.
         """
         assert source.train.groups is not None
         names, counts = np.unique(source.train.groups, return_counts=True)
@@ -90,35 +91,34 @@ class Topics(Partitioner):
     def _owned(
         self, source: Source, truth: Labels, samples: int | None, randomness: Randomness
     ) -> Partition:
-        """Owners of each group, drawn at random."""
+        """Deal the own samples of owners of each group, who are drawn at random."""
         owned = OwnedSamples.of(source)
         assert owned.groups is not None
         chosen = np.empty(len(truth), np.int64)
-        for cluster, group in enumerate(
-            _largest(np.bincount(owned.groups), self.clusters).tolist()
-        ):
-            mine, members = np.flatnonzero(truth == cluster), np.flatnonzero(owned.groups == group)
-            if len(mine) > len(members):
+        largest = _largest(np.bincount(owned.groups), self.clusters)
+        for cluster, group in enumerate(largest.tolist()):
+            clients = np.flatnonzero(truth == cluster)
+            owners = np.flatnonzero(owned.groups == group)
+            if len(clients) > len(owners):
                 raise UsageError(
-                    f"a group of {source.name} has {len(members)} clients, not {len(mine)}: use "
+                    f"a group of {source.name} has {len(owners)} clients, not {len(clients)}: use "
                     "fewer clients, or fewer clusters"
                 )
-            chosen[mine] = randomness.generator("scenario", "topics", cluster).permutation(members)[
-                : len(mine)
-            ]
+            draw = randomness.generator("scenario", "topics", cluster)
+            chosen[clients] = draw.permutation(owners)[: len(clients)]
         return replace(owned.deal(chosen, samples, randomness), clusters=truth)
 
 
 def _largest(counts: Labels, clusters: int) -> Labels:
-    """Numbers of the largest groups, ascending; of equal ones the first."""
+    """Return the numbers of the largest groups, ascending; of equal ones the first."""
     return np.sort(np.argsort(-counts, kind="stable")[:clusters])
 
 
 def _of(stock: SampleSupply, groups: NDArray[Any], chosen: list[Any]) -> SampleSupply:
-    """The stock's rows of the chosen groups, and these groups' numbers."""
-    own = groups[stock.rows]
-    number = np.full(len(own), -1)
+    """Return the stock's rows of the chosen groups, with these groups' numbers."""
+    names = groups[stock.rows]
+    number = np.full(len(names), -1)
     for k, name in enumerate(chosen):
-        number[own == name] = k
+        number[names == name] = k
     keep = number >= 0
     return SampleSupply(stock.part, stock.rows[keep], number[keep])

@@ -1,4 +1,4 @@
-"""What a cluster does to its samples, training and held-out ones alike."""
+"""Transforms of clusters: changes to samples, training and held-out ones alike."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ TURNS = {2: (0, 2), 3: (0, 1, 2), 4: (0, 1, 2, 3)}
 
 @dataclass(frozen=True)
 class LabelSwap(Transform):
-    """Each cluster swaps two labels of its own, disjoint pairs (Sattler et al. 2019, VI-A; Briggs
-    et al. 2020).
+    """Each cluster swaps a pair of labels of its own.
+
+    Sattler et al. 2019, VI-A; Briggs et al. 2020.
     """
 
     name: ClassVar[str] = "label-swap"
     clusters: int = 4
 
     def check(self, source: Source, clients: int) -> None:
-        """Adds this scenario's own limit."""
+        """Raise UsageError beyond this scenario's own limit."""
         super().check(source, clients)
         if self.clusters > source.classes // 2:
             raise UsageError(
@@ -39,9 +40,8 @@ class LabelSwap(Transform):
         self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
     ) -> tuple[Features, Labels]:
         """Swap the cluster's pair of labels."""
-        one, other = randomness.generator("scenario", "swap").permutation(classes)[
-            2 * cluster : 2 * cluster + 2
-        ]
+        order = randomness.generator("scenario", "swap").permutation(classes)
+        one, other = order[2 * cluster : 2 * cluster + 2]
         swapped = np.arange(classes)
         swapped[[one, other]] = other, one
         return x, swapped[y].astype(np.int64)
@@ -49,15 +49,16 @@ class LabelSwap(Transform):
 
 @dataclass(frozen=True)
 class LabelPermutation(Transform):
-    """Each cluster permutes all labels by a random permutation of its own (Sattler et al. 2019,
-    Fig. 8).
+    """Each cluster permutes all labels by a random permutation of its own.
+
+    Sattler et al. 2019, Fig. 8.
     """
 
     name: ClassVar[str] = "label-permutation"
     clusters: int = 4
 
     def check(self, source: Source, clients: int) -> None:
-        """Adds this scenario's own limit."""
+        """Raise UsageError beyond this scenario's own limit."""
         super().check(source, clients)
         # 6! is more than anyone asks for
         if source.classes < 6 and self.clusters > math.factorial(source.classes):
@@ -74,26 +75,32 @@ class LabelPermutation(Transform):
         return x, self.permutation(cluster, classes, randomness)[y].astype(np.int64)
 
     def permutation(self, cluster: int, classes: int, randomness: Randomness) -> Labels:
-        """The cluster's permutation (classes,): the first in a random sequence that no earlier
-        cluster has.
+        """Return the cluster's permutation (classes,).
+
+        It is the first in a random sequence that no earlier cluster has.
         """
-        draw, seen = randomness.generator("scenario", "permutation"), dict[tuple[int, ...], None]()
-        while len(seen) <= cluster:
-            seen[tuple(draw.permutation(classes).tolist())] = None
-        return np.array(list(seen)[cluster], np.int64)
+        draw = randomness.generator("scenario", "permutation")
+        different: list[list[int]] = []
+        while len(different) <= cluster:
+            permutation = draw.permutation(classes).tolist()
+            if permutation not in different:
+                different.append(permutation)
+        return np.array(different[cluster], np.int64)
 
 
 @dataclass(frozen=True)
 class Rotation(Transform):
-    """Clusters see images turned counterclockwise by 0/180, 0/90/180 or 0/90/180/270 degrees
-    (Vardhan et al. 2024, rotated MNIST).
+    """Clusters see images turned by quarters (Vardhan et al. 2024, rotated MNIST).
+
+    Two, three and four clusters have images turned counterclockwise by 0/180, 0/90/180 and
+    0/90/180/270 degrees.
     """
 
     name: ClassVar[str] = "rotation"
     clusters: int = 4
 
     def check(self, source: Source, clients: int) -> None:
-        """Adds this scenario's own limits."""
+        """Raise UsageError beyond this scenario's own limits."""
         super().check(source, clients)
         if self.clusters not in TURNS:
             raise UsageError(
@@ -121,7 +128,7 @@ class Inversion(Transform):
     clusters: int = 2
 
     def check(self, source: Source, clients: int) -> None:
-        """Adds this scenario's own limits."""
+        """Raise UsageError beyond this scenario's own limits."""
         super().check(source, clients)
         if self.clusters != 2:
             raise UsageError(
@@ -138,4 +145,6 @@ class Inversion(Transform):
         self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
     ) -> tuple[Features, Labels]:
         """Invert the second cluster's images."""
-        return (np.float32(1) - x if cluster else x), y
+        if cluster:
+            return np.float32(1) - x, y
+        return x, y

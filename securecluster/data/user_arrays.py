@@ -24,29 +24,30 @@ def by_name(what: str, given: Any) -> dict[str, Any]:
         UsageError: no mapping, or two clients of the same name.
     """
     if not isinstance(given, Mapping):
-        example = {"truth": "{name: cluster}"}.get(what, "{name: (X, y)}")
-        made = (
-            "dict(enumerate(…)) makes one of a list"
-            if what == "clients"
-            else "with an entry for every client"
-        )
-        raise UsageError(f"{what} is a mapping {example}, not {type(given).__name__}: {made}")
-    found: dict[str, Any] = {}
-    spelled: dict[str, Any] = {}
+        example = "{name: cluster}" if what == "truth" else "{name: (X, y)}"
+        cure = "with an entry for every client"
+        if what == "clients":
+            cure = "dict(enumerate(…)) makes one of a list"
+        raise UsageError(f"{what} is a mapping {example}, not {type(given).__name__}: {cure}")
+    by_text: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     for key, value in given.items():
         name = str(key)
-        if name in found:
+        if name in keys:
             raise UsageError(
-                f"{what}: {spelled[name]!r} and {key!r} would both be the client {name!r}: give "
+                f"{what}: {keys[name]!r} and {key!r} would both be the client {name!r}: give "
                 "them different names"
             )
-        found[name], spelled[name] = value, key
-    return found
+        by_text[name] = value
+        keys[name] = key
+    return by_text
 
 
 def stream(key: Any) -> str | int:
-    """Return what a client's random split is drawn by: its name, or its number where it has one."""
-    return int(key) if isinstance(key, Integral) else str(key)
+    """Return the key of a client's random split: its name, or its number where it has one."""
+    if isinstance(key, Integral):
+        return int(key)
+    return str(key)
 
 
 def read_pair(name: str, pair: Any, columns: Columns) -> Pair:
@@ -57,8 +58,9 @@ def read_pair(name: str, pair: Any, columns: Columns) -> Pair:
     """
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise UsageError(f"client {name!r}: its samples are a pair (X, y)")
-    x, y = (_array(name, part) for part in pair)
-    return columns.arranged(name, pair[0], x), y
+    given_x, given_y = pair
+    x, y = _array(name, given_x), _array(name, given_y)
+    return columns.arranged(name, given_x, x), y
 
 
 def own_samples(
@@ -69,8 +71,15 @@ def own_samples(
     randomness: Randomness,
     key: str | int,
 ) -> tuple[Pair, Pair]:
-    """What a client trains on and what is held out: `held` where it is given, else a fifth, at
-    random or of sequences the last.
+    """Return the samples that a client trains on, and those that are held out.
+
+    Args:
+        name: of the client.
+        pair: its samples, X and y.
+        held: what is held out; None is a fifth of `pair`, at random or of sequences the last.
+        objective: what is learned.
+        randomness: of the federation.
+        key: what the random split is drawn by.
 
     Raises:
         UsageError: samples that are not numbers, or do not fit each other.
@@ -79,40 +88,43 @@ def own_samples(
     read = _labelled if classified else _sequences
     x, y = read(name, pair, objective)
     if held is not None:
-        return (x, y), read(name, held, objective) if held[0].size or held[1].size else (
-            x[:0],
-            y[:0],
-        )
-    train = len(y) - len(y) // 5
-    order = (
-        randomness.generator("split", key).permutation(len(y)) if classified else np.arange(len(y))
-    )
-    return (x[order[:train]], y[order[:train]]), (x[order[train:]], y[order[train:]])
+        if held[0].size or held[1].size:
+            return (x, y), read(name, held, objective)
+        return (x, y), (x[:0], y[:0])
+    order = np.arange(len(y))
+    if classified:
+        order = randomness.generator("split", key).permutation(len(y))
+    train, test = np.split(order, [len(y) - len(y) // 5])
+    return (x[train], y[train]), (x[test], y[test])
 
 
 def outputs(targets: Sequence[Pair], objective: Objective) -> int:
-    """The number of outputs that samples (x, y) ask for: classes, tokens or coordinates."""
+    """Return the number of outputs that samples (x, y) ask for: classes, tokens or coordinates."""
     if objective.kind == Trajectory.kind:
-        y = targets[0][1]
+        _, y = targets[0]
         return y.shape[1] if y.ndim > 1 else 1
-    both = objective.kind == Language.kind
-    return 1 + max(
-        int(part.max(initial=0)) for pair in targets for part in (pair if both else pair[1:])
-    )
+    numbers = [y for _, y in targets]
+    if objective.kind == Language.kind:
+        numbers += [x for x, _ in targets]
+    return 1 + max(int(part.max(initial=0)) for part in numbers)
 
 
 def _array(name: str, part: Any) -> NDArray[Any]:
     """Return samples or targets as an array; of a tensor its values, without its gradient."""
     try:
-        return np.asarray(part.detach().cpu() if hasattr(part, "detach") else part)
+        if hasattr(part, "detach"):
+            return np.asarray(part.detach().cpu())
+        return np.asarray(part)
     except (ValueError, TypeError):
         raise _no_numbers(name) from None
 
 
 def _labelled(name: str, pair: Pair, objective: Objective) -> Pair:
-    """X (n, …) float32 and y (n,) int64."""
-    features, labels = _single(name, pair[0]), _class_numbers(name, pair[1])
-    if features.ndim < 2 or not features.shape[1] or labels.shape != features.shape[:1]:
+    """Return X (n, …) float32 and y (n,) int64."""
+    features = _single(name, pair[0])
+    labels = _class_numbers(name, pair[1])
+    has_features = features.ndim >= 2 and features.shape[1]
+    if not has_features or labels.shape != features.shape[:1]:
         raise UsageError(
             f"client {name!r}: X {features.shape} and y {labels.shape} must have one label per "
             "sample of at least one feature"
@@ -121,8 +133,9 @@ def _labelled(name: str, pair: Pair, objective: Objective) -> Pair:
 
 
 def _class_numbers(name: str, labels: NDArray[Any]) -> NDArray[Any]:
-    """Return labels as integers: of (n, 1) the column, of truth values 0 and 1, of floats those
-    that are whole.
+    """Return labels as integers.
+
+    Labels (n, 1) are a column, truth values become 0 and 1, and floats must be whole.
     """
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
@@ -137,27 +150,29 @@ def _class_numbers(name: str, labels: NDArray[Any]) -> NDArray[Any]:
 
 def _whole(values: NDArray[Any]) -> bool:
     """Return whether all floats are whole numbers that an integer holds exactly."""
-    return bool(
-        (np.isfinite(values) & (np.abs(values) < 2**53) & (values == np.floor(values))).all()
-    )
+    exact = np.isfinite(values) & (np.abs(values) < 2**53)
+    return bool((exact & (values == np.floor(values))).all())
 
 
 def _sequences(name: str, pair: Pair, objective: Objective) -> Pair:
-    """Positions as float32, tokens as int64 and never through floats; their shapes and ranges are
-    the objective's to check.
+    """Return positions as float32, and tokens as int64 and never through floats.
+
+    Their shapes and ranges are the objective's to check.
     """
-    x, y = (
-        _single(name, part)
-        if objective.kind == Trajectory.kind or part.dtype.kind not in "iu"
-        else part
-        for part in pair
-    )
+    x, y = (_step_numbers(name, part, objective) for part in pair)
     if x.ndim < 2 or not y.ndim or len(x) != len(y):
         raise UsageError(
             f"client {name!r}: X {x.shape} and y {y.shape} must have one target per sample of at "
             "least one step"
         )
-    return tuple(part.astype(np.int64) if part.dtype.kind in "iu" else part for part in (x, y))  # type: ignore[return-value]
+    return x, y
+
+
+def _step_numbers(name: str, part: NDArray[Any], objective: Objective) -> NDArray[Any]:
+    """Return positions or tokens in the type that they are trained on."""
+    if objective.kind == Trajectory.kind or part.dtype.kind not in "iu":
+        return _single(name, part)
+    return part.astype(np.int64)
 
 
 def _single(name: str, part: NDArray[Any]) -> NDArray[np.float32]:
