@@ -82,7 +82,7 @@ def masked(mask: str, dtype: torch.dtype, device: torch.device) -> float:
 
 
 def overwritten(mask: str, device: torch.device) -> float:
-    """Return how far rows that are masked where they lie are from others' on the CPU."""
+    """Return how far rows that are masked in place are from rows masked on the CPU."""
     rows = rows_of(WIDE)
     wanted = unlocked(mask, rows.shape[1]).forward(rows, 1)
     room = rows.new_zeros(wanted.shape)
@@ -106,31 +106,35 @@ def inner_products(mask: str, device: torch.device) -> float:
 
 def in_blocks(device: torch.device) -> float:
     """Return how far a mask in two blocks on the device is from that on the CPU."""
-    rows, found = rows_of(WIDE), []
-    for place in (CPU, device):
+    rows = rows_of(WIDE)
+
+    def masked_on(place: torch.device) -> torch.Tensor:
         stage = Blocks("rotation", 20, 30)
         stage.unlock(bytes(range(32)))
-        found.append(stage.forward(rows.to(place), 1))
-    return apart(found[1], found[0])
+        return stage.forward(rows.to(place), 1)
+
+    return apart(masked_on(device), masked_on(CPU))
 
 
 def mask_checks() -> list[Check]:
-    """Return those of masks."""
-    narrow = "three layers of float32 sums"
-    found = [Check("mask blocks, float64", 1e-12, LINEAR, in_blocks)]
+    """Return the checks of masks."""
+    checks = [Check("mask blocks, float64", 1e-12, LINEAR, in_blocks)]
     for mask in MASKS[1:]:
-        moves = mask in ("permutation", "signed-permutation")
-        wide, why = (0.0, EXACT) if moves else (1e-12, LINEAR)
-        few, reason = (0.0, EXACT) if moves else (1e-5, narrow)
-        found += [
-            Check(f"mask {mask}, float64", wide, why, partial(masked, mask, WIDE)),
-            Check(f"mask {mask}, float32", few, reason, partial(masked, mask, NARROW)),
-            Check(f"mask {mask}, in place", wide, why, partial(overwritten, mask)),
-            Check(f"mask {mask}, undone, float64", wide, why, partial(unmasked, mask, WIDE)),
-            Check(f"mask {mask}, undone, float32", few, reason, partial(unmasked, mask, NARROW)),
-            Check(f"mask {mask}, inner products", 1e-12, LINEAR, partial(inner_products, mask)),
+        name = f"mask {mask}"
+        bound64, why64 = 1e-12, LINEAR
+        bound32, why32 = 1e-5, "three layers of float32 sums"
+        if mask in ("permutation", "signed-permutation"):  # they compute no sums
+            bound64, why64 = 0.0, EXACT
+            bound32, why32 = 0.0, EXACT
+        checks += [
+            Check(f"{name}, float64", bound64, why64, partial(masked, mask, WIDE)),
+            Check(f"{name}, float32", bound32, why32, partial(masked, mask, NARROW)),
+            Check(f"{name}, in place", bound64, why64, partial(overwritten, mask)),
+            Check(f"{name}, undone, float64", bound64, why64, partial(unmasked, mask, WIDE)),
+            Check(f"{name}, undone, float32", bound32, why32, partial(unmasked, mask, NARROW)),
+            Check(f"{name}, inner products", 1e-12, LINEAR, partial(inner_products, mask)),
         ]
-    return [replace(check, cost=0.02) for check in found]
+    return [replace(check, cost=0.02) for check in checks]
 
 
 # Mechanisms
@@ -235,17 +239,20 @@ def decoded(name: str, rows: torch.Tensor) -> torch.Tensor:
 
 
 def sealed(device: torch.device) -> float:
-    """Return how many numbers differ after rows of the device were sealed and opened there, and
-    bytes from the CPU's seal.
+    """Return how many numbers and bytes a seal on the device gets wrong.
+
+    Rows are sealed and opened there, and the sealed bytes stand beside the CPU's.
     """
     from securecluster.privacy.masking.sealing import Seal
 
-    rows, seal = rows_of(NARROW), Seal("run")
+    rows = rows_of(NARROW)
+    seal = Seal("run")
     seal.unlock(bytes(32))
-    ids, step, about = [0, 1, 2], 1, ("eigen", "vectors")
-    boxes = seal.close(rows.to(device), ids, step, *about)
-    opened = seal.open(boxes.to(device), ids, step, *about, rows[0].to(device))
-    return differing(opened, rows) + differing(boxes, seal.close(rows, ids, step, *about))
+    ids, step, method, field = [0, 1, 2], 1, "eigen", "vectors"
+    wanted = seal.close(rows, ids, step, method, field)
+    boxes = seal.close(rows.to(device), ids, step, method, field)
+    opened = seal.open(boxes.to(device), ids, step, method, field, rows[0].to(device))
+    return differing(opened, rows) + differing(boxes, wanted)
 
 
 def distance(metric: str, rows: torch.Tensor) -> torch.Tensor:
@@ -256,12 +263,11 @@ def distance(metric: str, rows: torch.Tensor) -> torch.Tensor:
 
 
 def mechanism_checks() -> list[Check]:
-    """Return those of mechanisms, each on the same rows."""
-    found = []
+    """Return the checks of mechanisms, each on the same rows."""
+    checks = []
     linear = {"sketch": sketched, "clip": clipped, "eigenvalues": spectrum}
-    linear |= {
-        f"distances {metric}": partial(distance, metric) for metric in ("l1", "l2", "cosine")
-    }
+    for metric in ("l1", "l2", "cosine"):
+        linear[f"distances {metric}"] = partial(distance, metric)
     random = {
         "noise, local": noised,
         "noise, central": curated,
@@ -270,23 +276,23 @@ def mechanism_checks() -> list[Check]:
         "Gaussians": grid_noise,
     }
     for name, make in linear.items():
-        found.append(Check(f"{name}, float64", 1e-9, LINEAR, partial(on_both, make, WIDE)))
-        found.append(
+        checks.append(Check(f"{name}, float64", 1e-9, LINEAR, partial(on_both, make, WIDE)))
+        checks.append(
             Check(f"{name}, float32", 1e-4, "float32 sums", partial(on_both, make, NARROW))
         )
     for name, make in random.items():
-        found.append(Check(f"{name}, float64", 1e-9, FUNCTIONS, partial(on_both, make, WIDE)))
-        found.append(Check(f"{name}, float32", 1e-4, FUNCTIONS, partial(on_both, make, NARROW)))
+        checks.append(Check(f"{name}, float64", 1e-9, FUNCTIONS, partial(on_both, make, WIDE)))
+        checks.append(Check(f"{name}, float32", 1e-4, FUNCTIONS, partial(on_both, make, NARROW)))
     for name in ("8bit", "4bit", "1bit", "topk:0.2"):
         bytes_of, numbers_of = partial(coded, name), partial(decoded, name)
-        found.append(
+        checks.append(
             Check(f"compression {name}, bytes", 0.0, CODES, partial(on_both, bytes_of, NARROW))
         )
-        found.append(
+        checks.append(
             Check(f"compression {name}, numbers", 1e-6, CODES, partial(on_both, numbers_of, NARROW))
         )
-    found.append(Check("seals", 0.0, "the same bytes are sealed", sealed))
-    return [replace(check, cost=0.03) for check in found]
+    checks.append(Check("seals", 0.0, "the same bytes are sealed", sealed))
+    return [replace(check, cost=0.03) for check in checks]
 
 
 CODES = "random rows have no number within 1e-7 of where its code changes"
@@ -295,10 +301,11 @@ CODES = "random rows have no number within 1e-7 of where its code changes"
 # Networks
 
 
-def updates(of: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
+def updates(trainer: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
     """Return the updates (m, d) of one call of training."""
-    everyone = range(len(of.ids))
-    return of.train(Rows(of.start[None], (0,) * len(of.ids)), everyone, plan, 1)
+    everyone = range(len(trainer.ids))
+    models = Rows(trainer.start[None], (0,) * len(everyone))
+    return trainer.train(models, everyone, plan, 1)
 
 
 @cache
@@ -314,9 +321,7 @@ def trained(network: str, plan: LocalTraining, dtype: torch.dtype, device: torch
 
 
 def trained_alike(network: str, plan: LocalTraining, device: torch.device) -> float:
-    """Return how far updates made on the device are from this package's on the CPU: with dropout,
-    or noise.
-    """
+    """Return how far updates made on the device are from the CPU's, with dropout or noise."""
     wanted = updates(cohort(network, CPU, WIDE), plan)
     return apart(updates(cohort(network, device, WIDE), plan), wanted)
 
@@ -329,10 +334,12 @@ def trained_twice(network: str, plan: LocalTraining, device: torch.device) -> fl
 
 def forward_and_gradient(network: str, device: torch.device) -> float:
     """Return how far a batch's gradients on the device are from autograd's on the module."""
-    here, there = cohort(network, CPU, WIDE), cohort(network, device, WIDE)
+    here = cohort(network, CPU, WIDE)
+    there = cohort(network, device, WIDE)
     worst = 0.0
     for client, size in enumerate(SIZES):
-        x, first = there.inputs(client)[None], int(there._offsets[client])
+        x = there.inputs(client)[None]
+        first = int(there._offsets[client])
         y = there._y[first : first + size][None]
         weight = x.new_full((1, size), 1 / size, dtype=WIDE)
         views = there.model.views(there.start[None])
@@ -344,17 +351,19 @@ def forward_and_gradient(network: str, device: torch.device) -> float:
 
 def judged(network: str, device: torch.device) -> float:
     """Return how far clients' losses on the device are from the CPU's."""
-    found = []
-    for place in (CPU, device):
-        of = cohort(network, place, WIDE)
-        models = Rows(of.start[None], (0,) * len(of.ids))
-        found.append(torch.from_numpy(of.loss(models, range(len(of.ids)))))
-    return apart(found[1], found[0])
+
+    def losses_on(place: torch.device) -> torch.Tensor:
+        trainer = cohort(network, place, WIDE)
+        clients = range(len(trainer.ids))
+        models = Rows(trainer.start[None], (0,) * len(clients))
+        return torch.from_numpy(trainer.loss(models, clients))
+
+    return apart(losses_on(device), losses_on(CPU))
 
 
 def network_checks() -> list[Check]:
-    """Return those of networks: gradients, local training, DP-SGD, and the same bits twice."""
-    found = []
+    """Return the checks of networks: gradients, training, DP-SGD, and the same bits twice."""
+    checks = []
     for network in names():
         cost = SLOW.get(network, 0.1)
         own = [
@@ -381,12 +390,12 @@ def network_checks() -> list[Check]:
             Check(f"{network}: training twice", 0.0, EXACT, partial(trained_twice, network, PLAN)),
             Check(f"{network}: DP-SGD twice", 0.0, EXACT, partial(trained_twice, network, PRIVATE)),
         ]
-        found += [replace(check, cost=cost) for check in own]
+        checks += [replace(check, cost=cost) for check in own]
     for name, plan in OPTIMIZERS.items():
         private = replace(plan, clip=0.5)
         noisy = replace(private, noise=1.0)
         for network in ("mlp-32", "lstm-trajectory"):
-            found += [
+            checks += [
                 Check(f"{network}: {name}", 1e-8, STEPS64, partial(trained, network, plan, WIDE)),
                 Check(
                     f"{network}: DP-SGD by {name}",
@@ -403,13 +412,13 @@ def network_checks() -> list[Check]:
             ]
     for network in ("lstm-words", "lstm-trajectory"):
         plan = replace(PLAN, dropout=True)
-        found.append(
+        checks.append(
             Check(f"{network}: dropout", 1e-9, STEPS64, partial(trained_alike, network, plan))
         )
         plan = replace(PRIVATE, dropout=True)
-        found.append(
+        checks.append(
             Check(
                 f"{network}: DP-SGD, dropout", 1e-9, STEPS64, partial(trained_alike, network, plan)
             )
         )
-    return found
+    return checks

@@ -77,8 +77,9 @@ def digits() -> Federation:
 
 
 def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the largest difference over the largest magnitude that is wanted; NaN for other
-    shapes.
+    """Return the largest difference over the largest magnitude of `wanted`.
+
+    It is NaN where the shapes differ.
     """
     if found.shape != wanted.shape:
         return float("nan")

@@ -91,8 +91,7 @@ Piece = Check | Timing
 
 
 class Budget:
-    """The seconds that are left, and how this machine's pace compares with the pieces' nominal
-    costs.
+    """The seconds that are left, and this machine's pace beside the pieces' nominal costs.
 
     Args:
         seconds: in all.
@@ -118,7 +117,11 @@ class Budget:
         self._paces.append(took / cost)
 
     def estimate(self, cost: float) -> float:
-        """Return the seconds that a piece of some nominal cost takes here, by the pace of those
-        before.
+        """Return the seconds that a piece takes here, by the pace of those before.
+
+        Args:
+            cost: nominal, of the piece.
         """
-        return cost * (median(self._paces) if self._paces else 1.0)
+        if not self._paces:
+            return cost
+        return cost * median(self._paces)

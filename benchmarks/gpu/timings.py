@@ -51,15 +51,19 @@ def every_timing() -> list[Timing]:
 
 
 def build_cohort(network: str, clients: int, device: torch.device) -> LocalTrainer:
-    """Return clients with random samples: 100 images each, or as many as the network's own data
-    have.
+    """Return clients with random samples.
+
+    They have 100 images each, or as many samples as the network's own data.
     """
     if network in CASES:
         return CASES[network].cohort(clients, torch.float32, device)
-    draw, shape = np.random.default_rng(0), IMAGES[network]
+    shape = IMAGES[network]
+    draw = np.random.default_rng(0)
     arrays = {}
     for k in range(clients):
-        arrays[f"c{k}"] = draw.random((100, *shape), dtype=np.float32), draw.integers(0, 10, 100)
+        x = draw.random((100, *shape), dtype=np.float32)
+        y = draw.integers(0, 10, 100)
+        arrays[f"c{k}"] = x, y
     none: dict[str, Any] = {name: ([], []) for name in arrays}
     federation = Federation.from_arrays(arrays, test=none, seed=0)
     flat = build(network, federation.shape, 10, Randomness(0))
@@ -75,14 +79,14 @@ class Way:
 
 
 def batched(cohort: LocalTrainer) -> torch.Tensor:
-    """One round of all clients."""
+    """Train one round of all clients, and return their updates."""
     everyone = range(len(cohort.ids))
     start = Rows(cohort.start[None], (0,) * len(cohort.ids))
     return cohort.train(start, everyone, PLAN, 1)
 
 
 def centralised(cohort: LocalTrainer, module: torch.nn.Module) -> None:
-    """One epoch of one model over all clients' samples together, in large mini-batches."""
+    """Train one model for an epoch over all clients' samples, in large mini-batches."""
     load(module, cohort.start)
     module.train()
     optimizer = optimizer_of(PLAN, module)

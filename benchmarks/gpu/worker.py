@@ -1,4 +1,4 @@
-"""Do the pieces in order, within a budget, and tell the watchdog of each beginning and each result.
+"""Do the pieces in order, within a budget, and send the watchdog each beginning and each result.
 
 An event is one line of JSON on standard output. The watchdog may end this process at any moment: it
 has all that was told.
@@ -25,7 +25,8 @@ PATIENCE = 60.0
 def work(pieces: Sequence[Piece], device: torch.device, budget: Budget, tell: Tell) -> None:
     """Do what fits into the budget; an exception in one piece is told, and the rest goes on."""
     for piece in pieces:
-        needed, left = piece.needs(device, budget), budget.left()
+        needed = piece.needs(device, budget)
+        left = budget.left()
         if needed > left:
             reason = f"needs about {needed:.0f} s, and {max(left, 0):.0f} s were left"
             tell({"event": "skipped", "piece": piece.name, "kind": piece.kind, "reason": reason})
@@ -52,13 +53,8 @@ def _done(piece: Piece, device: torch.device, budget: Budget) -> list[dict[str, 
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         _forget_memory(device)
         if isinstance(piece, Check):
-            return [
-                {
-                    "event": "check",
-                    "piece": piece.name,
-                    "rows": [piece.row("failed", message=message)],
-                }
-            ]
+            row = piece.row("failed", message=message)
+            return [{"event": "check", "piece": piece.name, "rows": [row]}]
         return [_skipped(piece, message)]
 
 
@@ -101,13 +97,13 @@ def _driver() -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return done.stdout.splitlines()[0].strip() if done.stdout.strip() else "unknown"
+    if not done.stdout.strip():
+        return "unknown"
+    return done.stdout.splitlines()[0].strip()
 
 
 def main() -> None:
-    """Read the task from standard input: the device's name, the seconds, and the pieces that are
-    done.
-    """
+    """Do the task on standard input: a device's name, seconds, and the pieces that are done."""
     task = json.loads(sys.stdin.readline())
     budget = Budget(float(task["seconds"]))
     events = sys.stdout

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,47 +151,48 @@ def test_colour_and_grey_images_in_any_encoding_become_the_sets_own(
     )
 
 
-def broken(folder: Path, what: str) -> None:
-    """Spoil the test file of the small mnist."""
-    path = folder / "mnist" / "test-00000-of-00001.parquet"
-    pixels = np.zeros((4, 28, 28), np.uint8)
-    table = pq.read_table(path)
-    if what == "truncated":
-        path.write_bytes(path.read_bytes()[:-200])
-    elif what == "corrupt":
-        data = bytearray(path.read_bytes())
-        data[100:4000] = b"\x00" * 3900
-        path.write_bytes(bytes(data))
-    elif what == "text":
-        path.write_text("no parquet")
-    elif what == "gone":
-        path.unlink()
-    elif what == "no label":
-        write(path, pixels, lable=np.arange(4))
-    elif what == "null label":
-        write(path, pixels, label=pa.array([1, None, 2, 3]))
-    elif what == "text label":
-        write(path, pixels, label=["a", "b", "c", "d"])
-    elif what == "large label":
-        write(path, pixels, label=[1, 2, 10, 3])
-    elif what == "small images":
-        write(path, pixels[:, :14], label=np.arange(4))
-    elif what == "no image":
-        pq.write_table(pa.table({"image": np.arange(30), "label": table["label"]}), path)
-    elif what == "undecodable":
-        cells = [{"bytes": b"\x89PNG\r\n\x1a\nrubbish", "path": None}] * 30
-        pq.write_table(pa.table({"image": cells, "label": table["label"]}), path)
-    elif what == "null image":
-        kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-        pq.write_table(
-            pa.table(
-                {
-                    "image": pa.array([{"bytes": None, "path": "x.png"}] * 30, kind),
-                    "label": table["label"],
-                }
-            ),
-            path,
-        )
+PIXELS = np.zeros((4, 28, 28), np.uint8)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def overwrite_bytes(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[100:4000] = b"\x00" * 3900
+    path.write_bytes(bytes(data))
+
+
+def replace_images(path: Path, images: Any) -> None:
+    """Keep the labels and put other cells in the place of the images."""
+    labels = pq.read_table(path)["label"]
+    pq.write_table(pa.table({"image": images, "label": labels}), path)
+
+
+def put_rubbish(path: Path) -> None:
+    replace_images(path, [{"bytes": b"\x89PNG\r\n\x1a\nrubbish", "path": None}] * 30)
+
+
+def remove_bytes(path: Path) -> None:
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    replace_images(path, pa.array([{"bytes": None, "path": "x.png"}] * 30, kind))
+
+
+SPOIL: dict[str, Callable[[Path], object]] = {
+    "truncated": truncate,
+    "corrupt": overwrite_bytes,
+    "text": lambda path: path.write_text("no parquet"),
+    "gone": lambda path: path.unlink(),
+    "no label": lambda path: write(path, PIXELS, lable=np.arange(4)),
+    "null label": lambda path: write(path, PIXELS, label=pa.array([1, None, 2, 3])),
+    "text label": lambda path: write(path, PIXELS, label=["a", "b", "c", "d"]),
+    "large label": lambda path: write(path, PIXELS, label=[1, 2, 10, 3]),
+    "small images": lambda path: write(path, PIXELS[:, :14], label=np.arange(4)),
+    "no image": lambda path: replace_images(path, np.arange(30)),
+    "undecodable": put_rubbish,
+    "null image": remove_bytes,
+}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +215,7 @@ def broken(folder: Path, what: str) -> None:
 def test_files_that_cannot_be_used_are_named_in_one_sentence(
     what: str, words: str, mnist: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
-    broken(tmp_path, what)
+    SPOIL[what](tmp_path / "mnist" / "test-00000-of-00001.parquet")
     with pytest.raises(UsageError, match=words) as caught:
         Federation.simulate("mnist", scenario=Iid(), clients=2, seed=0)
     assert "\n" not in str(caught.value)

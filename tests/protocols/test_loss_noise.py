@@ -32,7 +32,7 @@ from securecluster.protocols.nsim.random_walks import Format
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.protocols.srfca.client import OfferedClusters, SRFCAClient
 from securecluster.protocols.srfca.server import cross_losses
-from securecluster.runtime.endpoint import CallContext, config_hash
+from securecluster.runtime.endpoint import CallContext
 from securecluster.runtime.transport import InProcess
 
 # a threshold may join nobody under noise
@@ -247,8 +247,6 @@ def normals(*shape: int) -> torch.Tensor:
 
 
 def ask(
-    made: Any,
-    federation: Federation,
     endpoint: Any,
     name: str,
     query: Any,
@@ -259,7 +257,7 @@ def ask(
     """What clients answer when they are asked directly."""
     members = {"gather": 1, "sum": len(to), "pairs": 2}[verb]
     call = Call(
-        config_hash(made.config(federation, "float64")),
+        endpoint._config,
         name,
         verb,
         1,
@@ -290,7 +288,7 @@ def test_the_layer_that_leaves_is_clipped_and_its_noise_is_gaussian(small: Feder
         assert (norms > 0.02).sum() == 5  # the first client's has not moved
         clipped = moved / np.maximum(1, norms / 0.02)
         rest = [
-            ask(made, small, endpoint, "send_model", Empty(), (0, 1, 2, 3, 4, 5), step).layer.values
+            ask(endpoint, "send_model", Empty(), (0, 1, 2, 3, 4, 5), step).layer.values
             for step in range(1, 9)
         ]
         noise = np.stack([(rows - layer.rows(began)).numpy() - clipped for rows in rest]) / (
@@ -321,12 +319,10 @@ def test_the_noise_of_losses_is_z_times_what_one_unit_can_change(
     )
     found, everyone = [], tuple(range(6))
     for step in range(1, 61):
-        chosen = ask(made, small, endpoint, "choose", query, everyone, step).model.values.tolist()
+        chosen = ask(endpoint, "choose", query, everyone, step).model.values.tolist()
         rows = endpoint.client._fits
         assert chosen == [int(np.argmin(rows[k])) for k in range(6)]
-        total = ask(
-            made, small, endpoint, "fits", Empty(), everyone, step + 1000, "sum"
-        ).loss.values.numpy()
+        total = ask(endpoint, "fits", Empty(), everyone, step + 1000, "sum").loss.values.numpy()
         np.testing.assert_array_equal(total, [rows[k] for k in range(6)])
         found.append([rows[k] for k in range(6)])
     sizes = np.array(endpoint.client.cohort.sizes)[:, None] if unit == "example" else 1.0
@@ -344,16 +340,14 @@ def test_asked_the_same_again_a_client_says_the_same_and_asked_anew_it_draws_ane
     endpoint: Any = made.build_client(small, Settings(dtype="float64"))
     query = made._begin(type("Net", (), {"clients": range(6)}), 0).message_for(range(6))
     told = [
-        ask(made, small, endpoint, "least", query, tuple(range(6)), step, "sum").loss.values
+        ask(endpoint, "least", query, tuple(range(6)), step, "sum").loss.values
         for step in (1, 1, 2)
     ]
     assert torch.equal(told[0], told[1]) and not bool((told[0] == told[2]).any())
     assert drawn[:6] == drawn[6:12] != drawn[12:]
     # after a restart
     other = method("ifca", mask="none", starts=1).build_client(small, Settings(dtype="float64"))
-    assert torch.equal(
-        ask(made, small, other, "least", query, tuple(range(6)), 1, "sum").loss.values, told[0]
-    )
+    assert torch.equal(ask(other, "least", query, tuple(range(6)), 1, "sum").loss.values, told[0])
 
 
 def test_the_least_of_several_losses_needs_the_noise_of_one(small: Federation) -> None:
@@ -363,8 +357,7 @@ def test_the_least_of_several_losses_needs_the_noise_of_one(small: Federation) -
         endpoint: Any = made.build_client(small, Settings(dtype="float64"))
         query = made._begin(type("Net", (), {"clients": range(6)}), 0).message_for(range(6))
         told = [
-            ask(made, small, endpoint, "least", query, tuple(range(6)), step, "sum")
-            for step in range(1, 21)
+            ask(endpoint, "least", query, tuple(range(6)), step, "sum") for step in range(1, 21)
         ]
         assert (told[0].size is None) == (unit == "client")
         bank, sizes = (
@@ -418,12 +411,12 @@ def test_what_has_been_judged_is_told_again_without_new_noise_and_nothing_else_i
     )
     for name, query, verb in (("choose_again", nobody, "gather"), ("fits", Empty(), "sum")):
         with pytest.raises(PolicyError, match="choose comes first"):
-            ask(made, small, endpoint, name, query, (0, 1), 1, verb)
+            ask(endpoint, name, query, (0, 1), 1, verb)
     with pytest.raises(PolicyError, match="brings models to judge"):
-        ask(made, small, endpoint, "choose", nobody, (0, 1), 2)
+        ask(endpoint, "choose", nobody, (0, 1), 2)
     with pytest.raises(PolicyError, match="brings no models"):
         models = OfferedClusters(Picks(table, ((0, 1),) * 2), 0, nobody.others)
-        ask(made, small, endpoint, "choose_again", models, (0, 1), 3)
+        ask(endpoint, "choose_again", models, (0, 1), 3)
 
 
 def test_what_the_server_sees_is_said_with_its_noise() -> None:
