@@ -25,7 +25,7 @@ from securecluster.protocols import CFL, IFCA, NSIM, SRFCA, LocalKMeans, Setting
 from securecluster.protocols.cfl.client import PathModels
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.local_kmeans import CFLState as LocalState
+from securecluster.protocols.local_kmeans import LocalKMeansState
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.random_walks import Format
@@ -456,7 +456,7 @@ def test_newcomers_go_to_the_nearest_centre_whose_noise_is_known(small: Federati
         math.sqrt(blur / 5 + 9),
     )
     labels = [0, 1, 1, 1, 1, 1]
-    state = LocalState(labels, PendingUpdates.start(6, fresh=False), 1, centres)
+    state = LocalKMeansState(labels, PendingUpdates.start(6, fresh=False), 1, centres)
     rows = Update(Rows(torch.zeros(1, d)), None)
     net.gather = lambda *args, **rest: Replies((6,), rows, (), 1)
     assert made.place(net, state, [6]) == [0]
