@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
 from securecluster.benchmarks.table import RESULTS
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, LocalKMeans, OneShot, Protocol, RandomClusters
+from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Protocol, RandomClusters
 
 from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 
-PROTOCOLS: dict[str, type[Protocol]] = {p.name: p for p in (CFL, FLHC, SRFCA, OneShot, NSIM, IFCA, LocalKMeans, RandomClusters, FedAvg)}
+KINDS = (CFL, FLHC, SRFCA, OneShot, NSIM, IFCA, LocalKMeans, RandomClusters, FedAvg, FineTune)
+PROTOCOLS: dict[str, type[Protocol]] = {p.name: p for p in KINDS}
 WAYS = (("client", 0.0), ("client", 0.01), ("client", 0.1), ("client", 0.5), ("example", 0.5), ("example", 1.0))
 CLIP = {"srfca": 10.0, "local-kmeans": 3.0, "nsim": 0.3}
 OWN: dict[str, dict[str, Any]] = {
