@@ -86,7 +86,7 @@ def draw(sheet: Sheet, rows: Sequence[Row], scale: str) -> Path:
                 at = [[x for r in rows if _is(r, name, unit, z) for x in numbers(r.get(value, ""))] for z in levels]
                 if all(at) and (value == "ari" or name != "nsim"):  # whose metric is metres
                     beside = [n + (k - 4) * 0.02 for n in range(len(levels))]  # lines that coincide
-                    ax.plot(beside, [np.mean(v) for v in at], color=f"C{k}", marker="osv^D*Phx"[k], label=name, alpha=0.8)
+                    ax.plot(beside, [np.mean(v) for v in at], color=f"C{k}", marker="osv^D*Phx+"[k], label=name, alpha=0.8)
             ax.set_xticks(range(len(levels)), ["none", *(f"z = {z:g}\nε from {_epsilon(rows, unit, z)}" for z in levels[1:])], fontsize=8)
             ax.set_ylim(-0.05, 1.05)
             ax.set_ylabel("ARI" if value == "ari" else "accuracy")
