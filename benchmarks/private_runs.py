@@ -41,14 +41,14 @@ from securecluster.protocols import (
     SRFCA,
     ClusteringProtocol,
     FedAvg,
+    FineTune,
     LocalKMeans,
     OneShot,
     RandomClusters,
 )
 
-PROTOCOLS: dict[str, type[ClusteringProtocol]] = {
-    p.name: p for p in (CFL, FLHC, SRFCA, OneShot, NSIM, IFCA, LocalKMeans, RandomClusters, FedAvg)
-}
+KINDS = (CFL, FLHC, SRFCA, OneShot, NSIM, IFCA, LocalKMeans, RandomClusters, FedAvg, FineTune)
+PROTOCOLS: dict[str, type[ClusteringProtocol]] = {p.name: p for p in KINDS}
 WAYS = (
     ("client", 0.0),
     ("client", 0.01),
@@ -132,7 +132,7 @@ def draw(sheet: Sheet, rows: Sequence[Row], scale: str) -> Path:
                         beside,
                         [np.mean(v) for v in at],
                         color=f"C{k}",
-                        marker="osv^D*Phx"[k],
+                        marker="osv^D*Phx+"[k],
                         label=name,
                         alpha=0.8,
                     )

@@ -1,7 +1,7 @@
 """Every protocol at its defaults on twenty settings that no default was chosen on.
 
 python -m securecluster.benchmarks.robust [--seeds 3] [--half first|second] [--protocols cfl,ifca]
-    [--settings digits-tasks-2x7] [--minutes 600] [--name robust]
+    [--settings digits-tasks-2x7] [--minutes 600] [--name robust] [--markdown]
 
 The settings come in two halves that each cover permuted and swapped labels, shares of labels,
 turned images, combinations, mixtures and clients of one distribution. The first half may be looked
@@ -52,6 +52,8 @@ CLUSTERED = ("cfl", "flhc", "srfca", "oneshot", "ifca", "local-kmeans")
 # protocols whose server knows the format of trajectories and of no other data
 TRAJECTORIES = ("nsim",)
 NAMES = (*BASELINES, *CLUSTERED, *TRAJECTORIES)
+
+Spread = tuple[float, float, float, int]  # mean, least, most and number of values
 
 FIRST_SEED = 1700  # no other table has these seeds
 MARGIN = 0.01  # of accuracy; of perplexity and position error, relative to FedAvg's
@@ -371,6 +373,33 @@ def _failures(rows: Sequence[Row]) -> list[str]:
     ]  # fmt: skip
 
 
+def markdown(rows: Sequence[Row], protocols: Sequence[str]) -> list[str]:
+    """Return a table of settings by protocols: the mean score, and the mean ARI in parentheses.
+
+    Protocols without clusters of their own have no ARI. Scores are accuracies, or metres.
+    """
+    by = ["setting", "protocol"]
+    score, ari = spread(rows, by, "score"), spread(rows, by, "ari")
+    lines = [f"| setting | {' | '.join(f'`{name}`' for name in protocols)} |"]
+    lines.append("| --- " * (1 + len(protocols)) + "|")
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        found = []
+        for name in protocols:
+            key = (setting, name)
+            clusters = None if name in BASELINES else ari.get(key)
+            found.append(_cell_text(score.get(key), clusters))
+        lines.append(f"| {setting} | {' | '.join(found)} |")
+    return lines
+
+
+def _cell_text(score: Spread | None, ari: Spread | None) -> str:
+    if score is None:
+        return "–"
+    mean_score = score[0]
+    shown = f"{mean_score:.3f}" if mean_score <= 1 else f"{mean_score:,.0f} m"
+    return shown if ari is None else f"{shown} ({ari[0]:.2f})"
+
+
 def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
@@ -387,6 +416,7 @@ def chosen(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--settings", type=_names, default=list(SETTINGS), help="all by default")
     parser.add_argument("--minutes", type=float, default=600.0, help="no cell is started after")
     parser.add_argument("--name", default="robust", help="of the CSV file, robust by default")
+    parser.add_argument("--markdown", action="store_true", help="print a table of means")
     found = parser.parse_args(argv)
     if found.seeds < 1 or not found.minutes >= 0:
         parser.error("--seeds is at least 1, and --minutes at least 0")
@@ -405,7 +435,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     sheet = Sheet(options.name, RESULTS)
     wanted = cells(options.seeds, options.settings, options.protocols)
     rows = sheet.fill(wanted, measure, options.minutes)
-    print("\n".join(report(rows)))
+    print("\n".join(markdown(rows, options.protocols) if options.markdown else report(rows)))
     return sheet.path
 
 

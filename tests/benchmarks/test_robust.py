@@ -205,6 +205,17 @@ def test_the_report_counts_what_ends_below_fedavg() -> None:
     assert lines[-1] == "  local: 1 of 1; accuracy -0.015"
 
 
+def test_a_table_has_scores_and_the_clusters_agreement() -> None:
+    rows = [row("fedavg", 0, 0.5), row("cfl", 0, 0.6), row("cfl", 1, 0.7)]
+    rows += [row("cfl", 0, 1220, "position_error")]
+    assert robust.markdown(rows, ("fedavg", "cfl")) == [
+        "| setting | `fedavg` | `cfl` |",
+        "| --- | --- | --- |",
+        "| accuracy | 0.500 | 0.650 (1.00) |",
+        "| position_error | – | 1,220 m (1.00) |",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
