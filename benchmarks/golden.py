@@ -9,9 +9,10 @@ bytes of every call. All but the frame bytes may never change where only names a
 carry the names of messages' fields, so that a new name may change their length, and the comparison
 tells these apart.
 
-Noise and keys follow the configuration's hash, in which names of hyper-parameters are, and dropouts
-follow the names of methods, so that a record would change with these names. Here the hash is the
-same for every run, and dropouts follow the number of the call alone.
+Noise and keys follow the configuration's hash, in which names of hyper-parameters are; noise also
+follows the names of messages' fields, and dropouts the names of methods, so that a record would
+change with these names. Here the hash is the same for every run, and noise and dropouts follow the
+number of the call alone.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from securecluster import Federation, LabelSwap
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import (
     CFL,
     FLHC,
@@ -160,8 +162,8 @@ def measure() -> dict[str, Any]:
 
 
 def _leave_names_out_of_draws() -> None:
-    """Fix the configuration's hash wherever a module has it, and draw dropouts without method
-    names.
+    """Fix the configuration's hash wherever a module has it, and draw noise without the names of
+    fields and dropouts without those of methods.
     """
     for name, module in list(sys.modules.items()):
         if name.startswith("securecluster") and hasattr(module, "config_hash"):
@@ -172,6 +174,14 @@ def _leave_names_out_of_draws() -> None:
         return key(self, *path[:3], *path[4:]) if path[2:3] == ("dropout",) else key(self, *path)
 
     Randomness.key = without_method  # type: ignore[method-assign]
+    seed = NoiseStreams.seed
+
+    def without_field(
+        self: NoiseStreams, client: int, purpose: str, step: int, about: bytes = b""
+    ) -> bytes:
+        return seed(self, client, "", step, about)
+
+    NoiseStreams.seed = without_field  # type: ignore[method-assign]
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[str], list[str]]:
