@@ -34,7 +34,7 @@ from securecluster.messaging.messages import Rows
 from securecluster.models.dropout import SeededDropout
 from securecluster.models.flat_model import FlatModel
 from securecluster.models.recurrent import LSTM
-from securecluster.models.validation import adopt, build
+from securecluster.models.validation import build, prepare_module
 from securecluster.training.dp_sgd import DPSGDState
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -62,7 +62,7 @@ def cohort(model: str, clients: int, general: bool, dtype: torch.dtype) -> Local
     if model in CASES:
         case = CASES[model]
         federation = case.federation(clients)
-        flat = adopt(
+        flat = prepare_module(
             case.make(case.shape, case.classes), case.shape, case.classes, objective=case.objective
         )
     else:

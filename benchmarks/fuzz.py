@@ -291,7 +291,7 @@ class Recorded:
             {name: part for name, part in run._parts.items() if name == "phase-estimator"}
         )
         net.divide([])  # newcomers are asked by the server itself
-        self.method.place(net, state, EVERYONE[CLIENTS:])
+        self.method.assign_newcomers(net, state, EVERYONE[CLIENTS:])
 
 
 def record(case: str) -> Recorded:

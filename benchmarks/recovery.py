@@ -25,15 +25,15 @@ def margins(history: list[Any]) -> tuple[float | None, float]:
     """Return the least evidence of a split, and the most in the rounds after the last one, in which
     a split was considered.
     """
-    looks = [
-        (line["round"], look)
+    split_tests = [
+        (line["round"], test)
         for line in history
-        for look in line["looks"]
-        if look["evidence"] is not None
+        for test in line["split_tests"]
+        if test["evidence"] is not None
     ]
-    last = max((number for number, look in looks if look["split"]), default=0)
-    at_split = [look["evidence"] for _, look in looks if look["split"]]
-    after = [look["evidence"] for number, look in looks if number > last]
+    last = max((number for number, test in split_tests if test["split"]), default=0)
+    at_split = [test["evidence"] for _, test in split_tests if test["split"]]
+    after = [test["evidence"] for number, test in split_tests if number > last]
     return min(at_split, default=None), max(after, default=0.0)
 
 

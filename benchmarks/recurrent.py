@@ -31,7 +31,7 @@ from securecluster.models.flat_model import FlatModel
 from securecluster.models.objectives import Language, Objective, Trajectory
 from securecluster.models.recurrent import LSTM
 from securecluster.models.sequence_architectures import lstm_chars, lstm_trajectory, lstm_words
-from securecluster.models.validation import adopt
+from securecluster.models.validation import prepare_module
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 PLAN = LocalTraining(lr=0.1, epochs=1, batch_size=10)
@@ -76,7 +76,7 @@ class Case:
         """The clients, with the network's own first weights."""
         torch.manual_seed(0)
         federation = self.federation(clients)
-        flat = adopt(
+        flat = prepare_module(
             self.make(self.shape, self.classes), self.shape, self.classes, objective=self.objective
         )
         return LocalTrainer(federation, flat, Randomness(0), device, dtype)

@@ -33,7 +33,7 @@ class FedAvg(ClusteringProtocol):
         flush(net, run, state)
         return state
 
-    def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """There is one cluster."""
         return [0] * len(to)
 

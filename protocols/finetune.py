@@ -63,7 +63,7 @@ class FineTuneClient(SumClient):
         return super().contribute(turn, query)
 
     @answers(GATHER, private=False)
-    def alone(self, turn: CallContext, query: AverageDeltas) -> Ack:
+    def train_locally(self, turn: CallContext, query: AverageDeltas) -> Ack:
         """Train the model alone, without noise; nothing leaves."""
         first = [n for n, k in enumerate(turn.at) if k not in self._unshared]
         if first:
@@ -74,7 +74,7 @@ class FineTuneClient(SumClient):
             )
             if not self._unshared:
                 self.shared = self.models.row(at[0]).clone()
-        return super().alone(turn, query)
+        return super().train_locally(turn, query)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Add the shared model."""
@@ -111,7 +111,9 @@ class FineTune(ClusteringProtocol):
                 continue
             state.outbox.unsubscribe(net.clients)
             letter = state.outbox.message_for(net.clients)
-            state.outbox.acknowledge(net.gather(FineTuneClient.alone, letter, to=net.clients).ids)
+            state.outbox.acknowledge(
+                net.gather(FineTuneClient.train_locally, letter, to=net.clients).ids
+            )
         flush(net, run, state)
         return state
 
@@ -120,7 +122,7 @@ class FineTune(ClusteringProtocol):
         """Return the number of FedAvg's rounds."""
         return max(1, self.rounds - self.tune_rounds)
 
-    def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """There is one cluster: a newcomer starts from its model."""
         return [0] * len(to)
 

@@ -43,7 +43,7 @@ from securecluster.protocols.common.base import ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compressed_updates import (
     CompressedUpdateClient,
-    everyones,
+    gather_until_complete,
     updates_of,
 )
 from securecluster.protocols.common.compression_options import CompressionOptions
@@ -81,7 +81,7 @@ class NewcomerReference:
 class FLHCState(AveragingState):
     """What the server's loop changes."""
 
-    look: LinkageRecord | None = None
+    linkage: LinkageRecord | None = None
     memory: NewcomerReference | None = None
     absent: list[int] = field(default_factory=list)  # who never replied in the clustering round
 
@@ -152,15 +152,15 @@ class FLHC(CompressionOptions):
         """Lines 6–10: everyone's update from the joint model, merged up to the threshold. These
         updates move no model.
         """
-        ids, rows, step = everyones(
+        ids, rows, step = gather_until_complete(
             net,
             state.outbox,
-            FLHCClient.send_compressed_update if self.briefs else FLHCClient.train,
+            FLHCClient.send_compressed_update if self.compresses else FLHCClient.train,
         )
         state.absent = [i for i in net.clients if i not in ids]
         if len(ids) < 2:
             return
-        noise = net.noise("brief" if self.briefs else "delta")
+        noise = net.noise("compressed" if self.compresses else "delta")
         distance = distances(rows, self.metric, noise).cpu()
         tree = merges(distance.numpy(), self.linkage)
         seed = net.randomness.integer("server", "clusterer")
@@ -176,7 +176,7 @@ class FLHC(CompressionOptions):
             labels = partition(
                 alike(rows, self.metric, noise).cpu().numpy(), self.clusterer, None, seed
             )
-        state.look = LinkageRecord(ids, distance, torch.from_numpy(tree), float(at))
+        state.linkage = LinkageRecord(ids, distance, torch.from_numpy(tree), float(at))
         state.memory = self._memory(net, state, ids, rows, labels, step)
         place = dict(zip(ids, labels, strict=True))
         state.labels = [place.get(i, largest(labels)) for i in net.clients]
@@ -195,7 +195,10 @@ class FLHC(CompressionOptions):
         Return None where nobody posts the joint model, which all who replied hold.
         """
         joint = request_model(
-            net, state.outbox, ids, int(net.agreed["dimension"]) if self.briefs else rows.shape[1]
+            net,
+            state.outbox,
+            ids,
+            int(net.agreed["dimension"]) if self.compresses else rows.shape[1],
         )
         if not len(joint.displacement):
             return None
@@ -203,7 +206,9 @@ class FLHC(CompressionOptions):
         kept, of, sizes = representatives(rows, labels, linkage)
         return NewcomerReference(joint, step, kept.cpu(), of, sizes, linkage)
 
-    def place(self, net: ServerChannel, state: FLHCState, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(
+        self, net: ServerChannel, state: FLHCState, to: Sequence[int]
+    ) -> list[int]:
         """Ours: a newcomer trains from the clustering round's model and joins the cluster at the
         least linkage distance.
 
@@ -222,14 +227,14 @@ class FLHC(CompressionOptions):
             Picks(known.joint.displacement[None], picks), steps, absolute=True, count=first
         )
         got: Replies[Any] = net.gather(
-            FLHCClient.send_compressed_update if self.briefs else FLHCClient.train,
+            FLHCClient.send_compressed_update if self.compresses else FLHCClient.train,
             query,
             to=to,
             step=known.step,
         )
         check_newcomers(to, got.ids)
         updates = updates_of(got)
-        noise = net.noise("brief" if self.briefs else "delta") / torch.tensor(
+        noise = net.noise("compressed" if self.compresses else "delta") / torch.tensor(
             [*known.sizes, *(1 for _ in got.ids)]
         )
         apart = (
@@ -248,11 +253,11 @@ class FLHC(CompressionOptions):
         return [found[i] for i in to]
 
     def _note(self, run: Run, state: FLHCState) -> None:
-        look = state.look
+        linkage = state.linkage
         seen = (
             {}
-            if look is None or self.clusterer != "paper"
-            else {"threshold": look.threshold, "merges": look.merges.tolist()}
+            if linkage is None or self.clusterer != "paper"
+            else {"threshold": linkage.threshold, "merges": linkage.merges.tolist()}
         )
         run.note(clustered=clusters_of(state.labels), absent=list(state.absent), **seen)
 
@@ -286,7 +291,7 @@ class FLHC(CompressionOptions):
             )
 
     def releases(self) -> ReleaseCounts:
-        """What every round takes, and an update, or a brief, in the clustering round."""
+        """What every round takes, and an update, or a compressed one, in the clustering round."""
         return ReleaseCounts(updates=self.rounds + 1, trainings=self.rounds + 1)
 
     def server_view(self) -> list[str]:

@@ -40,10 +40,10 @@ class Local(ClusteringProtocol):
         )
         for t in run.rounds("train", state, self.rounds):
             asked = sample_clients(net, net.clients, self.participation, t)
-            net.gather(SumClient.alone, nothing.message_for(asked), to=asked)
+            net.gather(SumClient.train_locally, nothing.message_for(asked), to=asked)
         return state
 
-    def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """Each newcomer is a cluster of its own, which has no model yet: it trains alone."""
         return list(to)
 
@@ -52,7 +52,7 @@ class Local(ClusteringProtocol):
         """None."""
         return 0
 
-    def served(self, client: Any, state: Any) -> Rows:
+    def models_after_round(self, client: Any, state: Any) -> Rows:
         """Each client's own model."""
         models: Rows = client.models
         return models

@@ -45,7 +45,7 @@ from securecluster.runtime.server_channel import ServerChannel
 class LocalKMeansState(AveragingState):
     """What the server's loop changes."""
 
-    step: int = 0  # the call in which clients handed in their models: it names the mask
+    step: int = 0  # the call in which clients sent their models: it names the mask
     # (k, d) means of X over the clusters
     centres: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
 
@@ -94,7 +94,9 @@ class LocalKMeans(ClusteringProtocol):
             if t > self._local:
                 average_clusters(net, state, self.participation, t)
                 continue
-            net.gather(SumClient.alone, state.outbox.message_for(net.clients), to=net.clients)
+            net.gather(
+                SumClient.train_locally, state.outbox.message_for(net.clients), to=net.clients
+            )
             if t == self._local:
                 self._cluster(net, state)
         flush(net, run, state)
@@ -137,25 +139,27 @@ class LocalKMeans(ClusteringProtocol):
         """
         return net.noise("delta") * (self._local if self.per_example else 1)
 
-    def place(self, net: ServerChannel, state: LocalKMeansState, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(
+        self, net: ServerChannel, state: LocalKMeansState, to: Sequence[int]
+    ) -> list[int]:
         """Newcomers train alone as long as the others did and join the nearest centre (ours)."""
         nothing = PendingUpdates.start(0, fresh=False)
         if not len(state.centres):
             raise UsageError(
-                "no client handed in its model, so there are no centres to compare newcomers with: "
+                "no client sent its model, so there are no centres to compare newcomers with: "
                 "run it anew"
             )
         for _ in range(self._local):
-            net.gather(SumClient.alone, nothing.message_for(to), to=to)
+            net.gather(SumClient.train_locally, nothing.message_for(to), to=to)
         got = net.gather(LocalKMeansClient.send_model, Empty(), to=to, step=state.step, tries=TRIES)
         check_newcomers(to, got.ids)
         away = to_others(got.rows.delta.values.cpu(), state.centres).square()
-        blur = torch.tensor(
+        noise_variance = torch.tensor(
             [self._blur(net) / state.labels.count(c) for c in range(len(state.centres))],
             dtype=away.dtype,
         )
         # the noise of a mean is its members'
-        found = dict(zip(got.ids, (away - blur).argmin(1).tolist(), strict=True))
+        found = dict(zip(got.ids, (away - noise_variance).argmin(1).tolist(), strict=True))
         return [found[i] for i in to]
 
     def check(self, clients: int) -> None:

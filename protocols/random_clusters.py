@@ -38,7 +38,7 @@ class RandomClusters(ClusteringProtocol):
         flush(net, run, state)
         return state
 
-    def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """A draw of its own for each newcomer."""
         return [int(net.randomness.generator("server", "newcomer", i).integers(self.k)) for i in to]
 

@@ -107,7 +107,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     tenth, every = max(1, len(history) // 10), -(-len(history) // POINTS)
     found: dict[str, Any] = {"accuracy": history[-1]["accuracy"], "every": every}
     for name in NORMS:
-        curve = [line["looks"][0][name] for line in history]
+        curve = [line["split_tests"][0][name] for line in history]
         found |= {
             f"{name}_first": float(np.mean(curve[:tenth])),
             f"{name}_last": float(np.mean(curve[-tenth:])),

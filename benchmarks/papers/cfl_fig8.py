@@ -75,17 +75,17 @@ class Watched(CFL):
     """
 
     # of this round, and rounds so far; without annotations, so no hyper-parameters
-    looks, seen = (
+    split_tests, seen = (
         tuple[SplitStatistics, ...](),
         0,
     )
 
-    def _test(self, net: ServerChannel, state: Any, look: SplitStatistics) -> None:
-        super()._test(net, state, look)
-        self.looks = (*self.looks, look)
+    def _test(self, net: ServerChannel, state: Any, statistics: SplitStatistics) -> None:
+        super()._test(net, state, statistics)
+        self.split_tests = (*self.split_tests, statistics)
 
-    def _incongruent(self, state: Any, look: SplitStatistics) -> bool:
-        return self.seen + 1 in splits(self.rounds) and super()._incongruent(state, look)
+    def _incongruent(self, state: Any, statistics: SplitStatistics) -> bool:
+        return self.seen + 1 in splits(self.rounds) and super()._incongruent(state, statistics)
 
     def observe(
         self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
@@ -95,13 +95,15 @@ class Watched(CFL):
         assert truth is not None
         gaps = [
             (
-                look.cluster,
-                separation_gap(cosine(look.inner).cpu().numpy(), [truth[i] for i in look.came]),
+                statistics.cluster,
+                separation_gap(
+                    cosine(statistics.inner).cpu().numpy(), [truth[i] for i in statistics.came]
+                ),
             )
-            for look in self.looks
+            for statistics in self.split_tests
         ]
         by_truth = [float(np.nanmean(accuracy[np.equal(truth, c)])) for c in sorted(set(truth))]
-        self.looks, self.seen = (), self.seen + 1
+        self.split_tests, self.seen = (), self.seen + 1
         return {**line, "gaps": gaps, "by_truth": by_truth}
 
 

@@ -72,22 +72,22 @@ def splits(rounds: int) -> list[int]:
 class Watched(cfl_fig8.Watched):
     """CFL that splits one cluster in each of the rounds of this figure."""
 
-    def _test(self, net: ServerChannel, state: Any, look: SplitStatistics) -> None:
-        super()._test(net, state, look)
-        rivals = [other for other in self.looks if other.halves]
+    def _test(self, net: ServerChannel, state: Any, statistics: SplitStatistics) -> None:
+        super()._test(net, state, statistics)
+        rivals = [other for other in self.split_tests if other.halves]
         for other in sorted(rivals, key=alike)[1:]:
             other.halves = None
 
-    def _incongruent(self, state: Any, look: SplitStatistics) -> bool:
+    def _incongruent(self, state: Any, statistics: SplitStatistics) -> bool:
         return self.seen + 1 in splits(self.rounds)
 
     def _significant(self, *_: Any) -> bool:
         return True
 
 
-def alike(look: SplitStatistics) -> float:
+def alike(statistics: SplitStatistics) -> float:
     """α_cross^max of its bipartition."""
-    return bipartition(cosine(look.inner).cpu().numpy()).cross_max
+    return bipartition(cosine(statistics.inner).cpu().numpy()).cross_max
 
 
 def measure(cell: Cell) -> dict[str, Any]:

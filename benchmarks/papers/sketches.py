@@ -9,7 +9,7 @@ clustering round; CFL: of round 20 of one that never splits) go through the stag
 norm, so that half of the clients are clipped. FL+HC cuts by its own rules (paper: ward and the
 largest gap; other clusterers: the gap of eigenvalues). CFL splits these updates, and the halves
 again, by its relative split test. "run": whole runs of 25 rounds, S = 1, in which averages have the
-same noise as briefs. Seeds are from 20 on: no constant was chosen on them.
+same noise as compressed updates. Seeds are from 20 on: no constant was chosen on them.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _brief(
     pipeline = Pipeline([*sketch, *noise, *codecs.build(cell["compress"], rows.shape[1])])
     pipeline.arm(NoiseStreams.derived(public, "sketches"))
     return pipeline.decode(
-        pipeline.forward(rows.clone(), 1000 + draw, ids=range(len(rows)), field="brief")
+        pipeline.forward(rows.clone(), 1000 + draw, ids=range(len(rows)), field="compressed")
     ), pipeline
 
 

@@ -70,7 +70,8 @@ class Stepwise(FedAvg):
         if self.looked is None:
             return self.work.start
         return np.asarray(
-            self.served(*self.looked).select([0]).values[0].cpu().numpy(), dtype=np.float32
+            self.models_after_round(*self.looked).select([0]).values[0].cpu().numpy(),
+            dtype=np.float32,
         )
 
     def next(self, line: Line) -> None:

@@ -73,7 +73,7 @@ class CFLClient(CompressedUpdateClient):
             )
         guard = self._pipeline.guard
         losses = self._path_losses(turn, query, loss_clip(guard))
-        sizes = [self.cohort.aside[k] for k in turn.at]
+        sizes = [self.cohort.validation_sizes[k] for k in turn.at]
         widths = [1 + length for length in lengths]
         released = noised(guard, "judge", turn.ids, turn.step, losses, sizes, widths)
         means = np.nan_to_num(released, nan=WORST, posinf=WORST)
@@ -95,12 +95,12 @@ class CFLClient(CompressedUpdateClient):
         """
         paths = query.means.picks
         losses = np.zeros((len(turn.at), 1 + query.depth))
-        losses[:, 0] = self.cohort.loss_aside(self.models.select(turn.at), turn.at, clip)
+        losses[:, 0] = self.cohort.validation_loss(self.models.select(turn.at), turn.at, clip)
         for level in range(max(len(path) for path in paths)):
             frames = [k for k, path in enumerate(paths) if len(path) > level]
             models = self._models_of(query, [paths[k][level] for k in frames])
             clients = [turn.at[k] for k in frames]
-            losses[frames, 1 + level] = self.cohort.loss_aside(models, clients, clip)
+            losses[frames, 1 + level] = self.cohort.validation_loss(models, clients, clip)
         return losses
 
     def _models_of(self, query: AverageDeltas, picks: Sequence[int]) -> Rows:

@@ -250,7 +250,7 @@ def send_fallback_models(
     tree: ParameterTree,
     outbox: PendingUpdates,
     labels: Sequence[int],
-    handed: FallbackResult,
+    fallback_models: FallbackResult,
 ) -> FallbackResult:
     """Send the clusters that return to an earlier model that model.
 
@@ -258,12 +258,12 @@ def send_fallback_models(
         not have replaced it.
     """
     leaves = [tree.leaf(c) for c in range(1 + max(labels))]
-    waiting = [i for i, c in enumerate(labels) if handed.nodes[c] != leaves[c]]
+    waiting = [i for i, c in enumerate(labels) if fallback_models.nodes[c] != leaves[c]]
     for _ in range(TRIES):
         if not waiting:
             break
-        nodes = [[handed.nodes[labels[i]]] for i in waiting]
+        nodes = [[fallback_models.nodes[labels[i]]] for i in waiting]
         message = tree.message_for(nodes, outbox.number + 1)
         replies = net.gather(TrainingClient.receive, message, to=waiting)
         waiting = sorted(set(waiting) - set(replies.ids))
-    return handed
+    return fallback_models

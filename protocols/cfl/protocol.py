@@ -79,7 +79,7 @@ class CFLState:
     # (m, m), of the last round that all clients shared
     alpha: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     shared: bool = True  # whether alpha is of this round
-    handed: FallbackResult | None = None  # whose model each cluster got in the end
+    fallback_models: FallbackResult | None = None  # whose model each cluster got in the end
 
 
 @dataclass
@@ -139,7 +139,7 @@ class CFL(CompressionOptions):
         )
         for t in run.rounds("train", state, self.rounds):
             asked = self._invited(net, state, t)
-            updates, sums = collect_updates(net, state.outbox, asked, state.labels, self.briefs)
+            updates, sums = collect_updates(net, state.outbox, asked, state.labels, self.compresses)
             state.shared = False
             round_statistics = []
             for c, members in enumerate(clusters_of(state.labels)):
@@ -157,7 +157,7 @@ class CFL(CompressionOptions):
             ]
             run.note(
                 splits=[[split.members, *(split.halves or ())] for split in splits],
-                looks=[statistics.line() for statistics in measured],
+                split_tests=[statistics.line() for statistics in measured],
                 wanted=list(state.wanted),
             )
             for split in splits:
@@ -172,7 +172,7 @@ class CFL(CompressionOptions):
             self._fall_back(net, run, state)
         return state
 
-    def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """Algorithm 4, down the parameter tree."""
         if not self.tree:
             raise UsageError(
@@ -181,7 +181,7 @@ class CFL(CompressionOptions):
             )
         if self.similarity == "gradient":
             method: Any = CFLClient.gradient
-        elif self.briefs:
+        elif self.compresses:
             method = CFLClient.send_compressed_update
         else:
             method = CFLClient.train
@@ -201,8 +201,8 @@ class CFL(CompressionOptions):
         chosen = run.once(
             "judged", lambda: choose_fallback_models(net, tree, outbox, labels), FallbackResult
         )
-        state.handed = run.once(
-            "handed",
+        state.fallback_models = run.once(
+            "fallback_models",
             lambda: send_fallback_models(net, tree, outbox, labels, chosen),
             FallbackResult,
         )
@@ -323,12 +323,12 @@ class CFL(CompressionOptions):
     def releases(self) -> ReleaseCounts:
         """Return how often a client releases updates, full gradients and losses.
 
-        It releases an update a round, or a brief and the update. The losses are those that the
-        fallback goes by.
+        It releases an update a round, and a compressed one with compression. The losses are those
+        that the fallback goes by.
         """
         full = self.rounds * (self.similarity == "gradient")
         return ReleaseCounts(
-            self.rounds * (1 + self.briefs) + full,
+            self.rounds * (1 + self.compresses) + full,
             int(self.fallback > 0),
             trainings=self.rounds,
             full=full,
@@ -340,7 +340,7 @@ class CFL(CompressionOptions):
         return self.average == "weighted"
 
     @property
-    def aside(self) -> float:
+    def validation_share(self) -> float:
         """The samples that the fallback is judged by."""
         return self.fallback
 
@@ -368,7 +368,7 @@ class CFL(CompressionOptions):
 
     def server_view(self) -> list[str]:
         """What stays visible under every mask."""
-        return server_view(self.weighted, self.briefs, self.tree, self.fallback > 0)
+        return server_view(self.weighted, self.compresses, self.tree, self.fallback > 0)
 
     def observe(
         self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
@@ -378,9 +378,9 @@ class CFL(CompressionOptions):
         gap = separation_gap(state.alpha.numpy(), truth) if truth else None
         return {**super().observe(federation, client, state, scores), "gap": gap}
 
-    def adopt(self, kept: FittedState) -> Self:
+    def _restore_fitted(self, kept: FittedState) -> Self:
         """Adds the parameter tree."""
-        super().adopt(kept)
+        super()._restore_fitted(kept)
         self.tree_: ParameterTree = self.state_.tree
         return self
 

@@ -62,16 +62,16 @@ class SplitStatistics:
         return {**known, "members": len(self.members), "split": self.halves is not None}
 
 
-def server_view(weighted: bool, briefs: bool, tree: bool, judged: bool) -> list[str]:
+def server_view(weighted: bool, compresses: bool, tree: bool, judged: bool) -> list[str]:
     """What the server sees under every mask."""
     found = ["each client's number of samples"] * weighted
     found += [
         "norms and pairwise cosines of a round's updates (and full gradients, if asked for)",
         "the clusters, splits and members",
     ]
-    found += ["the updates beside their briefs (the plain sum reads every reply)"] * briefs + [
-        "how far each node's model has moved"
-    ] * tree
+    found += [
+        "the updates beside the compressed ones (the plain sum reads every reply)"
+    ] * compresses + ["how far each node's model has moved"] * tree
     losses = (
         "each client's losses under the models on its path, and the number of samples kept aside "
         "(the plain sum reads both)"
@@ -84,17 +84,17 @@ def collect_updates(
     outbox: PendingUpdates,
     asked: Sequence[int],
     labels: Sequence[int],
-    briefs: bool,
+    compresses: bool,
 ) -> tuple[Replies[Any], Sums[Any] | None]:
-    """Collect the clients' updates, which α compares.
+    """Collect the round's updates, which α compares.
 
-    Where they tell their updates in brief, collect these briefs, and the sums over two members or
-    more of each cluster.
+    With compression, collect compressed updates and, for every cluster with two or more members,
+    the sum of the whole ones.
     """
-    method: Any = CFLClient.send_compressed_update if briefs else CFLClient.train
+    method: Any = CFLClient.send_compressed_update if compresses else CFLClient.train
     replies = net.gather(method, outbox.message_for(asked), to=asked)
     outbox.acknowledge(replies.ids)
-    if not briefs:
+    if not compresses:
         return replies, None
     replied = Counter(labels[i] for i in replies.ids)
     company = [i for i in replies.ids if replied[labels[i]] >= MINIMUM]
@@ -119,16 +119,16 @@ def split_statistics(
     labels: Sequence[int],
     total: Sums[Any] | None = None,
 ) -> SplitStatistics:
-    """Return norms of a cluster's updates, free of the noise that clients add.
+    """Estimate norms and similarities of a cluster's updates, with the known noise subtracted.
 
-    α compares the updates (eq. 51).
+    α are the cosine similarities of the updates (eq. 51).
 
     Args:
-        total: the sums of the updates that were told in brief: the norm of the mean comes from
-            these.
+        total: the sums of whole updates where clients compress them, which give the norm of the
+            mean.
     """
     if replies.ids and isinstance(replies.rows, CompressedUpdate):
-        return _in_brief(net, replies, cluster, members, labels, total)
+        return _of_compressed(net, replies, cluster, members, labels, total)
     places = [k for k, i in enumerate(replies.ids) if labels[i] == cluster]
     statistics = SplitStatistics(cluster, members, [replies.ids[k] for k in places])
     if not places:
@@ -152,7 +152,7 @@ def split_statistics(
     return statistics
 
 
-def _in_brief(
+def _of_compressed(
     net: ServerChannel,
     replies: Replies[Any],
     cluster: int,
@@ -160,12 +160,12 @@ def _in_brief(
     labels: Sequence[int],
     total: Sums[Any] | None,
 ) -> SplitStatistics:
-    """‖Δ_c‖ from the sum, ‖Δ_i‖ and α from briefs."""
+    """‖Δ_c‖ from the sum, ‖Δ_i‖ and α from compressed updates."""
     places = [k for k, i in enumerate(replies.ids) if labels[i] == cluster]
     statistics = SplitStatistics(cluster, members, [replies.ids[k] for k in places])
     if not places:
         return statistics
-    rows, noise = replies.rows.brief.values, net.noise("brief")
+    rows, noise = replies.rows.compressed.values, net.noise("compressed")
     statistics.inner = gram(rows, places, noise)
     norms = gram_norms(statistics.inner)
     statistics.max_norm = _longest(norms, noise)

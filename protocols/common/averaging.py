@@ -57,7 +57,7 @@ class SumClient(TrainingClient):
         return Update(found.delta, self._sizes(turn))
 
     @answers(GATHER, private=False, trains="usual")
-    def alone(self, turn: CallContext, query: AverageDeltas) -> Ack:
+    def train_locally(self, turn: CallContext, query: AverageDeltas) -> Ack:
         """Make θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i), which stays here.
 
         Asked again, or for an earlier call, a client does not train again.
@@ -221,7 +221,7 @@ def cluster_sums(
         # whether they reply or not: what is averaged from now on would undo what they learn alone
         state.outbox.unsubscribe(lone)
         state.outbox.acknowledge(
-            net.gather(SumClient.alone, state.outbox.message_for(lone), to=lone).ids
+            net.gather(SumClient.train_locally, state.outbox.message_for(lone), to=lone).ids
         )
     asked = sorted(
         i

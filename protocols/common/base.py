@@ -229,7 +229,7 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
             kept, transcript, judged = carry_out(self, federation, settings, folder, report)
         self.transcript_ = transcript
-        self.adopt(kept)
+        self._restore_fitted(kept)
         self.warning_: str | None = None if judged is None else self._doubt(judged, federation)
         return self._belongs_to(folder)
 
@@ -266,7 +266,7 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
 
         The run's hyper-parameters are this protocol's.
         """
-        self.adopt(read_kept(folder))
+        self._restore_fitted(read_kept(folder))
         self._open_transcript(folder)
         return self._belongs_to(folder)
 
@@ -295,7 +295,7 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         mode, home = learned.settings.transcript, folder / "transcript"
         self.transcript_ = Transcript.open(mode, home, self.message_types, learned.names)
 
-    def adopt(self, kept: FittedState) -> Self:
+    def _restore_fitted(self, kept: FittedState) -> Self:
         """Take over what was learned: it becomes the attributes that end in an underscore."""
         learned, config = kept.learned, kept.learned.config
         self.kept_ = kept
@@ -451,12 +451,12 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         dimension = self.flat_model(federation).dimension
         own = {
             **self.shown_params(),
-            **self.resolved(federation),
+            **self.resolve_defaults(federation),
             **known(federation),
             **self.shared_facts(federation),
         }
         found = {
-            "schema": 1,
+            "schema": 2,
             "wire": wire.VERSION,
             "protocol": self.name,
             "dtype": dtype,
@@ -477,7 +477,7 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
 
         return numbers({**self.get_params(), "model": describe_model(self.model)})
 
-    def resolved(self, federation: Federation) -> dict[str, Any]:
+    def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
         """Return what stands for the defaults that depend on the data.
 
         These are the network's name and its learning rate.
@@ -491,7 +491,7 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
             if self.lr is None
             else self.lr
         )
-        return {**name, "lr": lr, **self.resolved_noise(federation, lr, self.aside)}
+        return {**name, "lr": lr, **self.resolve_noise(federation, lr, self.validation_share)}
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the stages between a client's update and the wire.

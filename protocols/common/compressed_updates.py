@@ -1,8 +1,8 @@
-"""Updates told in brief, and handed over in a sum only (ours).
+"""Compressed updates for clustering (not in the papers).
 
-A brief is a short reply that clusters are told from: the update behind a sketch, or compressed, or
-both: (sketch) → clip → noise → (mask) → quantise. What a client told in brief it hands over next,
-so that the server needs the sum of a cluster's updates and never one of them.
+A client replies with a sketch of its update, a quantised update, or a quantised sketch: (sketch) →
+clip → noise → (mask) → quantise. The server clusters by these, and then asks for the updates
+themselves in one sum per cluster, so that it never reads a whole update of one client.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class CompressedUpdate:
     """Client to server."""
 
     # (b, q) the sketch of SGD_n(θ_i, D_i) − θ_i, or (b, n) its bytes
-    brief: Annotated[Rows, Real(("dimension",), squared=True)]
+    compressed: Annotated[Rows, Real(("dimension",), squared=True)]
 
 
 class CompressedUpdateClient(UpdateClient):
-    """Clients that tell their update in brief, and hand it over to a sum."""
+    """Clients that send a compressed update and contribute the whole one to the next sum."""
 
     keeps: ClassVar[bool] = True  # whether anyone asks for the update later
     # where each client's row is, and the rows (b, d), before any mask
@@ -55,12 +55,12 @@ class CompressedUpdateClient(UpdateClient):
         start: torch.Tensor | None = None,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted, start)
-        # the call in which each client last told its update, and the averages it had by then
-        self._told = [(0, 0)] * len(cohort.ids)
+        # the call in which each client last sent a compressed update, and its averages by then
+        self._sent_in = [(0, 0)] * len(cohort.ids)
 
-    @answers(GATHER, through=("brief",), trains="usual")
+    @answers(GATHER, through=("compressed",), trains="usual")
     def send_compressed_update(self, turn: CallContext, query: AverageDeltas) -> CompressedUpdate:
-        """Train from the cluster's model, keep the update, and reply with its brief.
+        """Train from the cluster's model, keep the update, and reply with it compressed.
 
         Training begins with θ_i ← θ_i + P⁻¹Δ_c(i). Sketch, clip, noise and mask are applied on the
         way out.
@@ -68,28 +68,28 @@ class CompressedUpdateClient(UpdateClient):
         self._kept = None  # before there is another (m, d)
         self.catch_up(turn, query)
         delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step)
-        last = [k for k in turn.at if self._told[k][0] <= turn.step]
+        last = [k for k in turn.at if self._sent_in[k][0] <= turn.step]
         # not for a request that comes after a later one's: nobody asks for that update any more
         for k in last:
-            self._told[k] = (turn.step, self._had[k])
+            self._sent_in[k] = (turn.step, self._had[k])
         if self.keeps and len(last) == len(turn.at):
             self._kept = ({k: n for n, k in enumerate(turn.at)}, delta)
         return CompressedUpdate(Rows(delta))
 
     @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
     def contribute_kept_update(self, turn: CallContext, query: Empty) -> Update:
-        """Return the update that was last told in brief.
+        """Return the update that was last sent compressed.
 
         It leaves in sums only, times |D_i| where the average is weighted. A process that was
         restarted since has forgotten the update, and trains again: every draw follows from the call
-        that told it.
+        in which the compressed update was sent.
         """
-        untold = [i for i, k in zip(turn.ids, turn.at, strict=True) if not self._tells(k)]
-        if untold:
-            few = ", ".join(map(str, untold[:5]))
+        without = [i for i, k in zip(turn.ids, turn.at, strict=True) if not self._holds_update(k)]
+        if without:
+            few = ", ".join(map(str, without[:5]))
             raise UpdateError(
-                f"round {turn.round}: client(s) {few} have no update to hand over: ask for a brief "
-                "first"
+                f"round {turn.round}: client(s) {few} have no update to contribute: ask for a "
+                "compressed update first"
             )
         delta = self._updates(turn.at)
         if not self._weighted:
@@ -98,13 +98,13 @@ class CompressedUpdateClient(UpdateClient):
         delta *= size.table.to(delta)[:, None]
         return Update(Rows(delta), size)
 
-    def _tells(self, k: int) -> bool:
-        """Return whether the client at position k still holds the model that its brief is about."""
-        step, had = self._told[k]
+    def _holds_update(self, k: int) -> bool:
+        """Return whether the client at position k still holds the model it trained from."""
+        step, had = self._sent_in[k]
         return self.keeps and step > 0 and had == self._had[k]
 
     def _updates(self, at: Sequence[int]) -> torch.Tensor:
-        """Return the updates that clients told in brief, (len(at), room).
+        """Return the updates that clients sent compressed, (len(at), room).
 
         They come from memory, or from the same training again.
         """
@@ -114,40 +114,40 @@ class CompressedUpdateClient(UpdateClient):
         known = [n for n, k in enumerate(at) if k in place]
         if kept is not None and known:
             delta[known, :d] = kept[[place[at[n]] for n in known]]
-        for step in sorted({self._told[k][0] for k in at if k not in place}):
-            again = [n for n, k in enumerate(at) if k not in place and self._told[k][0] == step]
+        for step in sorted({self._sent_in[k][0] for k in at if k not in place}):
+            again = [n for n, k in enumerate(at) if k not in place and self._sent_in[k][0] == step]
             who = [at[n] for n in again]
             delta[again, :d] = self.cohort.train(self.models.select(who), who, self.training, step)
         return delta
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add which updates were told in brief.
+        """Add the calls in which compressed updates were sent.
 
         The updates themselves would be as large as the models.
         """
-        return {**super().memory(), "told": torch.tensor(self._told, dtype=torch.int64)}
+        return {**super().memory(), "sent_in": torch.tensor(self._sent_in, dtype=torch.int64)}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Take over what `memory` returned."""
         super().recall(memory)
-        self._told, self._kept = [(step, had) for step, had in memory["told"].tolist()], None
+        self._sent_in, self._kept = [(step, had) for step, had in memory["sent_in"].tolist()], None
 
 
 def updates_of(got: Replies[Any]) -> torch.Tensor:
-    """The rows that some clients replied with, (r, n): updates, or briefs of them."""
+    """Return the rows that some clients replied with, (r, n): updates, whole or compressed."""
     rows: torch.Tensor = (
-        got.rows.brief if isinstance(got.rows, CompressedUpdate) else got.rows.delta
+        got.rows.compressed if isinstance(got.rows, CompressedUpdate) else got.rows.delta
     ).values
     return rows
 
 
-def everyones(
+def gather_until_complete(
     net: ServerChannel, outbox: PendingUpdates, ask: Callable[..., Any]
 ) -> tuple[list[int], torch.Tensor, int]:
-    """Return the clients that replied, their updates or briefs, and the number of the call.
+    """Return the clients that replied, their updates, and the number of the call.
 
-    The clients are in order, and their updates or briefs are (r, n). Whoever does not reply is
-    asked again, with the same call number, so that all replies carry one mask (ours).
+    The clients are in order, and their updates, whole or compressed, are (r, n). Clients that do
+    not reply are asked again under the same call number, so that all replies carry one mask.
     """
     ids: list[int] = []
     parts: list[torch.Tensor] = []
@@ -167,15 +167,15 @@ def everyones(
     return [ids[k] for k in order], torch.cat(parts)[torch.as_tensor(order)], step
 
 
-def briefed(config: Mapping[str, Any]) -> bool:
-    """Whether clients tell their updates in brief."""
+def uses_compression(config: Mapping[str, Any]) -> bool:
+    """Return whether clients send compressed updates for clustering."""
     return config["sketch"] is not None or config["compress"] != "none"
 
 
-def with_briefs(
+def with_compression(
     pipeline: Pipeline, private: Sequence[Stage], config: Mapping[str, Any]
 ) -> Pipeline:
-    """A pipeline, and beside it the one of the field `brief`, where there are any.
+    """Return a pipeline, and with it that of the field `compressed` where clients compress.
 
     Args:
         private: the stages that clip and add noise.
@@ -183,7 +183,7 @@ def with_briefs(
     Raises:
         UsageError: a sketch that is no shorter than the model.
     """
-    if not briefed(config):
+    if not uses_compression(config):
         return pipeline
     q, sketch = int(config["dimension"]), tuple[Stage, ...]()
     if config["sketch"] is not None:
@@ -194,13 +194,13 @@ def with_briefs(
     found = Pipeline(
         pipeline.stages,
         pipeline.seal,
-        {**pipeline.fields, "brief": Pipeline([*sketch, *private, *mask, *coded])},
+        {**pipeline.fields, "compressed": Pipeline([*sketch, *private, *mask, *coded])},
     )
     found.common = pipeline.common
     return found
 
 
-def check_briefs(given: Any) -> None:
+def check_compression(given: Any) -> None:
     """Raise UsageError for a sketch, compression or clusterer that cannot work.
 
     Each has to work with a method's other options.
@@ -210,7 +210,7 @@ def check_briefs(given: Any) -> None:
     codecs.check(given.compress, given.mask, given.sketch)
     if given.clusterer not in CLUSTERERS:
         raise unknown("clusterer", given.clusterer, CLUSTERERS)
-    if getattr(given, "similarity", "update") == "gradient" and briefed(vars(given)):
+    if getattr(given, "similarity", "update") == "gradient" and uses_compression(vars(given)):
         raise UsageError(
             "sketches and compression are of updates, and similarity='gradient' compares full "
             "gradients: choose one of them"

@@ -144,7 +144,7 @@ class DPOptions(ABC):
         trained = self.per_example and config["noise"] > 0
         return {"delta": math.inf, "size": math.inf} if trained else {}
 
-    def replacements(self) -> dict[str, float]:
+    def replacement_factors(self) -> dict[str, float]:
         """Return the sensitivity to replacing the unit of privacy, by reply field.
 
         The value is the ratio to the sensitivity to adding or removing the unit. Fields for which
@@ -230,7 +230,7 @@ class DPOptions(ABC):
             kind: mean([plan.variance(n) for n in config["sizes"]]) for kind, plan in known.items()
         }
         return ReleaseAccounting(
-            pipeline, self.multipliers(config), self.replacements(), known, curator, trained
+            pipeline, self.multipliers(config), self.replacement_factors(), known, curator, trained
         )
 
     def history(self, z: float, samples: int, usual: LocalTraining) -> History:
@@ -249,14 +249,19 @@ class DPOptions(ABC):
         ]
         return [entry for entry in own if entry[2]]
 
-    def resolved_noise(self, federation: Federation, lr: float, aside: float) -> dict[str, Any]:
+    def resolve_noise(
+        self, federation: Federation, lr: float, validation_share: float
+    ) -> dict[str, Any]:
         """Return the bound of a loss, and the noise multiplier.
 
         The multiplier is as given, or as `target_epsilon` needs it for the client that releases
         most.
         """
         kind, found = federation.objective, dict[str, Any](noise=float(self.noise))
-        sizes = [len(shard.y) - math.floor(aside * len(shard.y)) for shard in federation.shards]
+        sizes = [
+            len(shard.y) - math.floor(validation_share * len(shard.y))
+            for shard in federation.shards
+        ]
         if self.target_epsilon is not None:
             plan = LocalTraining(lr, self.epochs, self.batch_size)
             each = {tuple(self.history(1.0, n, plan)) for n in sizes}

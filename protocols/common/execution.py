@@ -125,7 +125,7 @@ def build_client(
         dtype,
         clients,
         numbers,
-        protocol.aside,
+        protocol.validation_share,
         draws,
     )
     client = protocol.make_client(cohort, pipeline, config)
@@ -226,7 +226,7 @@ class _Simulation:
         """Return what was learned, and the clients whose models have learned nothing."""
         protocol, client, keys = self.protocol, self.endpoint.client, self.endpoint.keys
         labels = [int(c) for c in state.labels]
-        models = protocol.final(client, state)
+        models = protocol.final_models(client, state)
         scores = client.cohort.scores(models)
         truth = self.federation.truth
         learned = FittedSummary(
@@ -384,7 +384,7 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     net.record = _recorder(net, ledger, planned, record, first)
     state: Any = unpack(protocol.kept_.server, protocol.state_class())
     with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
-        labels = protocol.place(net, state, guests.ids)
+        labels = protocol.assign_newcomers(net, state, guests.ids)
     return Joined(tuple(map(int, labels)), net.state.ledger, transcript, transcript.totals())
 
 

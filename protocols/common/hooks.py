@@ -58,7 +58,7 @@ class ProtocolHooks(ABC):
         """
 
     @abstractmethod
-    def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """Return the clusters of newcomers, which are clients that the run never saw.
 
         They have the numbers `to`, and are asked through verbs.
@@ -137,7 +137,7 @@ class ProtocolHooks(ABC):
         Args:
             config: what clients and server agreed on.
         """
-        clients, total = int(config["clients"]), int(self.total)
+        clients, total = int(config["clients"]), int(self.total_rounds)
         calls = (4 * clients + 64) * (total + 2)  # more than any method makes, repetitions included
         averages = 2 * (total + clients) + 4
         return {
@@ -155,7 +155,7 @@ class ProtocolHooks(ABC):
         return False
 
     @property
-    def aside(self) -> float:
+    def validation_share(self) -> float:
         """Return the share of each client's training samples that is kept out of training.
 
         Models are judged by these samples.
@@ -163,7 +163,7 @@ class ProtocolHooks(ABC):
         return 0.0
 
     @property
-    def total(self) -> int:
+    def total_rounds(self) -> int:
         """Lines of the history: one a round."""
         return self.rounds
 
@@ -175,7 +175,7 @@ class ProtocolHooks(ABC):
         """
         return 2
 
-    def served(self, client: Any, state: Any) -> Rows:
+    def models_after_round(self, client: Any, state: Any) -> Rows:
         """Return the model each client would use after this round.
 
         It is for the observer, which looks outside the network.
@@ -188,10 +188,10 @@ class ProtocolHooks(ABC):
 
         For another objective it is the metric of that. Clients without test data have NaN.
         """
-        found: NDArray[np.float64] = client.cohort.scores(self.served(client, state))
+        found: NDArray[np.float64] = client.cohort.scores(self.models_after_round(client, state))
         return found
 
-    def final(self, client: Any, state: Any) -> Rows:
+    def final_models(self, client: Any, state: Any) -> Rows:
         """The model each client holds at the end."""
         models: Rows = client.models
         return models

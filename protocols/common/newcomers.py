@@ -211,7 +211,7 @@ def number_of(ledger: Ledger, clients: int, name: str, samples: int | None) -> i
 def training_sizes(protocol: ClusteringProtocol, newcomers: Federation) -> list[int]:
     """Return how many samples each newcomer trains on, without those kept aside."""
     sizes = [len(shard.y) for shard in newcomers.shards]
-    return [n - math.floor(protocol.aside * n) for n in sizes]
+    return [n - math.floor(protocol.validation_share * n) for n in sizes]
 
 
 def samples_batches(protocol: ClusteringProtocol, method: str) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from securecluster.protocols.common.base import ClusteringProtocol
 
 P = TypeVar("P", bound="ClusteringProtocol")
-SCHEMA = 5
+SCHEMA = 6
 LEARNED, SERVER, CLIENTS = "learned.safetensors", "server.safetensors", "clients.safetensors"
 MODELS, START = "models.safetensors", "start.safetensors"
 # among what clients remember: the clusters' models (k, d), where no client's own is one of them
@@ -206,7 +206,7 @@ def load(kind: type[P], folder: Path, model: Any, own: dict[str, Any]) -> P:
     found = kind(
         **{**learned.params, **own, "model": _model(folder, learned.params["model"], model)}
     )
-    found.adopt(kept)
+    found._restore_fitted(kept)
     return found
 
 

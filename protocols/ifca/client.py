@@ -34,7 +34,7 @@ from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas,
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
-AVERAGES = Upto("moved", "moves")  # averages of all models in one frame
+AVERAGES = Upto("moved", "ifca_averages")  # averages of all models in one frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,18 +83,20 @@ class IFCAClient(TrainingClient):
         self, cohort: LocalTrainer, training: LocalTraining, pipeline: Pipeline, weighted: bool
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
-        self.banks: dict[int, ModelSet] = {}  # by start
+        self.model_sets: dict[int, ModelSet] = {}  # by start
         # by position: the start and the model it took last, and in which call
         self._chosen: dict[int, tuple[int, int, int]] = {}
         # by position: the last call that brought it averages, and of which start
-        self._heard: dict[int, tuple[int, int]] = {}
+        self._last_call: dict[int, tuple[int, int]] = {}
 
     @answers(GATHER)
     def choose(self, turn: CallContext, query: ModelAverages) -> ModelChoice:
         """The model with the lowest loss on all training samples, where the run adds noise to
         losses the lowest noisy one; of equal ones the first.
         """
-        return self._take(turn, query.start, self._told("choose", turn, self._losses(turn, query)))
+        return self._take(
+            turn, query.start, self._released("choose", turn, self._losses(turn, query))
+        )
 
     @answers(GATHER)
     def join(self, turn: CallContext, query: ModelAverages) -> ModelChoice:
@@ -103,7 +105,7 @@ class IFCAClient(TrainingClient):
         if not offered:
             raise PolicyError("join brings models to choose from: without one there is no choice")
         losses = np.full((len(turn.at), query.k), math.inf)
-        losses[:, offered] = self._told("join", turn, self._losses(turn, query)[:, offered])
+        losses[:, offered] = self._released("join", turn, self._losses(turn, query)[:, offered])
         return self._take(turn, query.start, losses)
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
@@ -115,7 +117,7 @@ class IFCAClient(TrainingClient):
         picks = []
         for k in turn.at:
             start, j, _ = self._chosen[k]
-            picks.append((self.banks[start][j].models, k))
+            picks.append((self.model_sets[start][j].models, k))
         models = _selected_rows(picks)
         room = self._pipeline.room(self.cohort.model.dimension)
         sizes = None if self._pipeline.clips else [self.cohort.sizes[k] for k in turn.at]
@@ -131,20 +133,20 @@ class IFCAClient(TrainingClient):
         single one (ours).
         """
         lowest = self._losses(turn, query).min(1, keepdims=True)
-        means = self._told("least", turn, lowest)[:, 0]
+        means = self._released("least", turn, lowest)[:, 0]
         if self._pipeline.clips:
             return LowestLoss(Rows(torch.as_tensor(means)), None)
         sums = means * np.array([self.cohort.sizes[k] for k in turn.at])
         return LowestLoss(Rows(torch.as_tensor(sums)), self._sizes(turn))
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def show(self, turn: CallContext, query: ModelRequest) -> Update:
+    def send_model(self, turn: CallContext, query: ModelRequest) -> Update:
         """How far a model has moved since its start began, masked on the way out: so it reaches
         newcomers (ours).
         """
         requested = query.model.values.tolist()
         # a client that was never asked has no models of this start yet
-        models = self.banks.get(query.start) or self._first(query.start, 1 + max(requested))
+        models = self.model_sets.get(query.start) or self._first(query.start, 1 + max(requested))
         deltas = []
         for j, i, k in zip(requested, turn.ids, turn.at, strict=True):
             alone = CallContext((i,), (k,), turn.round, turn.step)
@@ -155,7 +157,7 @@ class IFCAClient(TrainingClient):
         """Everyone's model, `choice[i]` client i's, where those at positions `at` have what the
         query brings them.
         """
-        models = self.banks.get(query.start) or self._first(query.start, query.k)
+        models = self.model_sets.get(query.start) or self._first(query.start, query.k)
         advanced = []
         for model, averages in zip(models, _averages_by_model(query), strict=True):
             advanced.append(model.advanced(at, averages))
@@ -172,14 +174,14 @@ class IFCAClient(TrainingClient):
         """Raise PolicyError for clients that have not chosen, or have gone on since: the server
         asks for what they chose in this round.
         """
-        if not all(k in self._chosen and self._chosen[k][0] in self.banks for k in turn.at):
+        if not all(k in self._chosen and self._chosen[k][0] in self.model_sets for k in turn.at):
             raise PolicyError(
                 "choose comes first: a client contributes to the model that it has chosen"
             )
         late = [
             i
             for i, k in zip(turn.ids, turn.at, strict=True)
-            if turn.step < max(self._heard[k][0], self._chosen[k][2])
+            if turn.step < max(self._last_call[k][0], self._chosen[k][2])
         ]
         if late:
             raise late_request_error(late)
@@ -190,7 +192,7 @@ class IFCAClient(TrainingClient):
         """
         late = []
         for i, k in zip(turn.ids, turn.at, strict=True):
-            step, start = self._heard.get(k, (0, query.start))
+            step, start = self._last_call.get(k, (0, query.start))
             if turn.step < step and query.start != start:
                 late.append(i)
         if late:
@@ -205,8 +207,8 @@ class IFCAClient(TrainingClient):
         for model, averages in zip(models, _averages_by_model(query), strict=True):
             model.catch_up(turn, averages)
         for k in turn.at:
-            last = self._heard.get(k, (0, query.start))
-            self._heard[k] = max((turn.step, query.start), last)
+            last = self._last_call.get(k, (0, query.start))
+            self._last_call[k] = max((turn.step, query.start), last)
         clip = loss_clip(self._pipeline.guard)
         columns = []
         for model in models:
@@ -216,13 +218,13 @@ class IFCAClient(TrainingClient):
     def _open_start(self, query: ModelAverages) -> ModelSet:
         """Return the models of the query's start, and drop those of starts out of use."""
         in_use = (query.start, query.best)
-        banks = {start: models for start, models in self.banks.items() if start in in_use}
-        if query.start not in banks:
-            banks = {query.start: self._first(query.start, query.k), **banks}
-        self.banks = banks
-        return banks[query.start]
+        model_sets = {start: models for start, models in self.model_sets.items() if start in in_use}
+        if query.start not in model_sets:
+            model_sets = {query.start: self._first(query.start, query.k), **model_sets}
+        self.model_sets = model_sets
+        return model_sets[query.start]
 
-    def _told(
+    def _released(
         self, purpose: str, turn: CallContext, losses: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Losses (b, k) as they may leave."""
@@ -255,22 +257,22 @@ class IFCAClient(TrainingClient):
             index += [offset + row for row in rows.index]
             offset += len(rows.table)
         table = torch.cat([rows.table for rows in models])
-        return ClientState(table, index, secrets, list(self.banks), self.memory())
+        return ClientState(table, index, secrets, list(self.model_sets), self.memory())
 
     def _all_models(self) -> list[UpdateClient]:
         """Return the k models of every start that is held, start by start."""
-        return list(chain.from_iterable(self.banks.values()))
+        return list(chain.from_iterable(self.model_sets.values()))
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add the averages that each model has had, and what clients chose and heard last."""
+        """Add the averages that each model has had, and each client's last choice and call."""
         had = [model.memory()["had"] for model in self._all_models()]
         chosen = [(k, *choice) for k, choice in self._chosen.items()]
-        heard = [(k, *last) for k, last in self._heard.items()]
+        calls = [(k, *last) for k, last in self._last_call.items()]
         return {
             **super().memory(),
-            "banks": torch.stack(had) if had else torch.zeros(0, 0, dtype=torch.int64),
+            "model_sets": torch.stack(had) if had else torch.zeros(0, 0, dtype=torch.int64),
             "chosen": torch.tensor(chosen, dtype=torch.int64).view(-1, 4),
-            "heard": torch.tensor(heard, dtype=torch.int64).view(-1, 3),
+            "last_call": torch.tensor(calls, dtype=torch.int64).view(-1, 3),
         }
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
@@ -281,21 +283,21 @@ class IFCAClient(TrainingClient):
         self._chosen = {
             k: (start, model, step) for k, start, model, step in memory["chosen"].tolist()
         }
-        self._heard = {k: (step, start) for k, step, start in memory["heard"].tolist()}
+        self._last_call = {k: (step, start) for k, step, start in memory["last_call"].tolist()}
 
     def restore(self, state: ClientState) -> None:
         """From a checkpoint."""
-        self.banks = {}
+        self.model_sets = {}
         if state.starts:
             rows = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
             # (starts, k, clients), as `state` stacks them
             positions = np.arange(len(rows)).reshape(len(state.starts), -1, len(self.cohort.ids))
             for start, models in zip(state.starts, positions.tolist(), strict=True):
-                self.banks[start] = self._first(start, len(models))
-                for model, clients in zip(self.banks[start], models, strict=True):
+                self.model_sets[start] = self._first(start, len(models))
+                for model, clients in zip(self.model_sets[start], models, strict=True):
                     model.models = rows.select(clients)
         self.recall(state.extra)
-        for model, had in zip(self._all_models(), state.extra["banks"], strict=True):
+        for model, had in zip(self._all_models(), state.extra["model_sets"], strict=True):
             TrainingClient.recall(model, {"had": had})
 
 

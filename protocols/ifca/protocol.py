@@ -84,14 +84,14 @@ class IFCA(ClusteringProtocol):
     def run_server(self, net: ServerChannel, run: Run) -> IFCAState:
         """Algorithm 1."""
         state = IFCAState(self._begin(net, 0))
-        for t in run.rounds("train", state, self.total):
+        for t in run.rounds("train", state, self.total_rounds):
             judged = t <= self._short and t % self._each == 0
             if judged:  # clients judge the models with this round's averages
                 run.commit(state, partial(self._average, net, state, t))
             else:
                 self._average(net, state, t)
             run.note(start=state.running.number, loss=self._judge(net, state) if judged else None)
-        self._turn(net, state, self.total + 1)
+        self._turn(net, state, self.total_rounds + 1)
         state.running = run.once("deliver", lambda: self._settle(net, state), Restart)
         state.offers = run.once(
             "offer",
@@ -100,7 +100,9 @@ class IFCA(ClusteringProtocol):
         )
         return state
 
-    def place(self, net: ServerChannel, state: IFCAState, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(
+        self, net: ServerChannel, state: IFCAState, to: Sequence[int]
+    ) -> list[int]:
         """Each newcomer gets the models in use and takes the best of them (ours)."""
         if state.offers is None or not state.offers.models:
             raise UsageError(
@@ -113,7 +115,7 @@ class IFCA(ClusteringProtocol):
         return [state.used.index(found[i]) for i in to]
 
     @property
-    def total(self) -> int:
+    def total_rounds(self) -> int:
         """Rounds of all starts."""
         return self.rounds + max(0, self._short - self._each)
 
@@ -126,7 +128,12 @@ class IFCA(ClusteringProtocol):
         """Add the numbers of models and of starts."""
         found = super().frame_sizes(config)
         k = int(self.k)
-        return {**found, "models": k, "starts": int(self.starts), "moves": k * found["averages"]}
+        return {
+            **found,
+            "models": k,
+            "starts": int(self.starts),
+            "ifca_averages": k * found["averages"],
+        }
 
     @property
     def _each(self) -> int:
@@ -213,9 +220,9 @@ class IFCA(ClusteringProtocol):
         least loss of each short start.
         """
         return ReleaseCounts(
-            updates=self.total,
-            losses=self.total + 1 + (self.starts if self._short else 0),
-            trainings=self.total,
+            updates=self.total_rounds,
+            losses=self.total_rounds + 1 + (self.starts if self._short else 0),
+            trainings=self.total_rounds,
         )
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
@@ -223,7 +230,7 @@ class IFCA(ClusteringProtocol):
         z = float(config["noise"])
         return super().multipliers(config) | ({"loss": z, "model": z} if z else {})
 
-    def replacements(self) -> dict[str, float]:
+    def replacement_factors(self) -> dict[str, float]:
         """A row of losses moves as far (`noisy_losses`)."""
         return {"loss": 1.0, "model": 1.0}
 
@@ -231,11 +238,11 @@ class IFCA(ClusteringProtocol):
         """What the choices show."""
         return server_view(self.noisy, self.per_client)
 
-    def served(self, client: Any, state: Any) -> Rows:
+    def models_after_round(self, client: Any, state: Any) -> Rows:
         """The model each client took last, with the averages it has yet to get."""
         return self._held(client, state, range(len(client.cohort.ids)))
 
-    def final(self, client: Any, state: Any) -> Rows:
+    def final_models(self, client: Any, state: Any) -> Rows:
         """The model each client took last."""
         return self._held(client, state, [])
 

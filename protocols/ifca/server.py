@@ -20,7 +20,7 @@ class Restart:
     """What the server knows of one start of the k models."""
 
     number: int
-    boxes: list[PendingUpdates]  # of each model
+    pending: list[PendingUpdates]  # of each model
     choice: list[int]  # (m,) the model that each client took last
     loss: float = math.inf  # mean over samples of their client's least loss, at the end
 
@@ -35,7 +35,7 @@ class Restart:
         Args:
             best: another start whose models clients are to keep; None: no other.
         """
-        messages = [box.message_for(to) for box in self.boxes]
+        messages = [box.message_for(to) for box in self.pending]
         picks = _stacked_picks([message.means for message in messages])
         tables = [message.means.table for message in messages if len(message.means.table)]
         means = torch.cat(tables) if tables else torch.zeros(0, 0)
@@ -48,7 +48,7 @@ class Restart:
             means=Picks(means, picks),
             steps=Picks(steps, picks),
             models=Picks(torch.as_tensor(models, dtype=torch.int64), picks),
-            k=len(self.boxes),
+            k=len(self.pending),
             start=self.number,
             best=self.number if best is None else best.number,
             absolute=any(message.absolute for message in messages),
@@ -57,7 +57,7 @@ class Restart:
 
     def acknowledge(self, ids: Sequence[int]) -> None:
         """These clients replied, so they have all of it."""
-        for box in self.boxes:
+        for box in self.pending:
             box.acknowledge(ids)
 
     def taken(self, replies: Replies[ModelChoice]) -> None:
@@ -83,7 +83,7 @@ class Restart:
         """Add a round's averages (K, d), given as sums and weights; a model nobody took stays where
         it is.
         """
-        for box, total, size in zip(self.boxes, sums, sizes.tolist(), strict=True):
+        for box, total, size in zip(self.pending, sums, sizes.tolist(), strict=True):
             if size:
                 box.post(step, (total / size)[None], [0] * len(self.choice))
 
@@ -102,7 +102,7 @@ class OfferedModels:
         """All of them, to each newcomer."""
         picks = (tuple(range(len(self.models))),) * clients
         models = torch.as_tensor(self.models)
-        k = len(start.boxes)
+        k = len(start.pending)
         counts = torch.zeros(clients, k, dtype=torch.int64)
         counts[:, models] = 1
         return ModelAverages(
@@ -136,7 +136,7 @@ def _known_models(start: Restart) -> dict[int, tuple[int, torch.Tensor]]:
     There are none before the first average, which tells how many numbers a model has.
     """
     used = sorted(set(start.choice))
-    moved = {j: start.boxes[j].posts[-1].table[0] for j in used if start.boxes[j].posts}
+    moved = {j: start.pending[j].posts[-1].table[0] for j in used if start.pending[j].posts}
     if not moved:
         return {}
     unmoved = torch.zeros_like(next(iter(moved.values())))
@@ -160,7 +160,7 @@ def _request_models(
         if not asked:
             break
         request = ModelRequest(Rows(torch.as_tensor(list(asked.values()))), start.number)
-        replies = net.post(IFCAClient.show, request, to=list(asked))
+        replies = net.post(IFCAClient.send_model, request, to=list(asked))
         for k, i in enumerate(replies.ids):
             collected[asked[i]] = (replies.step, replies.rows.delta.row(k).cpu())
     return collected
@@ -169,7 +169,7 @@ def _request_models(
 def _holders(start: Restart) -> dict[int, list[int]]:
     """Return the clients that can post each model in use: they took it and lack no average."""
     lagging: set[int] = set()
-    for box in start.boxes:
+    for box in start.pending:
         lagging.update(box.lagging_clients())
     holders: dict[int, list[int]] = {j: [] for j in sorted(set(start.choice))}
     for i, j in enumerate(start.choice):

@@ -70,7 +70,7 @@ class NSIMState(AveragingState):
 
     round: int = 0
     clustered: int = 0  # the round of the clustering; 0 before
-    # the r clients that handed in a layer, and their places in what follows
+    # the r clients that sent a layer, and their places in what follows
     ids: list[int] = field(default_factory=list)
     layers: torch.Tensor = field(default_factory=empty_tensor)  # (r, q)
     similarity: torch.Tensor = field(default_factory=empty_tensor)  # (r, r), predicted
@@ -154,7 +154,10 @@ class NSIM(ClusteringProtocol):
                 average_clusters(net, state, self.participation, t)
                 continue
             net.gather(
-                SumClient.alone, state.outbox.message_for(net.clients), to=net.clients, tries=TRIES
+                SumClient.train_locally,
+                state.outbox.message_for(net.clients),
+                to=net.clients,
+                tries=TRIES,
             )
             if t == self._local:
                 self._cluster(net, state, known)
@@ -216,18 +219,20 @@ class NSIM(ClusteringProtocol):
         state.labels = relabel([place.get(i, -1) for i in net.clients])
         average_layers(net, state)
 
-    def place(self, net: ServerChannel, state: NSIMState, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(
+        self, net: ServerChannel, state: NSIMState, to: Sequence[int]
+    ) -> list[int]:
         """Ours: newcomers train alone as long as the others did and join the cluster to whose
         members they are most similar, on average.
         """
         if not state.ids or state.known is None:
             raise UsageError(
-                "no two clients handed in a layer, so there is nothing to compare newcomers with: "
+                "no two clients sent a layer, so there is nothing to compare newcomers with: "
                 "run it anew"
             )
         for _ in range(self._local):
             net.gather(
-                SumClient.alone,
+                SumClient.train_locally,
                 PendingUpdates.start(0, fresh=False).message_for(to),
                 to=to,
                 tries=TRIES,
@@ -257,7 +262,7 @@ class NSIM(ClusteringProtocol):
         return NSIMClient(cohort, self.training(config), pipeline, self.weighted, layer, self.init)
 
     def shared_facts(self, federation: Federation) -> dict[str, Any]:
-        """The declared format, and the numbers of the layer that is handed in."""
+        """The declared format, and the numbers of the layer that clients send."""
         check_walks(self.walks, federation.objective)
         size = find_layer(self.flat_model(federation), self.layer).size
         return {"format": self._synthesis(federation.shape).form.as_json(), "layer_size": size}
@@ -276,7 +281,7 @@ class NSIM(ClusteringProtocol):
         check_dbscan(self.eps, self.min_samples)
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
-        """Add the numbers of the layer that is handed in."""
+        """Add the numbers of the layer that clients send."""
         return {**super().frame_sizes(config), "layer": int(config["layer_size"])}
 
     def releases(self) -> ReleaseCounts:

@@ -14,7 +14,7 @@ def average_layers(net: ServerChannel, state: AveragingState) -> None:
     """The paper's one average in each cluster, of what its members learned alone; a cluster that
     does not reply goes apart (ours).
     """
-    clusters, heard, step = members(state.labels), dict[int, torch.Tensor](), 0
+    clusters, averages, step = members(state.labels), dict[int, torch.Tensor](), 0
     asked = [i for i in net.clients if len(clusters[state.labels[i]]) > 1]
     if asked:
         total = net.sum(
@@ -26,13 +26,13 @@ def average_layers(net: ServerChannel, state: AveragingState) -> None:
         )
         if total.ids:
             step, means = total.step, weighted_means(total)
-            heard = {c: means[c] for c, count in enumerate(total.counts) if count}
-    old = [c if c in heard else -1 for c in state.labels]
+            averages = {c: means[c] for c, count in enumerate(total.counts) if count}
+    old = [c if c in averages else -1 for c in state.labels]
     state.labels = relabel(old)
     state.outbox.unsubscribe([i for i in net.clients if old[i] < 0])
-    if heard:
+    if averages:
         row = dict(zip(state.labels, old, strict=True))
-        nobody = torch.zeros_like(next(iter(heard.values())))
+        nobody = torch.zeros_like(next(iter(averages.values())))
         state.outbox.post(
-            step, torch.stack([heard.get(row[c], nobody) for c in sorted(row)]), state.labels
+            step, torch.stack([averages.get(row[c], nobody) for c in sorted(row)]), state.labels
         )

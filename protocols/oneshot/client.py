@@ -126,7 +126,7 @@ class OneShotClient(SumClient):
         """The first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2–5), or of what noise makes
         of it; the eigenvalues stay here.
         """
-        vectors = torch.stack([self._told(k) for k in turn.at])
+        vectors = torch.stack([self._released(k) for k in turn.at])
         return Eigenvectors(Rows(vectors.to(self.cohort.start)))
 
     @answers(PAIRS, unmasked=("row",))
@@ -249,7 +249,7 @@ class OneShotClient(SumClient):
         self._made = dict(zip(memory["made_at"].tolist(), digests, strict=True))
         self._own = {}
 
-    def _told(self, k: int) -> torch.Tensor:
+    def _released(self, k: int) -> torch.Tensor:
         """The eigenvectors (p, D) that leave the client at position k."""
         vectors = self._spectrum(k)[1]
         return (

@@ -37,7 +37,7 @@ class CommonDeltas:
 
     # (K, L, n) of L rounds, masked where updates are; rounds have masks of their own, so they are
     # not added up
-    moves: Rows
+    deltas: Rows
     size: Rows | None  # (K, L) samples behind each move; not on the way back
 
 
@@ -50,7 +50,7 @@ class GPS:
         ours).
         """
         assert query.size is not None
-        size, moves = query.size.table, query.moves.table
+        size, moves = query.size.table, query.deltas.table
         total = size.sum(0)
         share = size / torch.where(total > 0, total, torch.ones_like(total))
         mean = (share[..., None].to(moves) * moves).sum(0)
@@ -62,7 +62,7 @@ class ClusterDelta:
     """One FedAvg round of all LPSs; row c is the c-th one's own."""
 
     step: int  # the call whose mask the moves carry
-    moves: torch.Tensor  # (K, n) of the common layers
+    deltas: torch.Tensor  # (K, n) of the common layers
     # (K,) samples behind them, 0 where fewer than two members replied: what one of them sent is not
     # for the GPS
     size: torch.Tensor
@@ -115,15 +115,15 @@ def _mix(
     if not (net.common and pending and len(clusters) > 1):
         return
     size = torch.stack([move.size for move in pending], 1)[clusters]
-    moves = torch.stack([move.moves for move in pending], 1)[clusters]
+    moves = torch.stack([move.deltas for move in pending], 1)[clusters]
     deltas = CommonDeltas(Rows(moves * (size > 0)[..., None]), Rows(size))
-    mixed = net.relay(gps.mix, deltas, to=clusters).moves.values
+    mixed = net.relay(gps.mix, deltas, to=clusters).deltas.values
     for n, move in enumerate(pending):
         if move.step == now and means is not None:
             means[clusters, : net.common] = mixed[:, n].to(means)
         else:
             correction = torch.zeros(1 + max(state.labels), move.width, dtype=mixed.dtype)
-            correction[clusters, : net.common] = mixed[:, n] - move.moves[clusters]
+            correction[clusters, : net.common] = mixed[:, n] - move.deltas[clusters]
             state.outbox.post(move.step, correction, state.labels)
 
 

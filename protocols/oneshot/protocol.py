@@ -139,8 +139,8 @@ class OneShot(ClusteringProtocol):
             if t == 1:
                 run.note(
                     clustered=clusters_of(found.labels),
-                    height=found.look.threshold,
-                    merges=found.look.merges.tolist(),
+                    height=found.linkage.threshold,
+                    merges=found.linkage.merges.tolist(),
                 )
         flush(net, run, state)
         return state
@@ -173,13 +173,15 @@ class OneShot(ClusteringProtocol):
             LinkageRecord(list(pairs.ids), group.merges, group.height),
         )
 
-    def place(self, net: ServerChannel, state: OneShotState, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(
+        self, net: ServerChannel, state: OneShotState, to: Sequence[int]
+    ) -> list[int]:
         """Ours: a newcomer is sent all eigenvectors and names the cluster whose members' are most
         relevant to it, nothing else.
         """
         found = state.found
         assert found is not None
-        ids = found.look.ids
+        ids = found.linkage.ids
         letters = eigenvectors_of_others(
             ids, found.vectors, found.step, to, [found.labels[i] for i in ids]
         )
@@ -203,12 +205,12 @@ class OneShot(ClusteringProtocol):
             "width": phi.dimension,
         }
 
-    def adopt(self, kept: FittedState) -> Self:
+    def _restore_fitted(self, kept: FittedState) -> Self:
         """Refuses features of your own that are not the run's."""
         config = kept.learned.config
         if not isinstance(config["features"], str):
             self._phi(config["shape"], config["seed"]).agreed(config["phi"])
-        return super().adopt(kept)
+        return super()._restore_fitted(kept)
 
     def shown_params(self) -> dict[str, Any]:
         """Of features of your own, that they are."""
@@ -248,9 +250,9 @@ class OneShot(ClusteringProtocol):
         """
         return super().keeps_local_models(config) or float(config["gram_noise"]) > 0
 
-    def resolved(self, federation: Federation) -> dict[str, Any]:
+    def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
         """Adds the Gram matrices' noise: with a `target_epsilon` that of everything else."""
-        found = super().resolved(federation)
+        found = super().resolve_defaults(federation)
         return found | {
             "gram_noise": float(self.gram_noise if self.target_epsilon is None else found["noise"])
         }
@@ -261,7 +263,7 @@ class OneShot(ClusteringProtocol):
             config["gram_noise"], self.gram_mechanism
         )
 
-    def replacements(self) -> dict[str, float]:
+    def replacement_factors(self) -> dict[str, float]:
         """Of the Gram matrix; of eigenvectors any change is bounded alike."""
         return {
             "cluster": noisy_gram.REPLACE,

@@ -53,7 +53,7 @@ class ClusteringResult:
     vectors: torch.Tensor
     step: int  # the call in which they came
     relevance: torch.Tensor  # (r, r) R
-    look: LinkageRecord
+    linkage: LinkageRecord
 
 
 @dataclass
@@ -68,9 +68,9 @@ class OneShotState(HierarchicalState):
         return None if self.found is None else self.found.relevance
 
     @property
-    def look(self) -> LinkageRecord | None:
+    def linkage(self) -> LinkageRecord | None:
         """The merges, for theirs."""
-        return None if self.found is None else self.found.look
+        return None if self.found is None else self.found.linkage
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class NearestCluster:
     """Newcomer to server."""
 
     # (b,) int64, the cluster whose model is nearest to its own
-    near: Annotated[Rows, Whole(below="models")]
+    nearest: Annotated[Rows, Whole(below="models")]
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ class SRFCAClient(SumClient):
         self.refining = refining
         # the last one each client heard of; before the first it holds its one-shot model
         self._restart = [0] * len(cohort.ids)
-        self._known = torch.zeros(len(cohort.ids), 0, dtype=torch.float64)  # (·, m) f_i(w_j)
+        self._model_losses = torch.zeros(len(cohort.ids), 0, dtype=torch.float64)  # (·, m) f_i(w_j)
         # by position: f_i(ω_c) of the models that were last judged, (K,)
-        self._fits: dict[int, Array] = {}
+        self._cluster_losses: dict[int, Array] = {}
         self._judged_in = [0] * len(cohort.ids)  # the call in which they were
 
     @answers(GATHER, through=("delta",), sealed=("delta",), fresh=True)
@@ -118,13 +118,13 @@ class SRFCAClient(SumClient):
         return self.displaced(turn.at)
 
     @answers(GATHER, private=False, trains="usual")
-    def alone(self, turn: CallContext, query: AverageDeltas) -> Ack:
+    def train_locally(self, turn: CallContext, query: AverageDeltas) -> Ack:
         """Train alone as every contributor does, but before the first restart only.
 
         What is trained alone is not to be posted as a cluster's model.
         """
-        self._check_one_shot(turn, "alone")
-        return super().alone(turn, query)
+        self._check_one_shot(turn, "train_locally")
+        return super().train_locally(turn, query)
 
     def _check_one_shot(self, turn: CallContext, name: str) -> None:
         if any(self._restart[k] for k in turn.at):
@@ -157,10 +157,12 @@ class SRFCAClient(SumClient):
             found[near, place[int(query.owner.table[row])]] = self.cohort.losses(
                 theta[None], [turn.at[k] for k in near], clip
             )[:, 0]
-        rows = torch.as_tensor(self._told("losses", turn, found))
-        if self._known.shape[1] != query.clients:
-            self._known = self._known.new_zeros(len(self._known), query.clients)
-        self._known[torch.as_tensor(turn.at)[:, None], torch.as_tensor(order)] = rows
+        rows = torch.as_tensor(self._released("losses", turn, found))
+        if self._model_losses.shape[1] != query.clients:
+            self._model_losses = self._model_losses.new_zeros(
+                len(self._model_losses), query.clients
+            )
+        self._model_losses[torch.as_tensor(turn.at)[:, None], torch.as_tensor(order)] = rows
         return LossSums(Rows(rows))
 
     def _check_relay(self, turn: CallContext, query: RelayedModels) -> None:
@@ -197,9 +199,9 @@ class SRFCAClient(SumClient):
         )
 
     @answers(SUM, derived=True, unmasked=("loss",))
-    def heard(self, turn: CallContext, query: Empty) -> LossSums:
+    def known_losses(self, turn: CallContext, query: Empty) -> LossSums:
         """f_i(w_j) of every client j, as `losses` told them; 0 where it has not judged w_j."""
-        return LossSums(Rows(self._known[torch.as_tensor(turn.at)]))
+        return LossSums(Rows(self._model_losses[torch.as_tensor(turn.at)]))
 
     @answers(GATHER)
     def choose(self, turn: CallContext, query: OfferedClusters) -> ModelChoice:
@@ -261,7 +263,7 @@ class SRFCAClient(SumClient):
         return NearestCluster(Rows(to_others(own, models).argmin(1)))
 
     @answers(SUM, derived=True, unmasked=("loss",))
-    def fits(self, turn: CallContext, query: Empty) -> LossSums:
+    def cluster_losses(self, turn: CallContext, query: Empty) -> LossSums:
         """f_i of the clusters' models, as judged last: what MERGE needs."""
         return LossSums(Rows(torch.as_tensor(self._judged(turn))))
 
@@ -342,26 +344,26 @@ class SRFCAClient(SumClient):
                 theta[None], turn.at, loss_clip(self._pipeline.guard)
             )[:, 0]
         own = np.stack([found[n, list(picks)] for n, picks in enumerate(query.models.picks)])
-        told = self._told("choose", turn, own)
+        told = self._released("choose", turn, own)
         for k, losses in zip(turn.at, told, strict=True):
             if turn.step >= self._judged_in[k]:
-                self._fits[k], self._judged_in[k] = losses, turn.step
+                self._cluster_losses[k], self._judged_in[k] = losses, turn.step
         return told
 
     def _judged(self, turn: CallContext) -> Array:
         """What it found of the models that were judged last, (b, K)."""
-        if not all(k in self._fits for k in turn.at):
+        if not all(k in self._cluster_losses for k in turn.at):
             raise PolicyError(
                 "choose comes first: a client tells of the clusters' models only what it has judged"
             )
-        if len({len(self._fits[k]) for k in turn.at}) > 1:
+        if len({len(self._cluster_losses[k]) for k in turn.at}) > 1:
             raise PolicyError(
                 "these clients have judged different models: ask those apart that have judged the "
                 "same"
             )
-        return np.stack([self._fits[k] for k in turn.at])
+        return np.stack([self._cluster_losses[k] for k in turn.at])
 
-    def _told(self, purpose: str, turn: CallContext, losses: Array) -> Array:
+    def _released(self, purpose: str, turn: CallContext, losses: Array) -> Array:
         """Losses (b, k) as they may leave."""
         sizes = [self.cohort.sizes[k] for k in turn.at]
         return np.nan_to_num(
@@ -375,20 +377,26 @@ class SRFCAClient(SumClient):
         return {
             **super().memory(),
             "restart": torch.as_tensor(self._restart),
-            "known": self._known,
+            "known": self._model_losses,
             "judged_in": torch.as_tensor(self._judged_in),
-            "judges": torch.tensor(list(self._fits), dtype=torch.int64),
-            "widths": torch.tensor([len(own) for own in self._fits.values()], dtype=torch.int64),
-            "fits": torch.from_numpy(np.concatenate([np.zeros(0), *self._fits.values()])),
+            "judges": torch.tensor(list(self._cluster_losses), dtype=torch.int64),
+            "widths": torch.tensor(
+                [len(own) for own in self._cluster_losses.values()], dtype=torch.int64
+            ),
+            "cluster_losses": torch.from_numpy(
+                np.concatenate([np.zeros(0), *self._cluster_losses.values()])
+            ),
         }
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Take over what `memory` returned."""
         super().recall(memory)
         self._restart, self._judged_in = memory["restart"].tolist(), memory["judged_in"].tolist()
-        self._known = memory["known"].clone()
-        fits = np.split(memory["fits"].numpy().copy(), np.cumsum(memory["widths"].numpy())[:-1])
-        self._fits = dict(zip(memory["judges"].tolist(), fits, strict=False))
+        self._model_losses = memory["known"].clone()
+        losses = np.split(
+            memory["cluster_losses"].numpy().copy(), np.cumsum(memory["widths"].numpy())[:-1]
+        )
+        self._cluster_losses = dict(zip(memory["judges"].tolist(), losses, strict=False))
 
 
 def server_view(distance: str, sealed: bool, trims: bool, noisy: bool, weighted: bool) -> list[str]:

@@ -21,11 +21,11 @@ UNASSIGNED = -1  # the label of those in no cluster yet
 
 
 def components(
-    distance: Array, reach: float, least: int, sizes: Sequence[int] | None = None
+    distance: Array, threshold: float, least: int, sizes: Sequence[int] | None = None
 ) -> list[int]:
     """Return the connected components of a graph, (m,), numbered by their first members.
 
-    The graph has an edge wherever `distance` ≤ `reach`.
+    The graph has an edge wherever `distance` ≤ `threshold`.
 
     Args:
         distance: (m, m), symmetric; the diagonal is not read.
@@ -34,7 +34,7 @@ def components(
     """
     from scipy.sparse.csgraph import connected_components
 
-    found = connected_components(np.asarray(distance) <= reach, directed=False)[1].tolist()
+    found = connected_components(np.asarray(distance) <= threshold, directed=False)[1].tolist()
     clients: list[int] = [0] * (1 + max(found, default=-1))
     for c, size in zip(found, [1] * len(found) if sizes is None else sizes, strict=True):
         clients[c] += size

@@ -127,7 +127,7 @@ class CrossClusterLoss:
         ids: the clients whose one-shot models came.
         judges: those that have judged them all.
         old: each client's cluster when the models were made.
-        alone: distances of the judges' one-shot models, (r, r), where MERGE compares clusters as
+        one_shot: distances of the judges' one-shot models, (r, r), where MERGE compares clusters as
             two clients of theirs would be compared (ours); without it, by their models alone.
     """
 
@@ -138,18 +138,18 @@ class CrossClusterLoss:
         judges: Sequence[int],
         models: ClusterModels,
         old: Sequence[int],
-        alone: Array | None = None,
+        one_shot: Array | None = None,
     ) -> None:
         self._net, self._models = net, models
-        self._judges, self._alone = judges, alone
-        self._others = self._heard(ids, judges, old)
+        self._judges, self._one_shot = judges, one_shot
+        self._others = self._mean_losses(ids, judges, old)
         self._judged: set[int] = set()
 
-    def _heard(self, ids: Sequence[int], judges: Sequence[int], old: Sequence[int]) -> Array:
+    def _mean_losses(self, ids: Sequence[int], judges: Sequence[int], old: Sequence[int]) -> Array:
         """mean_{j∈c} f_j(w_i), (m, K); NaN where nobody can tell."""
         row = {label: n for n, label in enumerate(self._models.kept)}
         own = {i: row[old[i]] for i in judges if old[i] in row}
-        sums, counts = _sums(self._net, SRFCAClient.heard, own, len(row), len(old))
+        sums, counts = _sums(self._net, SRFCAClient.known_losses, own, len(row), len(old))
         found = np.full((len(old), len(row)), math.nan)
         for n in (n for n, count in enumerate(counts) if count):
             found[list(ids), n] = sums[n, list(ids)] / counts[n]
@@ -192,13 +192,17 @@ class CrossClusterLoss:
 
         Where nobody tells one of the halves, it is the other half alone.
 
-        Where `alone` is given, ½(v_c + v_c') comes on top: v_c is how much less c's model loses on
+        Where `one_shot` is given, ½(v_c + v_c') is added: v_c is how much less c's model loses on
         c's clients than their one-shot models lose on each other. Averaging takes that away, so a λ
         of one-shot models may lie above all losses of averages.
         """
         K = len(self._models.table)
         sums, counts = _sums(
-            self._net, SRFCAClient.fits, {i: labels[i] for i in sorted(self._judged)}, K, K
+            self._net,
+            SRFCAClient.cluster_losses,
+            {i: labels[i] for i in sorted(self._judged)},
+            K,
+            K,
         )
         mean = np.full((K, K), math.nan)
         told = [c for c, count in enumerate(counts) if count]
@@ -210,13 +214,13 @@ class CrossClusterLoss:
     def _spread(self, labels: Sequence[int], own: Array) -> Array:
         """Return v_c of every cluster, (K,); 0 where it cannot be told."""
         spread = np.zeros(len(own))
-        if self._alone is None:
+        if self._one_shot is None:
             return spread
         cluster = np.array([labels[i] for i in self._judges])
         for c in np.flatnonzero(~np.isnan(own)):
             members = np.flatnonzero(cluster == c)
             if len(members) >= MINIMUM:
-                distances = pairwise(self._alone[np.ix_(members, members)])
+                distances = pairwise(self._one_shot[np.ix_(members, members)])
                 spread[c] = max(0.0, float(distances.mean()) - float(own[c]))
         return spread
 

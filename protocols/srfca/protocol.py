@@ -119,9 +119,11 @@ class SRFCA(ClusteringProtocol):
         state = SRFCAState(
             [UNASSIGNED] * len(net.clients), PendingUpdates.start(len(net.clients), fresh=False)
         )
-        for t in run.rounds("train", state, self.total):
+        for t in run.rounds("train", state, self.total_rounds):
             if t <= self.local_rounds:
-                net.gather(SumClient.alone, state.outbox.message_for(net.clients), to=net.clients)
+                net.gather(
+                    SumClient.train_locally, state.outbox.message_for(net.clients), to=net.clients
+                )
                 if t == self.local_rounds:
                     self._one_shot(net, run, state)
                 continue
@@ -153,7 +155,9 @@ class SRFCA(ClusteringProtocol):
             net, state, got, self.distance, self.local_rounds if self.per_example else 1
         )
         edges = first_clusters(state, distance, self._graphing)
-        run.note(**{"lambda": state.reach}, edges=edges.tolist(), clustered=groups(state.clusters))
+        run.note(
+            **{"lambda": state.threshold}, edges=edges.tolist(), clustered=groups(state.clusters)
+        )
 
     def _refine(self, net: ServerChannel, run: Run, state: SRFCAState, last: bool) -> None:
         """Run RECLUSTER and MERGE.
@@ -169,7 +173,7 @@ class SRFCA(ClusteringProtocol):
                 models.kept.index(c) if c in models.kept else UNASSIGNED for c in state.clusters
             ]
             taken = server.recluster(near, before, len(models.kept))
-            state.clusters, table = server.merge(near, taken, models, state.reach, self.size)
+            state.clusters, table = server.merge(near, taken, models, state.threshold, self.size)
             state.models = ClusterModels(table, models.step, list(range(len(table))))
             run.note(reclustered=groups(taken), clustered=groups(state.clusters))
         if models.kept or not state.outbox.number:
@@ -177,7 +181,9 @@ class SRFCA(ClusteringProtocol):
         if last:
             state.rows = empty_tensor()
 
-    def place(self, net: ServerChannel, state: SRFCAState, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(
+        self, net: ServerChannel, state: SRFCAState, to: Sequence[int]
+    ) -> list[int]:
         """Send newcomers the models, and return which each of them says is nearest (ours).
 
         It is the nearest to the model they train alone (l2), or by their own loss.
@@ -188,7 +194,9 @@ class SRFCA(ClusteringProtocol):
                 "run it anew"
             )
         for _ in range(self.local_rounds if self.distance == "l2" else 0):
-            net.gather(SumClient.alone, PendingUpdates.start(0, fresh=False).message_for(to), to=to)
+            net.gather(
+                SumClient.train_locally, PendingUpdates.start(0, fresh=False).message_for(to), to=to
+            )
         method: Any = SRFCAClient.join if self.distance == "l2" else SRFCAClient.choose
         got = net.gather(
             method, server.offer_to_newcomers(state.models, len(to)), to=to, tries=TRIES
@@ -196,7 +204,7 @@ class SRFCA(ClusteringProtocol):
         check_newcomers(to, got.ids)
         return [
             state.models.kept[c]
-            for c in (got.rows.near if self.distance == "l2" else got.rows.model).values.tolist()
+            for c in (got.rows.nearest if self.distance == "l2" else got.rows.model).values.tolist()
         ]
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
@@ -216,7 +224,7 @@ class SRFCA(ClusteringProtocol):
         )
 
     @property
-    def total(self) -> int:
+    def total_rounds(self) -> int:
         """Local rounds, refinements, and what comes after."""
         return self.local_rounds + self.refine * self.rounds + self.retrain
 
@@ -280,16 +288,16 @@ class SRFCA(ClusteringProtocol):
         )
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Of losses, and of the choices made of them; `near` is a newcomer's own model."""
+        """Of losses, and of the choices made of them; `nearest` is a newcomer's own model."""
         z = float(config["noise"])
-        own = {"loss": z, "model": z, "near": math.inf if self.per_example else z} if z else {}
+        own = {"loss": z, "model": z, "nearest": math.inf if self.per_example else z} if z else {}
         return super().multipliers(config) | own
 
-    def replacements(self) -> dict[str, float]:
+    def replacement_factors(self) -> dict[str, float]:
         """A row of losses moves as far (`noisy_losses`)."""
         return {"loss": 1.0, "model": 1.0}
 
-    def served(self, client: Any, state: Any) -> Rows:
+    def models_after_round(self, client: Any, state: Any) -> Rows:
         """As of every method; who has no cluster yet uses the model it trained alone."""
         at = [k for k, i in enumerate(client.cohort.ids) if state.clusters[i] != UNASSIGNED]
         models: Rows = client.advanced(

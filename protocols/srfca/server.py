@@ -64,13 +64,13 @@ class SRFCAState:
 
     clusters: list[int]  # (m,) each client's, OUTSIDE where it has none yet
     outbox: PendingUpdates
-    reach: float = 0.0  # λ
-    step: int = 0  # the call in which clients handed in their models: it names the mask
+    threshold: float = 0.0  # λ
+    step: int = 0  # the call in which clients sent their models: it names the mask
     ids: tuple[int, ...] = ()  # who did
     judges: tuple[int, ...] = ()  # and, for the cross-cluster loss, judged them all
-    # (m, d) what they handed in; for L2, until the last RECLUSTER
+    # (m, d) what they sent; for L2, until the last RECLUSTER
     rows: torch.Tensor = field(default_factory=empty_tensor)
-    blur: float = 0.0  # expected squared norm of the noise in each of them
+    noise_variance: float = 0.0  # expected squared norm of the noise in each of them
     models: ClusterModels = field(default_factory=ClusterModels)  # ω_c
     # expected squared norm of the noise in each, since w_0
     noise: list[float] = field(default_factory=list)
@@ -115,8 +115,8 @@ def one_shot_distances(
     if distance == "l2":
         state.judges = replies.ids
         state.rows = rows.cpu()
-        state.blur = net.noise("delta") * trained
-        return pairwise_l2(rows, state.blur)
+        state.noise_variance = net.noise("delta") * trained
+        return pairwise_l2(rows, state.noise_variance)
     state.judges, losses = cross_losses(net, replies.ids, rows, replies.step)
     return losses
 
@@ -164,14 +164,14 @@ def first_clusters(state: SRFCAState, distance: Array, graphing: GraphOptions) -
     """
     edges: Array = spanning_tree_edges(distance)
     if graphing.given:
-        state.reach = choose_threshold(distance, graphing.threshold, graphing.quantile)
-        labels = components(distance, state.reach, graphing.size)
-        _warn_of_one_cluster(labels, edges, state.reach, graphing)
+        state.threshold = choose_threshold(distance, graphing.threshold, graphing.quantile)
+        labels = components(distance, state.threshold, graphing.size)
+        _warn_of_one_cluster(labels, edges, state.threshold, graphing)
     else:
         partition = cluster_without_threshold(
             distance, graphing.size, squared=graphing.distance == "l2"
         )
-        state.reach, labels = partition.threshold, partition.labels
+        state.threshold, labels = partition.threshold, partition.labels
     label_of = dict(zip(state.judges, labels, strict=True))
     everyone = range(len(state.clusters))
     if max(labels, default=UNASSIGNED) == UNASSIGNED:
@@ -179,13 +179,13 @@ def first_clusters(state: SRFCAState, distance: Array, graphing: GraphOptions) -
     else:
         state.clusters = [label_of.get(i, UNASSIGNED) for i in everyone]
     state.graph = Graph(
-        list(state.judges), torch.from_numpy(edges), state.reach, torch.from_numpy(distance)
+        list(state.judges), torch.from_numpy(edges), state.threshold, torch.from_numpy(distance)
     )
     return edges
 
 
 def _warn_of_one_cluster(
-    labels: Sequence[int], edges: Array, reach: float, graphing: GraphOptions
+    labels: Sequence[int], edges: Array, threshold: float, graphing: GraphOptions
 ) -> None:
     """Warn where a λ that is given tells nothing apart."""
     if not len(edges):
@@ -196,7 +196,7 @@ def _warn_of_one_cluster(
             f"joins no {graphing.size} of the {len(labels)} clients' models (the two nearest are "
             f"{shortest:.4g} apart)"
         )
-    elif reach >= longest:
+    elif threshold >= longest:
         problem = (
             f"joins all {len(labels)} clients' models (their spanning tree's longest edge is "
             f"{longest:.4g})"
@@ -204,7 +204,7 @@ def _warn_of_one_cluster(
     else:
         return
     warnings.warn(
-        f"{graphing.option}, a λ of {reach:.4g}, {problem}, so everyone starts in one cluster:"
+        f"{graphing.option}, a λ of {threshold:.4g}, {problem}, so everyone starts in one cluster:"
         f" try a threshold between {shortest:.4g} and {longest:.4g}, or give none",
         SecureClusterWarning,
         stacklevel=2,
@@ -355,11 +355,11 @@ def model_distance(
 ) -> ModelDistance:
     """The `distance` by its name, before clients go elsewhere."""
     if distance == "l2":
-        return WeightDistance(state.ids, state.rows, models, scattered, state.blur)
-    alone = None
+        return WeightDistance(state.ids, state.rows, models, scattered, state.noise_variance)
+    one_shot = None
     if scattered and state.graph is not None:
-        alone = state.graph.distance.numpy()
-    return CrossClusterLoss(net, state.ids, state.judges, models, state.clusters, alone)
+        one_shot = state.graph.distance.numpy()
+    return CrossClusterLoss(net, state.ids, state.judges, models, state.clusters, one_shot)
 
 
 def recluster(near: ModelDistance, before: Sequence[int], clusters: int) -> list[int]:
@@ -390,9 +390,9 @@ def recluster(near: ModelDistance, before: Sequence[int], clusters: int) -> list
 
 
 def merge(
-    near: ModelDistance, labels: Sequence[int], models: ClusterModels, reach: float, least: int
+    near: ModelDistance, labels: Sequence[int], models: ClusterModels, threshold: float, least: int
 ) -> tuple[list[int], torch.Tensor]:
-    """Join clusters within `reach` of each other into one (Algorithm 4).
+    """Join clusters within `threshold` of each other into one (Algorithm 4).
 
     The model of the joined cluster is the unweighted mean of theirs, (K', d). Ours: clients of
     components with fewer than `least` clients take the nearest of the clusters that are left; where
@@ -401,7 +401,7 @@ def merge(
     clusters = sorted(set(labels))
     sizes = Counter(labels)
     distance = near.between(labels)[np.ix_(clusters, clusters)]
-    joined = components(distance, reach, least, [sizes[c] for c in clusters])
+    joined = components(distance, threshold, least, [sizes[c] for c in clusters])
     if max(joined) == UNASSIGNED:
         joined = [0] * len(clusters)
     component_of = dict(zip(clusters, joined, strict=True))

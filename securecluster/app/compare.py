@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 COLUMNS = (
-    "clusters", "ari", "at_target", "told", "rounds", "up", "down", "servers", "epsilon", "dp_unit",
+    "clusters", "ari", "at_target", "given", "rounds", "up", "down", "servers", "epsilon",
+    "dp_unit",
     "seconds", "error",
 )  # fmt: skip
-TOLD = ("k", "tasks")  # hyper-parameters that tell a protocol how many clusters there are
+GIVEN = ("k", "tasks")  # hyper-parameters that give a protocol the number of clusters
 
 
 def start(argv: Sequence[str]) -> int:
@@ -191,7 +192,10 @@ def _rows(
             console.print(f"[bold]{name}[/bold] ({number} of {len(plans)})")
         try:
             row = _row(_result(plan, federation, folder / name, console))
-            yield row | {"told": _told(plan.protocol), "rounds": len(_history(folder, row))}
+            yield row | {
+                "given": _given_clusters(plan.protocol),
+                "rounds": len(_history(folder, row)),
+            }
         except (RunFolderError, OutputError):
             raise
         except SecureClusterError as error:
@@ -275,14 +279,14 @@ def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> li
     return totals
 
 
-def _told(protocol: Any) -> dict[str, int] | None:
-    """Return what a protocol is told of the number of clusters.
+def _given_clusters(protocol: Any) -> dict[str, int] | None:
+    """Return what a protocol is given of the number of clusters.
 
     It is None where the protocol finds the number itself.
     """
-    values = {name: getattr(protocol, name, None) for name in TOLD}
-    told = {name: int(value) for name, value in values.items() if value is not None}
-    return told or None
+    values = {name: getattr(protocol, name, None) for name in GIVEN}
+    given = {name: int(value) for name, value in values.items() if value is not None}
+    return given or None
 
 
 def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) -> dict[str, Any]:
@@ -290,7 +294,7 @@ def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) 
 
     An epsilon of null is infinite where there is no error.
 
-    `rounds` are those that a protocol ran, and `told` is what it was told of the number of
+    `rounds` are those that a protocol ran, and `given` is what it was given of the number of
     clusters.
     """
     import securecluster

@@ -133,7 +133,7 @@ def _transcript_mode(protocol: Any, settings: Any, federation: Any) -> str:
     width = 8 if settings.dtype == "float64" else 4
     vector_bytes = protocol.flat_model(federation).dimension * width
     round_bytes = protocol.vectors_per_round * vector_bytes * len(federation)
-    return "full" if round_bytes * protocol.total < AUTO_FULL else "sizes"
+    return "full" if round_bytes * protocol.total_rounds < AUTO_FULL else "sizes"
 
 
 def check_data(folder: Path, plan: RunPlan, config: dict[str, Any], federation: Federation) -> None:
@@ -174,7 +174,7 @@ def carry_out(
 
     def say(line: dict[str, Any]) -> None:
         with output():
-            console.print(report.line_text(line, plan.protocol.total))
+            console.print(report.line_text(line, plan.protocol.total_rounds))
 
     content, pictures = _record(plan, federation, folder, say)
     if plan.protocol.warning_ is not None and not console.quiet:

@@ -112,14 +112,14 @@ def _views(fitted: ClusteringProtocol, found: Sequence[Disclosure]) -> dict[str,
 
     views: dict[str, Any] = {
         "masks": _masks(fitted.mask, info.padding_bytes),
-        "sees": sentences("server") + fitted.server_view(),
+        "server_view": sentences("server") + fitted.server_view(),
     }
-    lps_sees = sentences("lps") + fitted.lps_view()
-    client_sees = sentences(CLIENT) + fitted.client_view()
-    if lps_sees:
-        views["lps_sees"] = lps_sees
-    if client_sees:
-        views["client_sees"] = client_sees
+    lps_view = sentences("lps") + fitted.lps_view()
+    client_view = sentences(CLIENT) + fitted.client_view()
+    if lps_view:
+        views["lps_view"] = lps_view
+    if client_view:
+        views["client_view"] = client_view
     views["unseen"] = unseen(fitted, found)
     views["unprotected"] = unprotected(found)
     views["fields"] = [asdict(field) for field in found]
@@ -270,9 +270,9 @@ def show(console: Any, privacy: dict[str, Any]) -> None:
         for text in texts:
             table.add_row(heading, text)
 
-    add_rows("saw", privacy["sees"])
-    add_rows("a local parameter server saw", privacy.get("lps_sees", ()))
-    add_rows("a client saw", privacy.get("client_sees", ()))
+    add_rows("saw", privacy["server_view"])
+    add_rows("a local parameter server saw", privacy.get("lps_view", ()))
+    add_rows("a client saw", privacy.get("client_view", ()))
     add_rows("did not see", privacy.get("unseen", ()))
     add_rows("unprotected", privacy.get("unprotected", ()))
     if "unshared_models" in privacy:

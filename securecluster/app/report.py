@@ -84,7 +84,7 @@ def _metrics(
 def _nodes(state: Any, clusters: int) -> dict[str, Any]:
     """Return what result.json has of a parameter tree; nothing where there is none."""
     tree = getattr(state, "tree", None)
-    handed = getattr(state, "handed", None)
+    handed = getattr(state, "fallback_models", None)
     entries: dict[str, Any] = {}
     if tree is not None:
         entries["leaves"] = [tree.leaf(c) for c in range(clusters)]
@@ -124,9 +124,9 @@ def line_text(line: dict[str, Any], total: int) -> str:
             parts.append(f"{metric} {shown(line[metric], metric)}")
     if "ari" in line:
         parts.append(f"ARI {line['ari']:.2f}")
-    looks = line.get("looks")
-    if looks:
-        ratios = [_norm_ratio(look) for look in looks]
+    split_tests = line.get("split_tests")
+    if split_tests:
+        ratios = [_norm_ratio(test) for test in split_tests]
         parts.append("‖mean‖/max " + " ".join(_first(ratios, MOST_RATIOS)))
     parts.append(f"up {megabytes(line['up'])} down {megabytes(line['down'])}")
     splits = [_split_text(one, two) for _, one, two in line.get("splits", [])]
@@ -138,11 +138,11 @@ def line_text(line: dict[str, Any], total: int) -> str:
     return "  ".join(parts)
 
 
-def _norm_ratio(look: dict[str, Any]) -> str:
+def _norm_ratio(test: dict[str, Any]) -> str:
     """Return the norm of a cluster's mean update over the largest norm of its updates."""
-    if not look["max_norm"]:
+    if not test["max_norm"]:
         return "0.00"
-    return f"{look['mean_norm'] / look['max_norm']:.2f}"
+    return f"{test['mean_norm'] / test['max_norm']:.2f}"
 
 
 def _split_text(one: Sequence[int], two: Sequence[int]) -> str:

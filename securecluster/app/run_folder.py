@@ -29,7 +29,7 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runtime.run import checkpoints, remove_checkpoints
 from securecluster.runtime.settings import Settings
 
-SCHEMA = 1
+SCHEMA = 2
 CONFIG, RESULT = "config.json", "result.json"
 MARKER, LOCK = ".securecluster", ".lock"
 TRANSCRIPT = "transcript"

@@ -1,5 +1,5 @@
 """The networks for sequences: tokens of text and positions of a trajectory. Dropout layers are
-replaced by seeded ones (`models.adopt`).
+replaced by seeded ones (`models.prepare_module`).
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def build(
             cannot train and average.
     """
     if not isinstance(model, str):
-        return adopt(model, shape, classes, objective=objective)
+        return prepare_module(model, shape, classes, objective=objective)
     make = network(model, objective, classes)
     own_type = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]):
@@ -47,10 +47,10 @@ def build(
             module = make(shape, classes)
         finally:
             torch.set_default_dtype(own_type)
-    return adopt(module, shape, classes, f"the model {model!r}", objective)
+    return prepare_module(module, shape, classes, f"the model {model!r}", objective)
 
 
-def adopt(
+def prepare_module(
     module: nn.Module,
     shape: Shape,
     classes: int,
@@ -220,4 +220,4 @@ def describe(model: str | nn.Module) -> Any:
     return {"module": repr(model), "parameters": shapes, "weights": state.hexdigest()}
 
 
-__all__ = ["FlatModel", "adopt", "build", "describe"]
+__all__ = ["FlatModel", "build", "describe", "prepare_module"]

@@ -83,7 +83,7 @@ class LocalTrainer:
         dtype: torch.dtype | None = None,
         clients: Sequence[int] | None = None,
         numbers: Sequence[int] | None = None,
-        aside: float = 0.0,
+        validation_share: float = 0.0,
         secret: Secret | None = None,
     ) -> None:
         here = tuple(range(len(federation)) if clients is None else clients)
@@ -98,12 +98,12 @@ class LocalTrainer:
         trained: list[tuple[Any, Any]] = []
         validated: list[tuple[Any, Any]] = []
         for client, shard in zip(self.ids, shards, strict=True):
-            kept = self._kept(client, len(shard.y), aside)
+            kept = self._kept(client, len(shard.y), validation_share)
             whole = bool(kept.all())  # no copy of whole shards
             trained.append((shard.x, shard.y) if whole else (shard.x[kept], shard.y[kept]))
             validated.append((shard.x[~kept], shard.y[~kept]))
         self.sizes = [len(y) for _, y in trained]
-        self.aside = [len(y) for _, y in validated]
+        self.validation_sizes = [len(y) for _, y in validated]
         self._train_on = self._samples(trained)
         self._aside_on = self._samples(validated)
         self._test_on = self._samples([(shard.x_test, shard.y_test) for shard in shards])
@@ -345,12 +345,12 @@ class LocalTrainer:
             self._test_on.mean(judge.scores, self.model, models, range(len(self.ids)))
         )
 
-    def _kept(self, client: int, size: int, aside: float) -> NDArray[np.bool_]:
+    def _kept(self, client: int, size: int, validation_share: float) -> NDArray[np.bool_]:
         """Which of a client's samples are trained on."""
         order = self._randomness.generator("client", client, "aside").permutation(size)
-        return order >= math.floor(aside * size)  # of one sample none is kept aside
+        return order >= math.floor(validation_share * size)  # of one sample none is kept aside
 
-    def loss_aside(
+    def validation_loss(
         self, models: Rows, who: Sequence[int], bound: float | None = None
     ) -> NDArray[np.float64]:
         """As `loss`, of the samples kept aside; NaN where there are none."""

@@ -46,7 +46,7 @@ def test_the_run_folder_holds_what_the_contract_says(
         "clip",
         "noise",
     }
-    shown = {"masks", "sees", "unseen", "unprotected", "fields", "free"}
+    shown = {"masks", "server_view", "unseen", "unprotected", "fields", "free"}
     said = {"reproducible_keys", "releases", "exact", "assumed", "not_covered", "uncovered_files"}
     assert set(privacy) == shown | said | priced
     assert privacy["epsilon"] is None
@@ -197,7 +197,7 @@ def test_a_complete_run_resumes_to_itself(
 
 
 @pytest.mark.parametrize(
-    "damage", ["{", '{"schema": 7}', '{"schema": 1, "protocol": {"name": "cfl", "zeta": 1}}']
+    "damage", ["{", '{"schema": 7}', '{"schema": 2, "protocol": {"name": "cfl", "zeta": 1}}']
 )
 def test_a_damaged_folder_is_refused_in_one_sentence(
     damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -395,7 +395,7 @@ def test_other_data_and_damaged_folders_are_refused_in_one_sentence(
         ("local/config.json", kept.replace('"data_digest": "', '"data_digest": "0')),
         ("local/config.json", "{"),
         ("fedavg/result.json", "{"),
-        ("config.json", '{"schema": 1, "compare": []}'),
+        ("config.json", '{"schema": 2, "compare": []}'),
         ("config.json", "[]"),
     ):
         before = (out / name).read_text()
@@ -491,7 +491,7 @@ def test_who_is_told_the_number_of_clusters_is_told_the_one_that_is_given(tmp_pa
         assert main(["compare", *names, *small, *more, "--out", str(out)]) == 0
         content = json.loads((out / "compare.json").read_text())
         assert content["true_clusters"] == (4 if not more else 2)
-        assert [row["told"] for row in content["protocols"]] == [{"k": k}] * 3 + [None]
+        assert [row["given"] for row in content["protocols"]] == [{"k": k}] * 3 + [None]
         for name in names[:3]:
             assert json.loads((out / name / "config.json").read_text())["protocol"]["k"] == k
         for row in content["protocols"]:
@@ -534,7 +534,7 @@ def _row(protocol: str, **more: Any) -> dict[str, Any]:
         "dp_unit": "client",
         "seconds": 1234.5,
         "error": None,
-        "told": None,
+        "given": None,
     }
     return {"protocol": protocol, **numbers, **sent, **priced, **more}
 

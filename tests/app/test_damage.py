@@ -271,7 +271,7 @@ def test_a_run_without_a_transcript_does_not_say_that_nobody_saw_anything(tmp_pa
         "exact",
         "releases",
         "masks",
-        "sees",
+        "server_view",
     ],
 )
 def test_replay_finds_a_result_that_was_forged_with_its_digests(

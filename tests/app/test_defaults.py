@@ -81,7 +81,7 @@ def test_the_default_is_dealt_written_resumed_and_replayed(tmp_path: Path) -> No
         config["data_digest"]
         == Federation.simulate("digits", scenario=Tasks(), clients=6, samples=20, seed=0).digest()
     )
-    assert json.loads((out / "result.json").read_text())["privacy"]["lps_sees"] == [
+    assert json.loads((out / "result.json").read_text())["privacy"]["lps_view"] == [
         "updates of its clients"
     ]
     assert main(["replay", str(out)]) == 0

@@ -89,9 +89,9 @@ def test_a_state_brings_the_pictures_it_has(tmp_path: Path) -> None:
         "metric": "accuracy",
         "metrics": {"accuracy": {"after": None}},
     }
-    empty = SimpleNamespace(relevance=torch.zeros(0, 0), graph=None, look=None)
+    empty = SimpleNamespace(relevance=torch.zeros(0, 0), graph=None, linkage=None)
     assert curves.draw(tmp_path, content, [], empty) == []
-    look = SimpleNamespace(
+    record = SimpleNamespace(
         ids=[0, 1, 2, 3],
         merges=torch.from_numpy(linkage(1 - BETWEEN[np.triu_indices(4, 1)], "average")),
         threshold=0.5,
@@ -99,7 +99,7 @@ def test_a_state_brings_the_pictures_it_has(tmp_path: Path) -> None:
     whole = SimpleNamespace(
         relevance=torch.from_numpy(BETWEEN),
         graph=_graph([0.1, 0.2, 0.8], 0.5, 1 - BETWEEN),
-        look=look,
+        linkage=record,
     )
     made = curves.draw(tmp_path, content, [], whole)
     assert sorted(path.name for path in made) == ["dendrogram.png", "graph.png", "relevance.png"]

@@ -78,7 +78,7 @@ def test_the_number_comes_with_unit_neighbours_placement_and_gaps(
             "reader": "server",
         }
     ]
-    assert any("before the server adds its noise" in text for text in privacy["sees"]) == (
+    assert any("before the server adds its noise" in text for text in privacy["server_view"]) == (
         placement == "central"
     )
     assert privacy["not_covered"] and privacy["assumed"]
@@ -167,7 +167,7 @@ def test_a_trusted_server_reads_clients_own_noise_as_such(small: Federation) -> 
     told = section(OneShot(rounds=1, epochs=1, tasks=2, sealed=False, **noised).fit(small))
     how = {
         text.split(" of ")[0]: text
-        for text in (*told["sees"], *told["lps_sees"])
+        for text in (*told["server_view"], *told["lps_view"])
         if " call, " in text
     }
     assert "before the server adds its noise" in how["delta"] and "with noise" in how["vectors"]
@@ -209,8 +209,8 @@ def test_exact_releases_beside_noisy_vectors_are_named_and_who_adds_what_noise(
         "central",
     ]
     privacy, _ = told([*small, *central], tmp_path / "c", capsys)
-    (vectors,) = (text for text in privacy["sees"] if text.startswith("vectors"))
-    (delta,) = (text for text in privacy["lps_sees"] if text.startswith("delta"))
+    (vectors,) = (text for text in privacy["server_view"] if text.startswith("vectors"))
+    (delta,) = (text for text in privacy["lps_view"] if text.startswith("delta"))
     assert "with noise" in vectors and "before the server adds its noise" in delta
 
 
@@ -238,9 +238,10 @@ def test_vectors_in_the_clear_are_told_and_nothing_is_claimed_of_the_data(
     ]
     privacy, out = told(given, tmp_path / "r", capsys)
     assert any(
-        text.startswith("vectors of every client in every eigen call") for text in privacy["sees"]
+        text.startswith("vectors of every client in every eigen call")
+        for text in privacy["server_view"]
     )
-    (vectors,) = (text for text in privacy["sees"] if text.startswith("vectors"))
+    (vectors,) = (text for text in privacy["server_view"] if text.startswith("vectors"))
     assert "without noise" in vectors and "no mask covers them" in vectors
     assert not any(
         "any client's data" in text or "a client's data" in text for text in privacy["unseen"]
@@ -267,9 +268,9 @@ def test_every_private_field_of_every_reply_is_listed_with_its_reader(small: Fed
     assert readers["relevance", "row"] == "server"
     assert readers["contribute", "delta"] == "lps"
     assert found["contribute", "delta"]["masked"] and not found["relevance", "row"]["masked"]
-    assert any("vectors" in text and "sealed" in text for text in privacy["client_sees"])
+    assert any("vectors" in text and "sealed" in text for text in privacy["client_view"])
     assert any("vectors of eigen" in text for text in privacy["unseen"])
-    assert any("plain pairs" in text for text in privacy["sees"] if text.startswith("row "))
+    assert any("plain pairs" in text for text in privacy["server_view"] if text.startswith("row "))
 
 
 def test_what_noise_masks_and_servers_hide_is_derived_from_how_replies_left(

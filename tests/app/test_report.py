@@ -34,9 +34,9 @@ def test_a_line_of_clustering_says_the_sizes() -> None:
 
 
 def test_a_line_of_many_clusters_stays_short() -> None:
-    looks = [{"mean_norm": 1.0, "max_norm": 2.0} for _ in range(50)]
+    split_tests = [{"mean_norm": 1.0, "max_norm": 2.0} for _ in range(50)]
     splits = [[c, [0, 1], [2]] for c in range(9)]
-    text = report.line_text(LINE | {"looks": looks, "splits": splits}, 9)
+    text = report.line_text(LINE | {"split_tests": split_tests, "splits": splits}, 9)
     assert text.count("0.50") == 8 + 1 and text.count("split 3 into 2 + 1") == 4 and len(text) < 300
 
 
@@ -52,7 +52,7 @@ def _content(**more: Any) -> dict[str, Any]:
     }
     privacy = {
         "epsilon": 0.0,
-        "sees": [],
+        "server_view": [],
         "masks": [],
         "placement": "nothing",
         "neighbouring": "one",
@@ -121,9 +121,9 @@ def test_what_went_between_servers_and_what_they_saw_is_told_where_there_is_some
     }
     seen = {
         **_content()["privacy"],
-        "sees": ["relevance"],
+        "server_view": ["relevance"],
         "unseen": ["updates"],
-        "lps_sees": ["updates of its clients"],
+        "lps_view": ["updates of its clients"],
     }
     report.show(_content(bytes=sent, privacy=seen), Path("here"), ("a", "b", "c", "d"))
     told = capsys.readouterr().out
@@ -196,12 +196,12 @@ def test_servers_are_told_apart(tmp_path: Path) -> None:
     assert main(["run", "oneshot", *small, "--out", str(tmp_path / "r")]) == 0
     result = json.loads((tmp_path / "r" / "result.json").read_text())
     assert result["scenario"] == "tasks" and result["bytes"]["servers"] > 0
-    assert not any("delta" in text for text in result["privacy"]["sees"]), (
+    assert not any("delta" in text for text in result["privacy"]["server_view"]), (
         "updates go to local parameter servers"
     )
     assert any(
         text.startswith("delta of each of its clients in every ")
-        for text in result["privacy"]["lps_sees"]
+        for text in result["privacy"]["lps_view"]
     )
     for picture in ("relevance.png", "dendrogram.png"):
         assert (tmp_path / "r" / picture).read_bytes().startswith(b"\x89PNG")

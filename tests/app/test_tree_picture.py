@@ -143,7 +143,7 @@ def test_a_state_with_a_tree_gets_its_picture_and_one_without_none(tmp_path: Pat
 
 
 def test_one_round_without_a_pair_of_replies_has_points_and_no_warning() -> None:
-    look = {
+    test = {
         "cluster": 0,
         "mean_norm": 1.0,
         "max_norm": 2.0,
@@ -153,7 +153,7 @@ def test_one_round_without_a_pair_of_replies_has_points_and_no_warning() -> None
         "members": 3,
         "split": False,
     }
-    made = _separation([{"round": 1, "gap": None, "looks": [look]}])
+    made = _separation([{"round": 1, "gap": None, "split_tests": [test]}])
     norms = [line for line in made.axes[1].get_lines() if len(line.get_xdata())]
     assert [line.get_marker() for line in norms] == [".", "."]
     made.draw_without_rendering()

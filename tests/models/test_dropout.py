@@ -10,7 +10,7 @@ from torch import nn
 
 from securecluster.errors import UsageError
 from securecluster.models.dropout import SeededDropout, seeded, with_seeded_dropout
-from securecluster.models.validation import adopt
+from securecluster.models.validation import prepare_module
 
 
 def drawn(layer: SeededDropout, x: torch.Tensor, key: int) -> torch.Tensor:
@@ -133,4 +133,4 @@ class Functional(nn.Module):
 
 def test_draws_of_its_own_are_refused_with_the_replacement() -> None:
     with pytest.raises(UsageError, match=r"Functional.*nn\.Dropout layers"):
-        adopt(Functional(), (4,), 3)
+        prepare_module(Functional(), (4,), 3)

@@ -23,7 +23,7 @@ from securecluster.models.sequence_architectures import (
     lstm_trajectory,
     lstm_words,
 )
-from securecluster.models.validation import adopt
+from securecluster.models.validation import prepare_module
 
 Make = Callable[[tuple[int, ...], int], nn.Module]
 TEXT, TRACK = Language(), Trajectory((10_000.0, 6200.0))
@@ -50,7 +50,7 @@ COUNTS: dict[Make, tuple[tuple[int, ...], int, Objective, int]] = {
 @pytest.mark.parametrize("make", COUNTS)
 def test_sizes(make: Make) -> None:
     shape, classes, objective, size = COUNTS[make]
-    flat = adopt(make(shape, classes), shape, classes, objective=objective)
+    flat = prepare_module(make(shape, classes), shape, classes, objective=objective)
     assert flat.dimension == size
     assert flat.together
     assert list(flat.shapes)[-2:] == ["out.weight", "out.bias"]
@@ -58,7 +58,7 @@ def test_sizes(make: Make) -> None:
 
 
 def test_the_last_layers_of_a_trajectory_have_names() -> None:
-    shapes = adopt(lstm_trajectory((10, 2), 2), (10, 2), 2, objective=TRACK).shapes
+    shapes = prepare_module(lstm_trajectory((10, 2), 2), (10, 2), 2, objective=TRACK).shapes
     assert shapes["hidden3.weight"] == (20, 20) and shapes["out.weight"] == (2, 20)
 
 
@@ -108,7 +108,7 @@ def mean_loss(objective: Objective, out: torch.Tensor, y: torch.Tensor) -> torch
 def test_gradients_of_many_clients_are_those_of_plain_modules(make: Make) -> None:
     _, _, objective, _ = COUNTS[make]
     shape, classes = ((4, 2), 2) if objective is TRACK else ((5,), 11)
-    flat = adopt(make(shape, classes), shape, classes, objective=objective).to(
+    flat = prepare_module(make(shape, classes), shape, classes, objective=objective).to(
         torch.device("cpu"), torch.float64
     )
     rows = flat.initial() * torch.tensor([[1.0], [0.7]], dtype=torch.float64)
@@ -135,7 +135,7 @@ def test_gradients_of_many_clients_are_those_of_plain_modules(make: Make) -> Non
 @pytest.mark.parametrize("make", [lstm_words, lstm_trajectory])
 def test_dropout_is_each_clients_own(make: Make) -> None:
     shape, classes, objective, _ = COUNTS[make]
-    flat = adopt(make(shape, classes), shape, classes, objective=objective)
+    flat = prepare_module(make(shape, classes), shape, classes, objective=objective)
     x, _, _ = objective.example(shape, classes)
     rows, both = flat.views(flat.initial().expand(3, -1)), x.expand(3, *x.shape)
     first, second, third = flat.stacked(rows, both, torch.tensor([5, 6, 5]))
@@ -160,7 +160,7 @@ def test_positions_are_counted_from_the_middle_of_the_area_in_standard_deviation
 
 
 def test_hidden_layers_of_trajectories_start_as_he_et_al_and_can_be_drawn_anew() -> None:
-    flat = adopt(lstm_trajectory((10, 2), 2), (10, 2), 2, objective=TRACK)
+    flat = prepare_module(lstm_trajectory((10, 2), 2), (10, 2), 2, objective=TRACK)
     for row in (flat.initial(), flat.redrawn(Randomness(3), "other")):
         views = flat.views(row)
         assert all(

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
 from securecluster.models import architectures, validation
-from securecluster.models.validation import FlatModel, adopt
+from securecluster.models.validation import FlatModel, prepare_module
 
 IMAGE = (1, 16, 16)
 
@@ -179,7 +179,7 @@ class Constant(nn.Module):
 
 def test_a_users_own_module_keeps_its_weights_and_is_not_touched() -> None:
     module = Own()
-    flat = adopt(module, (1, 4, 4), 3)
+    flat = prepare_module(module, (1, 4, 4), 3)
     assert torch.equal(flat.initial(), nn.utils.parameters_to_vector(module.parameters()).detach())
     assert flat.together
     flat.module.first.weight.data += 1  # type: ignore[union-attr, operator]
@@ -188,7 +188,7 @@ def test_a_users_own_module_keeps_its_weights_and_is_not_touched() -> None:
     )
     assert torch.equal(
         validation.build(module, (1, 4, 4), 3, Randomness(0)).initial(),
-        adopt(module, (1, 4, 4), 3).initial(),
+        prepare_module(module, (1, 4, 4), 3).initial(),
     )
 
 
@@ -290,7 +290,7 @@ def test_what_would_fail_only_in_training_is_refused_before(
 
 
 def test_a_forward_pass_that_fails_on_the_data_is_told_in_one_sentence() -> None:
-    flat = adopt(_looked_up(), (1, 4, 4), 3)
+    flat = prepare_module(_looked_up(), (1, 4, 4), 3)
     with pytest.raises(
         UsageError, match=r"Does does not take samples of shape \(1, 4, 4\): index out of range"
     ):
@@ -298,7 +298,9 @@ def test_a_forward_pass_that_fails_on_the_data_is_told_in_one_sentence() -> None
 
 
 def test_what_vmap_cannot_take_back_trains_one_client_after_the_other() -> None:
-    flat = adopt(Does(lambda layer, x: checkpoint(layer, x, use_reentrant=False)), (1, 4, 4), 3)
+    flat = prepare_module(
+        Does(lambda layer, x: checkpoint(layer, x, use_reentrant=False)), (1, 4, 4), 3
+    )
     assert not flat.together
 
 
@@ -330,7 +332,7 @@ def _frozen() -> nn.Module:
 )
 def test_a_state_dict_loads_into_the_users_own_module(make: Callable[[], nn.Module]) -> None:
     module, target = make(), make().eval()
-    flat = adopt(module, (1, 4, 4), 3)
+    flat = prepare_module(module, (1, 4, 4), 3)
     row, x = normal(flat.dimension).float(), normal(5, 1, 4, 4).float()
     target.load_state_dict(flat.state_dict(row), strict=True)
     torch.testing.assert_close(target(x).detach(), flat.call(flat.views(row), x))
@@ -358,20 +360,23 @@ def test_the_processs_default_number_type_does_not_matter() -> None:
     module = Own()
     torch.set_default_dtype(torch.float64)
     try:
-        named, own = validation.build("mlp", (4,), 3, Randomness(0)), adopt(module, (1, 4, 4), 3)
+        named, own = (
+            validation.build("mlp", (4,), 3, Randomness(0)),
+            prepare_module(module, (1, 4, 4), 3),
+        )
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(named.initial(), validation.build("mlp", (4,), 3, Randomness(0)).initial())
-    assert torch.equal(own.initial(), adopt(module, (1, 4, 4), 3).initial())
+    assert torch.equal(own.initial(), prepare_module(module, (1, 4, 4), 3).initial())
 
 
 def test_what_vmap_refuses_trains_one_client_after_the_other() -> None:
-    assert not adopt(Own(Branch()), (1, 4, 4), 3).together
-    assert adopt(Own(), (1, 4, 4), 3).together
+    assert not prepare_module(Own(Branch()), (1, 4, 4), 3).together
+    assert prepare_module(Own(), (1, 4, 4), 3).together
 
 
 def test_constant_buffers_are_welcome_and_follow_the_data() -> None:
-    flat = adopt(Own(Constant()), (1, 4, 4), 3).to(torch.device("cpu"), torch.float64)
+    flat = prepare_module(Own(Constant()), (1, 4, 4), 3).to(torch.device("cpu"), torch.float64)
     assert flat.dimension == 16 * 8 + 8 + 8 * 3 + 3
     assert flat.call(flat.views(flat.initial()), normal(2, 16)).dtype == torch.float64
 
@@ -379,7 +384,7 @@ def test_constant_buffers_are_welcome_and_follow_the_data() -> None:
 def test_frozen_parameters_stay_out_of_the_vector() -> None:
     module = Own()
     module.first.requires_grad_(False)
-    flat = adopt(module, (1, 4, 4), 3)
+    flat = prepare_module(module, (1, 4, 4), 3)
     assert list(flat.shapes) == ["last.weight", "last.bias"] and flat.dimension == 27
     x, row = normal(5, 16).float(), normal(27).float()
     expected = torch.tanh(module.first(x)) @ row[:24].view(3, 8).T + row[24:]
@@ -388,7 +393,7 @@ def test_frozen_parameters_stay_out_of_the_vector() -> None:
 
 def test_an_evaluating_module_trains_all_the_same() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, 3)).eval()
-    flat = adopt(module, (1, 4, 4), 3)
+    flat = prepare_module(module, (1, 4, 4), 3)
     views, x = flat.views(flat.initial()), normal(4, 16).float()
     assert not torch.equal(
         flat.call(views, x, torch.tensor(1)), flat.call(views, x, torch.tensor(2))
@@ -409,7 +414,7 @@ class Keeping(nn.Tanh):
 
 
 def test_the_checks_leave_nothing_in_a_module() -> None:
-    assert adopt(Own(Keeping()), (1, 4, 4), 3).copy().module.between.seen == []  # type: ignore[union-attr]
+    assert prepare_module(Own(Keeping()), (1, 4, 4), 3).copy().module.between.seen == []  # type: ignore[union-attr]
 
 
 def test_a_description_sees_what_is_frozen_and_constants_that_are_not_saved() -> None:

@@ -110,7 +110,7 @@ class Sixth(ClusteringProtocol):
         """Return what k-means draws from."""
         return net.randomness.integer("server", "k-means")
 
-    def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """Send newcomers to the nearest centre, under the mask that the centres have."""
         return self.nearest(net, state, to, state.found.step)
 

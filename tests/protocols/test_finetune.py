@@ -115,8 +115,8 @@ def test_at_most_all_rounds_but_one_are_for_tuning(small: Federation) -> None:
     fitted = FineTune(rounds=3, tune_rounds=10).fit(small, Settings(transcript="sizes"))
     assert [(e.round, e.method) for e in fitted.transcript_.entries] == [
         (1, "contribute"),
-        (2, "alone"),
-        (3, "alone"),
+        (2, "train_locally"),
+        (3, "train_locally"),
     ]
 
 
@@ -130,7 +130,7 @@ def test_everyone_tunes_in_every_round_whatever_the_participation(small: Federat
     fitted = FineTune(rounds=5, tune_rounds=2, participation=0.3).fit(
         small, Settings(transcript="sizes")
     )
-    assert [len(e.to) for e in fitted.transcript_.entries if e.method == "alone"] == [6, 6]
+    assert [len(e.to) for e in fitted.transcript_.entries if e.method == "train_locally"] == [6, 6]
     assert [len(e.to) for e in fitted.transcript_.entries if e.method == "contribute"] == [2, 2, 2]
 
 
@@ -207,7 +207,7 @@ def test_who_has_tuned_its_model_contributes_no_more(small: Federation) -> None:
 
     letter = PendingUpdates.start(6, fresh=False).message_for([0])
     turn = CallContext((0,), (0,), 1, 1)
-    client.alone(turn, letter)
+    client.train_locally(turn, letter)
     with pytest.raises(PolicyError, match="contributes no more"):
         client.contribute(CallContext((0,), (0,), 2, 2), letter)
     again: Any = made.build_client(small, EXACT).client

@@ -150,7 +150,9 @@ def test_a_client_that_is_a_cluster_of_its_own_trains_alone_and_sends_nothing_mo
     fitted = FLHC(rounds=12, pre_rounds=3, linkage="average").fit(odd_one_out(), FULL)
     assert list(fitted.labels_) == [0, 0, 1, 0, 0, 0]
     assert all(2 not in e.to for _, e in calls(fitted, "contribute") if e.round > 3)
-    assert [(e.to, e.round) for _, e in calls(fitted, "alone")] == [((2,), t) for t in range(4, 13)]
+    assert [(e.to, e.round) for _, e in calls(fitted, "train_locally")] == [
+        ((2,), t) for t in range(4, 13)
+    ]
     assert not torch.equal(fitted.client_models_.row(2), fitted.client_models_.row(0))
     assert fitted.accuracy_[2] > 0.5
 
@@ -166,7 +168,7 @@ def test_no_server_has_a_model_posted_that_was_trained_alone(small: Federation) 
         return endpoint.answer(Call(config, name, "gather", 1, 1, (who,), sent, (1,))).reply
 
     assert not ask("post", Empty(), 3).delta.values.any()
-    ask("alone", PendingUpdates.start(6, fresh=False).message_for([3]), 3)
+    ask("train_locally", PendingUpdates.start(6, fresh=False).message_for([3]), 3)
     kept = unpack(pack(endpoint.client.state(endpoint.keys.secrets)), ClientState)
     for _ in range(2):  # also after it was stopped and goes on
         with pytest.raises(PolicyError, match="trained alone"):
@@ -191,10 +193,13 @@ def test_who_is_missing_in_the_clustering_round_is_asked_again_under_the_same_ma
     assert asked == [tuple(range(12)), (1, 4), (4,)]
     assert len({e.step for e in transcript.entries if e.method == "train"}) == 1
     assert state.absent == run.history[4]["absent"] == []
-    assert state.look is not None and state.look.ids == list(range(12))
+    assert state.linkage is not None and state.linkage.ids == list(range(12))
     assert state.labels == method.fit(federation).labels_.tolist()
     torch.testing.assert_close(
-        state.look.distance, unpack(method.server_state_, FLHCState).look.distance, rtol=0, atol=0
+        state.linkage.distance,
+        unpack(method.server_state_, FLHCState).linkage.distance,
+        rtol=0,
+        atol=0,
     )  # type: ignore[union-attr]
 
 
@@ -220,7 +225,7 @@ def test_without_two_replies_nobody_is_parted() -> None:
             federation,
             lambda call, here=here: set(range(6)) - here if call.method == "train" else set(),
         )
-        assert (state.labels, state.look) == ([0] * 6, None)
+        assert (state.labels, state.linkage) == ([0] * 6, None)
         assert run.history[1]["clustered"] == [list(range(6))]
 
 
@@ -319,7 +324,7 @@ def test_newcomers_of_a_run_that_remembers_nothing_are_told_so() -> None:
         method.config(some(whole, range(4)), "float32"),
     )
     with pytest.raises(UsageError, match="run it anew"):
-        method.place(net, state, [4, 5])
+        method.assign_newcomers(net, state, [4, 5])
 
 
 @pytest.mark.parametrize(
@@ -338,7 +343,7 @@ def test_newcomers_that_do_not_reply_are_named_and_placed_nowhere(method: Any) -
         fitted.kept_.learned.config,
     )
     with pytest.raises(UpdateError, match=r"4, 5 do not reply"):
-        fitted.place(net, fitted.state_, [4, 5])
+        fitted.assign_newcomers(net, fitted.state_, [4, 5])
 
 
 @settings(deadline=None, max_examples=30)
@@ -407,9 +412,9 @@ def test_what_the_run_says_of_itself(small: Federation) -> None:
     assert fitted.history_[2]["clustered"] == [[i] for i in range(6)]
     assert len(fitted.history_[2]["merges"]) == 5
     assert any("distances" in seen for seen in fitted.server_view())
-    look = unpack(fitted.server_state_, FLHCState).look
+    linkage = unpack(fitted.server_state_, FLHCState).linkage
     assert (
-        look is not None
-        and look.distance.shape == (6, 6)
-        and look.merges.tolist() == fitted.history_[2]["merges"]
+        linkage is not None
+        and linkage.distance.shape == (6, 6)
+        and linkage.merges.tolist() == fitted.history_[2]["merges"]
     )

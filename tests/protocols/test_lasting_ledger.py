@@ -171,7 +171,7 @@ def test_a_trusted_servers_sum_is_another_release_for_all_who_are_in_it(
 
 
 def test_a_repeated_training_counts_again_with_the_first_release_that_differs() -> None:
-    alone = Event("alone", "gather", (), 1, (0, 1), "dp-sgd", Z, kept=True, step=1)
+    alone = Event("train_locally", "gather", (), 1, (0, 1), "dp-sgd", Z, kept=True, step=1)
     told = Event(
         "send_model", "gather", ("delta",), 2, (0, 1), "free", step=2, digests=("aa", "bb")
     )
@@ -187,7 +187,7 @@ def test_a_repeated_training_counts_again_with_the_first_release_that_differs() 
 def test_a_repeated_training_counts_again_though_the_release_it_led_to_is_not_asked_for_again() -> (
     None
 ):
-    alone = Event("alone", "gather", (), 1, (0, 1), "dp-sgd", Z, kept=True, step=1)
+    alone = Event("train_locally", "gather", (), 1, (0, 1), "dp-sgd", Z, kept=True, step=1)
     told = Event("send_model", "gather", ("delta",), 2, (0,), "free", step=2, digests=("aa",))
     later = Event(
         "send_model", "gather", ("delta",), 3, (0, 1), "free", step=3, digests=("dd", "ee")

@@ -127,7 +127,7 @@ def fresh() -> Federation:
 PURPOSES = {
     "losses": "loss",
     "choose": "model",
-    "join": "near",
+    "join": "nearest",
     "layer": "layer",
     "delta": "delta",
     "least": "loss",
@@ -322,7 +322,9 @@ def test_the_noise_of_losses_is_z_times_what_one_unit_can_change(
         chosen = ask(endpoint, "choose", query, everyone, step).model.values.tolist()
         rows = endpoint.client._fits
         assert chosen == [int(np.argmin(rows[k])) for k in range(6)]
-        total = ask(endpoint, "fits", Empty(), everyone, step + 1000, "sum").loss.values.numpy()
+        total = ask(
+            endpoint, "cluster_losses", Empty(), everyone, step + 1000, "sum"
+        ).loss.values.numpy()
         np.testing.assert_array_equal(total, [rows[k] for k in range(6)])
         found.append([rows[k] for k in range(6)])
     sizes = np.array(endpoint.client.cohort.sizes)[:, None] if unit == "example" else 1.0
@@ -409,7 +411,10 @@ def test_what_has_been_judged_is_told_again_without_new_noise_and_nothing_else_i
     nobody = OfferedClusters(
         Picks(table, ((), ())), 0, Rows(torch.full((2, 2), math.nan, dtype=torch.float64))
     )
-    for name, query, verb in (("choose_again", nobody, "gather"), ("fits", Empty(), "sum")):
+    for name, query, verb in (
+        ("choose_again", nobody, "gather"),
+        ("cluster_losses", Empty(), "sum"),
+    ):
         with pytest.raises(PolicyError, match="choose comes first"):
             ask(endpoint, name, query, (0, 1), 1, verb)
     with pytest.raises(PolicyError, match="brings models to judge"):
@@ -459,7 +464,7 @@ def test_newcomers_go_to_the_nearest_centre_whose_noise_is_known(small: Federati
     state = LocalKMeansState(labels, PendingUpdates.start(6, fresh=False), 1, centres)
     rows = Update(Rows(torch.zeros(1, d)), None)
     net.gather = lambda *args, **rest: Replies((6,), rows, (), 1)
-    assert made.place(net, state, [6]) == [0]
+    assert made.assign_newcomers(net, state, [6]) == [0]
 
 
 def test_sealed_models_and_a_trusted_server_do_not_go_together(small: Federation) -> None:
@@ -486,14 +491,14 @@ def test_what_is_heard_of_one_shot_models_is_what_was_told_with_noise(
     )
     client.displaced = lambda at: Update(Rows(client.models.values - client.cohort.start), None)
     net, rows, step = relay(made, small, endpoint)
-    # each its own, too, as it was handed in
+    # each its own, too, as it was sent
     judged = client.cohort.losses(client.cohort.start + rows, range(6), 2.0)
     sizes = np.array(client.cohort.sizes)[:, None] if unit == "example" else 1.0
     for _ in range(40):
         ids, apart = cross_losses(net, tuple(range(6)), rows, step)
         told = client._known.numpy().copy()
         np.testing.assert_array_equal(apart, (told + told.T) / 2)
-        heard = net.sum(SRFCAClient.heard, Empty(), to=ids, by=[0, 1, 0, 1, 0, 1])
+        heard = net.sum(SRFCAClient.known_losses, Empty(), to=ids, by=[0, 1, 0, 1, 0, 1])
         np.testing.assert_allclose(
             heard.rows.loss.table.numpy(), [told[::2].sum(0), told[1::2].sum(0)], rtol=1e-12
         )
@@ -505,9 +510,9 @@ def test_what_is_heard_of_one_shot_models_is_what_was_told_with_noise(
     costs = [
         (e.method, e.mechanism, e.noise_multiplier, e.replace)
         for e in net.state.ledger.events
-        if e.method in ("losses", "heard")
+        if e.method in ("losses", "known_losses")
     ]
-    assert costs == [("losses", "gaussian", 0.3, 1.0), ("heard", "free", None, 1.0)] * 40
+    assert costs == [("losses", "gaussian", 0.3, 1.0), ("known_losses", "free", None, 1.0)] * 40
 
 
 @pytest.mark.parametrize("unit", ["client", "example"])
@@ -528,13 +533,13 @@ def test_models_on_the_path_of_a_cluster_are_judged_with_noise(
         depth=2,
     )
     exact = [
-        client.cohort.loss_aside(Rows(m[None], (0, 0)), (3, 5), 2.0)
+        client.cohort.validation_loss(Rows(m[None], (0, 0)), (3, 5), 2.0)
         for m in (start + table[0], start + table[1], start)
     ]
     wanted = np.array([[exact[2][0], exact[0][0], exact[1][0]], [exact[2][1], exact[1][1], 0]])
     told = [client.judge(CallContext((3, 5), (3, 5), 1, step), query) for step in range(1, 101)]
     found, n = np.stack([t.loss.values.numpy() for t in told]), 12 if unit == "example" else 1
-    assert client.cohort.aside[3] == 12 and (told[0].size is None) == (unit == "client")
+    assert client.cohort.validation_sizes[3] == 12 and (told[0].size is None) == (unit == "client")
     assert unit == "client" or told[0].size.values.tolist() == [12, 12]
     assert not found[:, 1, 2].any()  # after the end of its path
     noise = (found - n * wanted) / (0.2 * 2.0 * np.sqrt([[3], [2]]))
@@ -567,8 +572,8 @@ def test_a_cluster_whose_members_keep_their_numbers_falls_back_by_the_mean_of_th
     ]
     assert judged.size is None
     cohort = made.build_client(small, Settings(dtype="float64")).client.cohort
-    for c, losses in enumerate(fitted.state_.handed.losses):
+    for c, losses in enumerate(fitted.state_.fallback_models.losses):
         members = [i for i, label in enumerate(fitted.labels_) if label == c]
-        means = cohort.loss_aside(Rows(cohort.start[None], (0,) * len(members)), members)
+        means = cohort.validation_loss(Rows(cohort.start[None], (0,) * len(members)), members)
         assert not losses or losses[0] == pytest.approx(means.mean(), rel=1e-5)
-    assert any(fitted.state_.handed.losses)
+    assert any(fitted.state_.fallback_models.losses)

@@ -134,7 +134,7 @@ def test_a_field_that_would_leave_without_a_mask(mask: str, clients: Federation)
 class OtherMask(Sixth):
     """Compares newcomers under the mask of their own call."""
 
-    def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         return self.nearest(net, state, to, None)
 
 

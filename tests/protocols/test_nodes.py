@@ -182,7 +182,7 @@ def cohort_of(
     own = Federation((str(number),), (shard,), config["classes"], config["seed"], objective=kind)
     draws, cpu = Randomness(config["seed"]), torch.device("cpu")
     return LocalTrainer(
-        own, made.flat_model(own), draws, cpu, torch.float32, [0], [number], made.aside
+        own, made.flat_model(own), draws, cpu, torch.float32, [0], [number], made.validation_share
     )
 
 
@@ -395,12 +395,12 @@ def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_doe
     found, (whole, _) = world.result(), calm(name, mask)
     assert found.state == whole.state
     assert found.same_models(whole)
-    assert found.alone == whole.alone
+    assert found.train_locally == whole.train_locally
     if name.removesuffix(", momentum") in ("flhc apart", "nsim apart", "local"):
-        assert found.alone == list(range(CLIENTS))
+        assert found.train_locally == list(range(CLIENTS))
 
 
-def some(what: str, but: tuple[str, ...] = ("alone",)) -> Fault:
+def some(what: str, but: tuple[str, ...] = ("train_locally",)) -> Fault:
     """A fault in client 0's second call of every method, or its first where there may be one, and
     in client 1's first.
 
@@ -472,9 +472,9 @@ def test_who_trained_alone_has_done_so_whether_its_reply_came_or_not(
 ) -> None:
     world = World(name, mask, federation)
     world.fault = lambda i, header: (
-        "reply" if header.method == "alone" and (i + header.step) % 3 == 0 else ""
+        "reply" if header.method == "train_locally" and (i + header.step) % 3 == 0 else ""
     )
-    assert any(header.method == "alone" for _, header in calm(name, mask)[1])
+    assert any(header.method == "train_locally" for _, header in calm(name, mask)[1])
     assert world.result().same_models(calm(name, mask)[0])
 
 
@@ -638,9 +638,9 @@ def test_a_late_choice_does_not_replace_a_later_one(federation: Federation) -> N
     assert list(client.banks) == [1]
 
 
-def test_what_is_handed_over_is_the_update_of_the_latest_brief(federation: Federation) -> None:
-    """A request for an earlier brief comes late, while the model is still the same; and the process
-    forgets both updates.
+def test_the_latest_compressed_update_is_the_one_contributed(federation: Federation) -> None:
+    """A request for an earlier compressed update comes late, while the model is still the same, and
+    the process forgets both updates.
     """
     letter = PendingUpdates.start(CLIENTS, fresh=False).message_for([0])
     rows = []

@@ -213,7 +213,7 @@ def test_training_whose_reply_is_lost_on_the_way_is_priced(small: Federation, sp
     def door(i: int) -> Any:
         def answered(frame: bytes) -> bytes:
             reply, header = nodes[i].answer_frame(frame), wire.peek(frame)
-            if (i, header.method, header.round) == (2, "alone", 1):
+            if (i, header.method, header.round) == (2, "train_locally", 1):
                 raise ConnectionError
             return reply
 

@@ -62,7 +62,7 @@ OWN: dict[str, tuple[type[ClusteringProtocol], dict[str, Any]]] = {
         },
     ),
     "flhc": (FLHC, {"pre_rounds": 1}),
-    "flhc-brief": (
+    "flhc-compressed": (
         FLHC,
         {"pre_rounds": 1, "sketch": 64, "compress": "8bit", "clusterer": "spectral"},
     ),

@@ -150,7 +150,7 @@ def test_the_models_of_lone_clients_have_no_noise_indeed(federation: Federation)
 LAGGING: dict[str, tuple[type[ClusteringProtocol], dict[str, Any], str]] = {
     "nsim": (NSIM, {**LAYERS, "local_rounds": 2, "eps": 1.0}, "pool"),
     "local k-means": (LocalKMeans, {"k": 1, "local_rounds": 2}, "send_model"),
-    "local k-means, silent": (LocalKMeans, {"k": 1, "local_rounds": 2}, "alone"),
+    "local k-means, silent": (LocalKMeans, {"k": 1, "local_rounds": 2}, "train_locally"),
     "sr-fca": (
         SRFCA,
         {"distance": "l2", "threshold": 1e9, "local_rounds": 1, "refine": 1, "rounds": 2},

@@ -150,7 +150,7 @@ def _cells(row: dict[str, Any], target: float | None, metric: str) -> dict[str, 
         "before": shown(row[f"{metric}_before"], metric),
         metric: shown(row[metric], metric),
         f"at {target}": _number(row["at_target"], 3),
-        "told": _told_text(row.get("told")),
+        "given": _given_text(row.get("given")),
         "rounds": _number(row.get("rounds"), 0),
         "up+down": NONE,
         "servers": NONE,
@@ -166,11 +166,11 @@ def _cells(row: dict[str, Any], target: float | None, metric: str) -> dict[str, 
     return cells
 
 
-def _told_text(told: dict[str, int] | None) -> str:
-    """Return what a protocol was told of the number of clusters."""
-    if not told:
+def _given_text(given: dict[str, int] | None) -> str:
+    """Return what a protocol was given of the number of clusters."""
+    if not given:
         return NONE
-    return ", ".join(f"{name}={value}" for name, value in told.items())
+    return ", ".join(f"{name}={value}" for name, value in given.items())
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -12,7 +12,7 @@ from securecluster.app.plots.parameter_tree import tree
 from securecluster.app.plots.similarity_scatter import similarity_pairs
 
 RELATED = ("1 − R", "clients by relevance of data")  # what a dendrogram of R measures, and merges
-Look = tuple[int, dict[str, Any]]  # a round, and one cluster's split test in it
+NumberedTest = tuple[int, dict[str, Any]]  # a round, and one cluster's split test in it
 
 
 def draw(
@@ -50,7 +50,7 @@ def _matrices(state: Any, labels: list[int]) -> dict[str, Any]:
         figures["similarity.png"] = similarity(alpha.numpy(), labels)
     related = getattr(state, "relevance", None)
     if related is not None and len(related):
-        ids = getattr(getattr(state, "look", None), "ids", None)
+        ids = getattr(getattr(state, "linkage", None), "ids", None)
         figures["relevance.png"] = relevance(related.numpy(), labels, ids)
     linked = getattr(state, "graph", None)
     if linked is not None and len(linked.distance) > 1:
@@ -63,7 +63,7 @@ def _histories(
 ) -> dict[str, Any]:
     """Return figures of how clusters came about, by the names of their files."""
     figures = {}
-    if any(line.get("looks") for line in history):
+    if any(line.get("split_tests") for line in history):
         figures["separation.png"] = _separation(history)
     parameter_tree = getattr(state, "tree", None)
     if parameter_tree is not None:
@@ -77,13 +77,13 @@ def _histories(
 
 def _dendrogram(state: Any, labels: list[int]) -> dict[str, Any]:
     """Return the figure of a hierarchical clustering by its file's name, where there was one."""
-    look = getattr(state, "look", None)
-    if look is None:
+    linkage = getattr(state, "linkage", None)
+    if linkage is None:
         return {}
     related = getattr(state, "relevance", None)
     if related is not None and len(related):
-        return {"dendrogram.png": dendrogram(look, labels, *RELATED)}
-    return {"dendrogram.png": dendrogram(look, labels)}
+        return {"dendrogram.png": dendrogram(linkage, labels, *RELATED)}
+    return {"dendrogram.png": dendrogram(linkage, labels)}
 
 
 def _marks(axes: Any, history: list[dict[str, Any]]) -> None:
@@ -148,8 +148,8 @@ def _separation(history: list[dict[str, Any]]) -> Any:
     """Draw the separation gaps of CFL's split test, and below them the norms that it compares."""
     picture, (top, bottom) = figure(6.4, 5.6, rows=2)
     _draw_true_gaps(top, history)
-    for cluster, looks in sorted(_looks_by_cluster(history).items()):
-        _draw_cluster(top, bottom, cluster, looks)
+    for cluster, split_tests in sorted(_tests_by_cluster(history).items()):
+        _draw_cluster(top, bottom, cluster, split_tests)
     top.axhline(0, color="grey", linewidth=0.8)
     for axes in (top, bottom):
         _marks(axes, history)
@@ -160,12 +160,12 @@ def _separation(history: list[dict[str, Any]]) -> Any:
     return picture
 
 
-def _looks_by_cluster(history: list[dict[str, Any]]) -> dict[int, list[Look]]:
+def _tests_by_cluster(history: list[dict[str, Any]]) -> dict[int, list[NumberedTest]]:
     """Return the split tests of each cluster in the order of their rounds."""
-    by_cluster: dict[int, list[Look]] = {}
+    by_cluster: dict[int, list[NumberedTest]] = {}
     for line in history:
-        for look in line["looks"]:
-            by_cluster.setdefault(look["cluster"], []).append((line["round"], look))
+        for test in line["split_tests"]:
+            by_cluster.setdefault(test["cluster"], []).append((line["round"], test))
     return by_cluster
 
 
@@ -181,10 +181,10 @@ def _draw_true_gaps(axes: Any, history: list[dict[str, Any]]) -> None:
         )
 
 
-def _draw_cluster(top: Any, bottom: Any, cluster: int, looks: list[Look]) -> None:
+def _draw_cluster(top: Any, bottom: Any, cluster: int, split_tests: list[NumberedTest]) -> None:
     """Draw one cluster's gaps into the upper axes and its norms into the lower ones."""
     colour = f"C{cluster % 10}"
-    gaps = [(number, look["gap"]) for number, look in looks if look["gap"] is not None]
+    gaps = [(number, test["gap"]) for number, test in split_tests if test["gap"] is not None]
     if gaps:  # a marker, since one round alone draws no line
         top.plot(
             *zip(*gaps, strict=True),
@@ -194,8 +194,8 @@ def _draw_cluster(top: Any, bottom: Any, cluster: int, looks: list[Look]) -> Non
             linewidth=1,
             label=f"halves of cluster {cluster}, as tested",
         )
-    rounds = [number for number, _ in looks]
-    largest = [look["max_norm"] for _, look in looks]
-    of_mean = [look["mean_norm"] for _, look in looks]
+    rounds = [number for number, _ in split_tests]
+    largest = [test["max_norm"] for _, test in split_tests]
+    of_mean = [test["mean_norm"] for _, test in split_tests]
     bottom.plot(rounds, largest, color=colour, marker=".", label=f"cluster {cluster}")
     bottom.plot(rounds, of_mean, color=colour, marker=".", linestyle="--")

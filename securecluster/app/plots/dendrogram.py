@@ -12,7 +12,10 @@ ACROSS = "0.45"  # grey of merges of different clusters
 
 
 def dendrogram(
-    look: Any, labels: Sequence[int], distance: str = "distance", compared: str = "clients' updates"
+    linkage: Any,
+    labels: Sequence[int],
+    distance: str = "distance",
+    compared: str = "clients' updates",
 ) -> Any:
     """Return a figure of the merges, coloured by cluster, with the cut as a line.
 
@@ -26,16 +29,16 @@ def dendrogram(
     from matplotlib.figure import Figure
     from scipy.cluster.hierarchy import dendrogram as arrange
 
-    merges = look.merges.numpy()
-    colours = _colours(merges, [labels[i] for i in look.ids])
+    merges = linkage.merges.numpy()
+    colours = _colours(merges, [labels[i] for i in linkage.ids])
     tree = arrange(merges, no_plot=True, link_color_func=colours.__getitem__)
-    leaves = [look.ids[k] for k in tree["leaves"]]
+    leaves = [linkage.ids[k] for k in tree["leaves"]]
     width = min(16.0, max(6.4, 1.2 + 0.12 * len(leaves)))
     picture = Figure(figsize=(width, 4.6), layout="constrained")
     axes = picture.subplots()
     for x, y, colour in zip(tree["icoord"], tree["dcoord"], tree["color_list"], strict=True):
         axes.plot(x, y, color=colour, linewidth=1.1, solid_joinstyle="miter")
-    _mark_cut(axes, float(look.threshold), float(merges[:, 2].max()))
+    _mark_cut(axes, float(linkage.threshold), float(merges[:, 2].max()))
     _name_leaves(axes, leaves, labels)
     count = len({labels[i] for i in leaves})
     plural = "s" if count > 1 else ""

@@ -42,7 +42,7 @@ def relevance(between: Matrix, labels: Sequence[int], ids: Sequence[int] | None 
     return picture
 
 
-def graph(look: Any, labels: Sequence[int]) -> Any:
+def graph(record: Any, labels: Sequence[int]) -> Any:
     """Return a figure of the first graph of clients.
 
     Its left half has the edges of the spanning tree and the threshold, its right half all
@@ -55,9 +55,9 @@ def graph(look: Any, labels: Sequence[int]) -> Any:
         labels: each client's cluster in the end, (m,).
     """
     picture, (left, right) = figure(9.6, 4.4, columns=2)
-    _draw_edges(left, look.edges.numpy(), float(look.threshold))
-    distance = _off_diagonal(look.distance.numpy())
-    image = _show(right, distance, labels, getattr(look, "ids", None), cmap="viridis")
+    _draw_edges(left, record.edges.numpy(), float(record.threshold))
+    distance = _off_diagonal(record.distance.numpy())
+    image = _show(right, distance, labels, getattr(record, "ids", None), cmap="viridis")
     right.set(title="all distances")
     picture.colorbar(image, ax=right, label="distance")
     return picture

@@ -39,7 +39,7 @@ class NoiseStreams:
         return cls(lambda client: randomness.key("client", client, "noise"), run)
 
     def __repr__(self) -> str:
-        return "Draws(keys hidden)"
+        return "NoiseStreams(keys hidden)"
 
     def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
         """Return 32 bytes for one draw; `about` is whatever else it must not be shared between."""

@@ -64,7 +64,7 @@ class SealedSeeds:
     """Leader to server: the seed, sealed to each peer."""
 
     key: Annotated[Rows, Octets((KEY,))]  # (1, 32) uint8, the leader's public key
-    boxes: Annotated[Rows, Octets((PEERS, BOX))]  # (1, k, 48) uint8, AES-256-SIV
+    ciphertexts: Annotated[Rows, Octets((PEERS, BOX))]  # (1, k, 48) uint8, AES-256-SIV
     signatures: Annotated[Rows, Octets((PEERS, SIGNATURE))]  # (1, k, 64) uint8, of each box
 
 
@@ -74,7 +74,7 @@ class SealedSeed:
 
     leader: Annotated[int, Between(below=MOST_CLIENTS)]
     key: Annotated[Shared, Octets((KEY,))]  # (32,) uint8
-    box: Annotated[Rows, Octets((BOX,))]  # (b, 48) uint8
+    ciphertext: Annotated[Rows, Octets((BOX,))]  # (b, 48) uint8
     signature: Annotated[Rows, Octets((SIGNATURE,))]  # (b, 64) uint8, of the box
 
 
@@ -210,7 +210,9 @@ class KeyRing:
         from cryptography.exceptions import InvalidTag
 
         leader = _bytes(box.key.value)
-        for i, row, signature in zip(clients, box.box.values, box.signature.values, strict=True):
+        for i, row, signature in zip(
+            clients, box.ciphertext.values, box.signature.values, strict=True
+        ):
             mine, sealed = self._private(i), _bytes(row)
             context = self._context(box.leader, i, leader, _public(mine))
             self._verify(box.leader, _sealed(context, sealed), _bytes(signature))

@@ -111,7 +111,7 @@ def test_the_same_answer_has_the_same_noise_and_anything_else_another() -> None:
         return pipeline.forward(given, step, ids=[client], field=field)[0] - given[0]
 
     assert torch.equal(noise(), noise())
-    for other in (noise(changed=1e-6), noise(step=2), noise(client=6), noise(field="brief")):
+    for other in (noise(changed=1e-6), noise(step=2), noise(client=6), noise(field="compressed")):
         assert abs(float(np.corrcoef(noise().numpy(), other.numpy())[0, 1])) < 5 / math.sqrt(400)
 
 
@@ -234,13 +234,14 @@ def test_a_trusted_server_bounds_what_codes_stand_for_before_it_adds_noise(compr
     rows[0, 0] = {"8bit": 254, "4bit": 14}.get(compress, 1.0)
     pipeline, release = (
         Pipeline([Clip(2.0), *codecs.build(compress, 50_000)]),
-        Release((GATHER,), through=("brief",)),
+        Release((GATHER,), through=("compressed",)),
     )
     sent = pipeline.forward(rows, 1)
     assert compress != "4bit" or float(pipeline.decode(sent).norm()) > 3.9
     costs = ReleaseAccounting(
-        Pipeline([Clip(2.0)], fields={"brief": pipeline}), curator=TrustedCurator(2.0, 1e-9, DRAWS)
+        Pipeline([Clip(2.0)], fields={"compressed": pipeline}),
+        curator=TrustedCurator(2.0, 1e-9, DRAWS),
     )
     assert float(
-        costs.read(release, CompressedUpdate(Rows(sent)), 1).brief.values.double().norm()
+        costs.read(release, CompressedUpdate(Rows(sent)), 1).compressed.values.double().norm()
     ) <= 2.0 * (1 + 1e-6)

@@ -109,7 +109,9 @@ def peers_of(ids: list[int], offers: list[PublicKey]) -> Peers:
 
 def box_of(boxes: Any, leader: int, place: int) -> SealedSeed:
     """What a server makes of a leader's boxes for one peer."""
-    box, signature = (rows.values[0][place : place + 1] for rows in (boxes.boxes, boxes.signatures))
+    box, signature = (
+        rows.values[0][place : place + 1] for rows in (boxes.ciphertexts, boxes.signatures)
+    )
     return SealedSeed(leader, Shared(boxes.key.values[0]), Rows(box), Rows(signature))
 
 
@@ -143,7 +145,7 @@ def test_deployed_nodes_take_their_keys_from_the_operating_system(small: Federat
 @pytest.mark.parametrize("what", ["box", "key", "leader", "low order"])
 def test_a_tampered_agreement_is_refused(what: str) -> None:
     _, got, _, peer, boxes = agreement()
-    key, sealed = boxes.key.values[0].clone(), boxes.boxes.values[0][1:].clone()
+    key, sealed = boxes.key.values[0].clone(), boxes.ciphertexts.values[0][1:].clone()
     signature = Rows(boxes.signatures.values[0][1:])
     if what == "box":
         sealed[0, 5] ^= 1
@@ -262,7 +264,7 @@ def test_a_seed_stays_once_something_has_left_under_it() -> None:
 
 def sealed_by(boxes: Any, place: int) -> bytes:
     """Return the bytes of a leader's box for one peer."""
-    return bytes(boxes.boxes.values[0][place].tolist())
+    return bytes(boxes.ciphertexts.values[0][place].tolist())
 
 
 def xor(one: bytes, two: bytes) -> bytes:
@@ -292,5 +294,5 @@ def test_two_seeds_that_one_leader_seals_to_one_peer_tell_nothing_of_each_other(
 def test_a_seed_that_is_sealed_again_gives_the_same_box_and_another_one_for_each_peer() -> None:
     party = Party()
     first, again = party.led(0, [1, 2]), party.led(0, [1, 2])
-    assert torch.equal(first.boxes.values, again.boxes.values)
+    assert torch.equal(first.ciphertexts.values, again.ciphertexts.values)
     assert sealed_by(first, 0) != sealed_by(first, 1)

@@ -56,7 +56,7 @@ def read_by_the_server(leader: KeyRing, client: int, signature: bytes) -> bytes:
     boxes = leader.seal(0, peers(client, public, signature))
     own = _bytes(boxes.key.values[0])
     context = leader._context(0, client, own, public)
-    return _aead(SERVER, own, context).decrypt(_bytes(boxes.boxes.values[0, 0]), None)
+    return _aead(SERVER, own, context).decrypt(_bytes(boxes.ciphertexts.values[0, 0]), None)
 
 
 def set_by_the_server(
@@ -122,7 +122,8 @@ def test_a_box_of_one_peer_is_not_signed_for_another() -> None:
 
     def box(place: int) -> SealedSeed:
         rows = (
-            Rows(table.values[0][place : place + 1]) for table in (boxes.boxes, boxes.signatures)
+            Rows(table.values[0][place : place + 1])
+            for table in (boxes.ciphertexts, boxes.signatures)
         )
         return SealedSeed(0, Shared(boxes.key.values[0]), *rows)
 
@@ -217,7 +218,9 @@ def test_a_server_that_swaps_a_key_on_the_wire_fails_where_nodes_have_a_roster(
                 leader = _bytes(boxes.key.values[0])
                 context = nodes[i].keys._context(i, 1, leader, _public(SERVER))
                 read.append(
-                    _aead(SERVER, leader, context).decrypt(_bytes(boxes.boxes.values[0, 1]), None)
+                    _aead(SERVER, leader, context).decrypt(
+                        _bytes(boxes.ciphertexts.values[0, 1]), None
+                    )
                 )
                 raise ConnectionError
             return reply

@@ -246,9 +246,11 @@ def test_a_split_that_hurt_is_undone_in_the_models_and_not_in_the_labels() -> No
         "min_size": 8,
     }
     fitted = CFL(fallback=0.3, lr=0.5, **forced).fit(federation, Settings(dtype="float64"))
-    handed = fitted.state_.handed
+    fallback_models = fitted.state_.fallback_models
     assert len(set(fitted.labels_)) == 2
-    for c, (node, losses) in enumerate(zip(handed.nodes, handed.losses, strict=True)):
+    for c, (node, losses) in enumerate(
+        zip(fallback_models.nodes, fallback_models.losses, strict=True)
+    ):
         own = fitted.tree_.leaf(c)
         if list(fitted.labels_).count(c) == 1:
             assert (node, losses) == (own, {})
@@ -269,14 +271,14 @@ def test_validation_losses_are_those_of_samples_that_nobody_trained_on() -> None
     client = fitted.build_client(federation, Settings(dtype="float64")).client
     cohort = client.cohort
     assert cohort.sizes == [30] * 6
-    assert cohort.aside == [10] * 6
+    assert cohort.validation_sizes == [10] * 6
     for i, shard in enumerate(federation.shards):
         kept = {x.tobytes() for x in cohort._train_on.x[30 * i : 30 * i + 30].numpy()}
         away = {x.tobytes() for x in cohort._aside_on.x[10 * i : 10 * i + 10].numpy()}
         assert kept | away == {x.astype(np.float64).tobytes() for x in shard.x}
         assert not kept & away
     start = {n: t.double() for n, t in fitted.node_model(0).items()}
-    for c, losses in enumerate(fitted.state_.handed.losses):
+    for c, losses in enumerate(fitted.state_.fallback_models.losses):
         members = [i for i, label in enumerate(fitted.labels_) if label == c]
         if len(members) < 2:
             continue
@@ -362,7 +364,7 @@ def test_clusters_at_unequal_depths_are_judged_over_real_frames_as_in_one_proces
         states.append(
             made.run_server(net, Run(begin=lambda number, net=net: setattr(net, "round", number)))
         )  # type: ignore[misc]
-    tree, judged = states[0].tree, [state.handed.losses for state in states]
+    tree, judged = states[0].tree, [state.fallback_models.losses for state in states]
     assert len({len(tree.path(tree.leaf(c))) for c, losses in enumerate(judged[0]) if losses}) > 1
     assert [list(own) for own in judged[0]] == [list(own) for own in judged[1]]
     for one, other in zip(*judged, strict=True):
@@ -398,7 +400,7 @@ def test_a_loss_that_is_not_finite_is_a_bad_one(small: Federation) -> None:
     client.models = Rows(
         3e38 * torch.tensor([1.0, -1.0]).repeat(client.models.table.numel() // 2)[None], (0,) * 6
     )
-    assert np.isposinf(client.cohort.loss_aside(client.models, range(6))).all()
+    assert np.isposinf(client.cohort.validation_loss(client.models, range(6))).all()
     path = ((0,),) * 2
     steps, counts = (
         Picks(torch.zeros(1, dtype=torch.int64), path),

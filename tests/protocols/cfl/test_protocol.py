@@ -43,12 +43,17 @@ def test_many_small_clusters_are_found_though_both_halves_of_a_split_hold_severa
     assert fitted.agreement_ is not None
     assert fitted.agreement_["exact"]
     tested = [
-        look["p_value"]
+        statistics["p_value"]
         for line in fitted.history_
-        for look in line["looks"]
-        if look["p_value"] is not None
+        for statistics in line["split_tests"]
+        if statistics["p_value"] is not None
     ]
-    split = [look["p_value"] for line in fitted.history_ for look in line["looks"] if look["split"]]
+    split = [
+        statistics["p_value"]
+        for line in fitted.history_
+        for statistics in line["split_tests"]
+        if statistics["split"]
+    ]
     assert split == [1 / 1000] * 5
     assert max(tested) > 0.001
 
@@ -58,16 +63,18 @@ def test_four_clients_of_one_distribution_stay_together() -> None:
         federation = Federation.simulate("digits", scenario=Iid(), clients=4, samples=70, seed=seed)
         fitted = CFL().fit(federation, Settings(transcript="none"))
         assert set(fitted.labels_) == {0}
-        longest = np.maximum.accumulate([line["looks"][0]["max_norm"] for line in fitted.history_])
+        longest = np.maximum.accumulate(
+            [line["split_tests"][0]["max_norm"] for line in fitted.history_]
+        )
         content = [
-            line["looks"][0]["max_norm"] <= 0.25 * most
+            line["split_tests"][0]["max_norm"] <= 0.25 * most
             for line, most in zip(fitted.history_, longest, strict=True)
         ]
         assert any(content), (
             "the updates of few clients shrink as they learn their samples by heart"
         )
         assert all(
-            line["looks"][0]["p_value"] is None
+            line["split_tests"][0]["p_value"] is None
             for line, still in zip(fitted.history_, content, strict=True)
             if still
         )
@@ -80,9 +87,9 @@ def test_of_two_clients_nothing_is_separated(tmp_path: Path) -> None:
     fitted = CFL(rounds=20, min_size=2, eps1=1.0, eps2=0.01).fit(
         federation, folder=tmp_path / "run"
     )
-    looks = [look for line in fitted.history_ for look in line["looks"]]
-    assert {look["p_value"] for look in looks} == {1.0}
-    assert {look["evidence"] for look in looks} == {None}
+    split_tests = [statistics for line in fitted.history_ for statistics in line["split_tests"]]
+    assert {statistics["p_value"] for statistics in split_tests} == {1.0}
+    assert {statistics["evidence"] for statistics in split_tests} == {None}
     assert "Infinity" not in (tmp_path / "run" / "history.jsonl").read_text()
 
 

@@ -71,21 +71,21 @@ def test_in_brief_the_mean_comes_from_the_sum_and_what_splits_from_sketches(plac
         4,
     )
     sums = Sums(tuple(members), Update(Rows(total[None]), None), (s,), (), 5)
-    noise = {"brief": 0.05**2 * q, "delta": SIGMA**2 * D}
+    noise = {"compressed": 0.05**2 * q, "delta": SIGMA**2 * D}
     net: Any = SimpleNamespace(
         noise=noise.__getitem__, agreed={"sketch": q, "placement": placement}
     )
-    look = split_statistics(net, got, 0, members, [0] * s, sums)
-    assert look.mean is not None and look.mean_norm == pytest.approx(
+    statistics = split_statistics(net, got, 0, members, [0] * s, sums)
+    assert statistics.mean is not None and statistics.mean_norm == pytest.approx(
         float(rows.mean(0).norm()), rel=0.05
     )
-    assert float(look.mean.norm()) > (1.1 if each else 1.005) * look.mean_norm
-    assert look.max_norm == pytest.approx(2**0.5, rel=0.05)
-    alpha, off = cosine(look.inner), ~torch.eye(s, dtype=torch.bool)
+    assert float(statistics.mean.norm()) > (1.1 if each else 1.005) * statistics.mean_norm
+    assert statistics.max_norm == pytest.approx(2**0.5, rel=0.05)
+    alpha, off = cosine(statistics.inner), ~torch.eye(s, dtype=torch.bool)
     true = cosine(gram(rows))
     assert float((alpha - true)[off].mean()) == pytest.approx(0, abs=0.02)
-    assert look.scatter == pytest.approx(float((alpha - true)[off].std()), rel=0.25)
-    assert look.step == 4 and look.complete
+    assert statistics.scatter == pytest.approx(float((alpha - true)[off].std()), rel=0.25)
+    assert statistics.step == 4 and statistics.complete
 
 
 def test_in_brief_without_a_sum_no_cluster_is_stationary() -> None:
@@ -93,5 +93,5 @@ def test_in_brief_without_a_sum_no_cluster_is_stationary() -> None:
     net: Any = SimpleNamespace(
         noise=lambda field: 0.0, agreed={"sketch": None, "placement": "local"}
     )
-    look = split_statistics(net, got, 0, [0, 1], [0, 0], None)
-    assert look.mean is None and look.mean_norm == float("inf")
+    statistics = split_statistics(net, got, 0, [0, 1], [0, 0], None)
+    assert statistics.mean is None and statistics.mean_norm == float("inf")

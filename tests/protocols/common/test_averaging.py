@@ -41,7 +41,7 @@ class Told(ClusteringProtocol):
         flush(net, run, state)
         return state
 
-    def place(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         return [0] * len(to)
 
 
@@ -54,7 +54,7 @@ def test_each_cluster_is_its_own_fedavg_and_a_lone_client_trains_where_it_was(
     cohort = Told(model="linear").build_client(small, EXACT).client.cohort
     weight = torch.tensor([float(len(s.y)) for s in small.shards], dtype=torch.float64)
     theta = cohort.start.expand(6, -1).clone()
-    calls = [e for e in fitted.transcript_.entries if e.method in ("contribute", "alone")]
+    calls = [e for e in fitted.transcript_.entries if e.method in ("contribute", "train_locally")]
     for number in range(1, 6):
         labels = [0] * 6 if number < 3 else [0, 0, 0, 1, 2, 2]
         new = theta.clone()
@@ -79,10 +79,10 @@ def test_nothing_leaves_a_lone_client_and_the_others_stay_out_of_its_way(small: 
     for position, entry in enumerate(fitted.transcript_.entries):
         if entry.round >= 3 and entry.method == "contribute":
             assert 3 not in entry.to
-        if entry.method == "alone":
+        if entry.method == "train_locally":
             assert entry.to == (3,)
             assert not vars(fitted.transcript_.content(position)[1].reply)
-    assert sum(e.method == "alone" for e in fitted.transcript_.entries) == 4
+    assert sum(e.method == "train_locally" for e in fitted.transcript_.entries) == 4
     assert {e.method for e in fitted.ledger_.events} == {"contribute"}
 
 

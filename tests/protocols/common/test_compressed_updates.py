@@ -97,12 +97,12 @@ def test_nodes_with_one_client_each_do_what_they_do_together(
 def test_a_brief_is_the_sketch_of_the_update_and_the_sum_is_the_updates(small: Federation) -> None:
     (delta,) = replies(CFL(rounds=1, mask="none").fit(small, FULL), "train")
     told = CFL(rounds=1, mask="none", sketch=64).fit(small, FULL)
-    (brief,), (summed,) = (
+    (short,), (summed,) = (
         replies(told, "send_compressed_update"),
         replies(told, "contribute_kept_update"),
     )
     torch.testing.assert_close(
-        brief, Sketch(64, Randomness(0)).forward(delta, 1), rtol=0, atol=1e-6
+        short, Sketch(64, Randomness(0)).forward(delta, 1), rtol=0, atol=1e-6
     )
     assert torch.equal(summed, delta)
     coded = CFL(rounds=1, mask="none", compress="8bit").fit(small, FULL)
@@ -145,13 +145,13 @@ def test_clusters_come_from_few_bytes(kind: type[Any]) -> None:
     for way in ({"compress": "4bit"}, {"sketch": 64, "clusterer": "average"}):
         fitted = kind(rounds=15, **way).fit(federation, FULL)
         assert fitted.agreement_["exact"], way
-        brief = next(
+        short = next(
             e for e in fitted.transcript_.entries if e.method == "send_compressed_update"
         ).up[0]
         whole = next(e for e in plain.transcript_.entries if e.method == "train").up[0]
         assert (
             whole > 4 * 4810
-            and brief - (whole - 4 * 4810) <= (4 * 64 if "sketch" in way else 4 + 4810 // 2) + 16
+            and short - (whole - 4 * 4810) <= (4 * 64 if "sketch" in way else 4 + 4810 // 2) + 16
         )
         assert list(fitted.predict(federation)) == list(fitted.labels_)
 
@@ -238,7 +238,7 @@ def test_an_update_told_in_brief_leaves_in_sums_only(small: Federation) -> None:
     )
     config = config_hash(made.config(small, "float32"))
     early = Call(config, "contribute_kept_update", "sum", 1, 1, (0, 1), Empty(), (2, 2))
-    with pytest.raises(UpdateError, match="ask for a brief first"):
+    with pytest.raises(UpdateError, match="ask for a compressed update first"):
         endpoint.answer(early)
     endpoint.answer(Call(config, "send_compressed_update", "gather", 1, 1, (0, 1), letter, (1, 1)))
     assert endpoint.answer(early).reply.delta.values.shape == (2, 4810)
@@ -256,8 +256,8 @@ def test_a_forged_brief_is_refused_by_name(small: Federation) -> None:
     def forge(call: Call) -> Any:
         answer = endpoint.answer(call)
         if call.method == "send_compressed_update":
-            table = answer.reply.brief.table
-            object.__setattr__(answer.reply.brief, "table", table[:, :-1])
+            table = answer.reply.compressed.table
+            object.__setattr__(answer.reply.compressed, "table", table[:, :-1])
         return answer
 
     net = made.build_network(InProcess(forge), made.config(small, "float32"))

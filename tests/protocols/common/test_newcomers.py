@@ -355,7 +355,7 @@ def test_what_another_process_records_during_a_call_is_in_the_ledger(
 ) -> None:
     FLHC.load(home).save(tmp_path / "kept")
     one, two = FLHC.load(tmp_path / "kept"), FLHC.load(tmp_path / "kept")
-    place = FLHC.place
+    place = FLHC.assign_newcomers
 
     def late(self: FLHC, *given: Any) -> list[int]:
         with pytest.MonkeyPatch.context() as inner:

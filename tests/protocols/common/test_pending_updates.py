@@ -381,7 +381,7 @@ def test_a_request_about_an_earlier_model_is_not_answered_from_a_later_one(
     client.receive(turn, counted(means, (0,), 1))
     lone: Any = FedAvg().build_client(tiny, Settings(), [1]).client
     lone.receive(turn, counted(means, (0,), 1))
-    for name in ("contribute", "alone"):
+    for name in ("contribute", "train_locally"):
         with pytest.raises(PolicyError, match="moved on"):
             getattr(lone, name)(turn, counted(means, (), 0))
 
@@ -389,17 +389,17 @@ def test_a_request_about_an_earlier_model_is_not_answered_from_a_later_one(
 def test_training_alone_is_done_once_a_call_and_never_for_an_earlier_one(tiny: Federation) -> None:
     client: Any = FedAvg().build_client(tiny, Settings(), [1, 2]).client
     none = PendingUpdates.start(4, fresh=False)
-    client.alone(CallContext((1,), (0,), 1, 5), none.message_for([1]))
+    client.train_locally(CallContext((1,), (0,), 1, 5), none.message_for([1]))
     once = client.models.row(0).clone()
-    client.alone(
+    client.train_locally(
         CallContext((1, 2), (0, 1), 1, 5), none.message_for([1, 2])
     )  # client 2 had not been reached
-    client.alone(CallContext((1,), (0,), 1, 4), none.message_for([1]))
+    client.train_locally(CallContext((1,), (0,), 1, 4), none.message_for([1]))
     assert torch.equal(client.models.row(0), once)
     other: Any = FedAvg().build_client(tiny, Settings(), [1, 2]).client
-    other.alone(CallContext((1, 2), (0, 1), 1, 5), none.message_for([1, 2]))
+    other.train_locally(CallContext((1, 2), (0, 1), 1, 5), none.message_for([1, 2]))
     torch.testing.assert_close(client.models.values, other.models.values, rtol=0, atol=1e-6)
     again: Any = FedAvg().build_client(tiny, Settings(), [1, 2]).client
     again.restore(unpack(pack(client.state(Secrets())), ClientState))
-    again.alone(CallContext((1,), (0,), 1, 5), none.message_for([1]))
+    again.train_locally(CallContext((1,), (0,), 1, 5), none.message_for([1]))
     assert torch.equal(again.models.values, client.models.values)

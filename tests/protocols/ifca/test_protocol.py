@@ -202,11 +202,11 @@ def test_who_misses_rounds_ends_with_the_models_of_its_peers(mask: str, small: F
 
     state, _, endpoint, net, _ = served(made, small, "float32", lost)
     assert net.state.lost == {1: [3, 4, 5], 2: [2, 4, 7], 3: [2, 4, 6]}
-    (bank,) = [endpoint.client.banks[state.running.number]]
+    (bank,) = [endpoint.client.model_sets[state.running.number]]
     for model in bank:
         assert len(model.models.table) == 1 and set(model.models.index) == {0}
-    assert not any(box.lagging_clients() for box in state.running.boxes)
-    assert all(not box.posts for box in state.running.boxes) or mask == "none"
+    assert not any(box.lagging_clients() for box in state.running.pending)
+    assert all(not box.posts for box in state.running.pending) or mask == "none"
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
@@ -238,7 +238,8 @@ def test_a_client_that_slept_through_a_start_can_go_on_with_it(small: Federation
             made, small, "float32", lambda call, gone=gone: {4} if call.round in gone else set()
         )  # type: ignore[misc]
         assert all(
-            len(model.models.table) == 1 for model in endpoint.client.banks[state.running.number]
+            len(model.models.table) == 1
+            for model in endpoint.client.model_sets[state.running.number]
         )
 
 
@@ -252,7 +253,7 @@ def test_with_a_share_of_the_clients_everyone_ends_with_the_same_models(
     judges = [e.to for e in transcript.entries if e.method == "least"]
     assert len(judges) == 2 and judges[0] == judges[1] and len(judges[0]) == 2
     assert all(
-        len(model.models.table) == 1 for model in endpoint.client.banks[state.running.number]
+        len(model.models.table) == 1 for model in endpoint.client.model_sets[state.running.number]
     )
 
 
@@ -370,9 +371,9 @@ def test_a_model_is_shown_by_another_client_where_the_first_does_not_reply(
     made, asked = IFCA(k=2, starts=1, rounds=3), list[tuple[int, ...]]()
 
     def lost(call: Call) -> set[int]:
-        if call.method == "show":
+        if call.method == "send_model":
             asked.append(call.to)
-        return set(call.to) if call.method == "show" and len(asked) < 3 else set()
+        return set(call.to) if call.method == "send_model" and len(asked) < 3 else set()
 
     state, *_ = served(made, small, "float32", lost)
     assert len(asked) == 3 and asked[0] != asked[1]
@@ -382,11 +383,11 @@ def test_a_model_is_shown_by_another_client_where_the_first_does_not_reply(
         and len(state.offers.table) == len(state.used)
     )
     state, *_ = served(
-        made, small, "float32", lambda call: set(call.to) if call.method == "show" else set()
+        made, small, "float32", lambda call: set(call.to) if call.method == "send_model" else set()
     )
     assert state.offers is not None and not state.offers.models
     with pytest.raises(UsageError, match="run it anew"):
-        made.place(None, state, [6, 7])  # type: ignore[arg-type]
+        made.assign_newcomers(None, state, [6, 7])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -445,7 +446,7 @@ def test_a_client_that_missed_the_last_average_does_not_show_a_model_to_newcomer
     )
     client, offer = endpoint.client, state.offers
     assert offer is not None and offer.models == [0]
-    mine, peers = (client.banks[0][0].models.row(i) for i in (0, 1))
+    mine, peers = (client.model_sets[0][0].models.row(i) for i in (0, 1))
     assert not torch.equal(mine, peers)
     torch.testing.assert_close(
         client.cohort.start + client._pipeline.inverse(offer.table[0], offer.steps[0]),

@@ -98,7 +98,7 @@ def test_the_layer_comes_as_it_is_and_nothing_else_of_a_client(corners: Federati
     fitted = NSIM(**SMALL, mask="permutation").fit(corners, FULL)
     alone = Local(**{k: SMALL[k] for k in ("model", "lr", "epochs", "rounds")}).fit(corners)
     names = [e.method for e in fitted.transcript_.entries if not e.method.startswith("key")]
-    assert names == ["alone", "alone", "send_model", "pool", "receive"]
+    assert names == ["train_locally", "train_locally", "send_model", "pool", "receive"]
     reply = fitted.transcript_.content(
         [e.method for e in fitted.transcript_.entries].index("send_model")
     )[1].reply
@@ -137,7 +137,7 @@ def test_noise_goes_on_alone(corners: Federation) -> None:
     fitted = NSIM(**SMALL | {"rounds": 4}, eps=0.0, min_samples=3, mask="none").fit(corners)
     alone = Local(**{k: SMALL[k] for k in ("model", "lr", "epochs")}, rounds=4).fit(corners)
     assert sorted(fitted.labels_) == list(range(8))
-    assert {e.method for e in fitted.transcript_.entries} == {"alone", "send_model"}
+    assert {e.method for e in fitted.transcript_.entries} == {"train_locally", "send_model"}
     start = fitted.with_fitted_params().build_client(corners, Settings()).client.cohort.start
     moved = [torch.linalg.norm(own.client_models_.values - start) for own in (fitted, alone)]
     assert abs(moved[0] / moved[1] - 1) < 0.2  # other batches, the same training
@@ -195,8 +195,8 @@ def test_who_hands_in_nothing_goes_on_alone(corners: Federation) -> None:
         made, corners, lambda call: set(range(8)) if call.method == "send_model" else set()
     )
     assert state.labels == list(range(8))
-    with pytest.raises(UsageError, match="no two clients handed in a layer"):
-        made.place(None, state, [8])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no two clients sent a layer"):
+        made.assign_newcomers(None, state, [8])  # type: ignore[arg-type]
 
 
 def test_who_misses_the_average_starts_from_it_and_a_silent_cluster_goes_apart(
@@ -252,7 +252,7 @@ def test_whoever_trains_alone_from_an_average_holds_no_model_of_its_own_any_more
 ) -> None:
     made = NSIM(**SMALL, mask="none")
     client: Any = made.build_client(corners, Settings(dtype="float64")).client
-    client.alone(
+    client.train_locally(
         CallContext((0, 1), (0, 1), 1, 1), PendingUpdates.start(8, fresh=False).message_for([0, 1])
     )
     alone = client.models.row(1).clone()
@@ -261,7 +261,7 @@ def test_whoever_trains_alone_from_an_average_holds_no_model_of_its_own_any_more
     updated = client.cohort.train(
         Rows(client.cohort.start[None] + 1, (0,)), [0], client.training, 3
     )
-    client.alone(CallContext((0,), (0,), 2, 3), outbox.message_for([0]))
+    client.train_locally(CallContext((0,), (0,), 2, 3), outbox.message_for([0]))
     assert torch.equal(client.models.row(0), client.cohort.start + 1 + updated[0])
     assert torch.equal(client.models.row(1), alone)
     with pytest.raises(PolicyError, match="before the first average"):

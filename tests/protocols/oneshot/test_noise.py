@@ -289,7 +289,7 @@ def test_other_clusterers_part_the_tasks_too(clusterer: str, tasks: Federation) 
             assert count is None or fitted.agreement_["exact"]
             config = fitted.kept_.learned.config
             assert config["clusterer"] == clusterer
-            assert len(fitted.state_.look.merges) == 9
+            assert len(fitted.state_.linkage.merges) == 9
 
 
 @pytest.mark.parametrize("mechanism", ["gram", "naive"])

@@ -105,7 +105,7 @@ def test_each_server_sees_its_own_and_no_more(sealed: bool, tasks: Federation) -
         assert {p for s in seen for p in (s.sender, s.receiver)} == {lps(c), SERVER} | own
         sent = [s for s in seen if s.method == "mix"]
         assert [(s.sender, s.receiver) for s in sent] == [(lps(c), SERVER), (SERVER, lps(c))] * 2
-        assert sent[0].content.moves.values.shape == (1, 1, 64 * 64 + 64)
+        assert sent[0].content.deltas.values.shape == (1, 1, 64 * 64 + 64)
         assert sent[0].content.size is not None
         assert sent[1].content.size is None
         got = [
@@ -118,7 +118,7 @@ def test_each_server_sees_its_own_and_no_more(sealed: bool, tasks: Federation) -
         mean = torch.stack([r.delta.values[0, : 64 * 64 + 64] for r in got]).double().sum(0) / total
         assert float(sent[0].content.size.values[0, 0]) == total
         torch.testing.assert_close(
-            sent[0].content.moves.values[0, 0].double(), mean, rtol=0, atol=1e-6
+            sent[0].content.deltas.values[0, 0].double(), mean, rtol=0, atol=1e-6
         )
     mine = [s for s in fitted.transcript_.seen_by({client(3)}) if s.method == "contribute"]
     assert {p for s in mine for p in (s.sender, s.receiver)} == {
@@ -229,9 +229,9 @@ def test_partial_participation_weighs_by_those_who_took_part() -> None:
             Rows(torch.tensor([[1.0, 0.0], [2.0, 3.0]])),
         )
     )
-    assert sums.moves.values.tolist() == [[[3.0], [7.0]]] * 2
+    assert sums.deltas.values.tolist() == [[[3.0], [7.0]]] * 2
     nobody = GPS().mix(CommonDeltas(Rows(torch.ones(2, 1, 3)), Rows(torch.zeros(2, 1))))
-    assert not bool(nobody.moves.values.any())
+    assert not bool(nobody.deltas.values.any())
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
@@ -258,8 +258,8 @@ def test_what_a_single_member_sent_stays_with_its_lps(
         ][-1]
         for c in (0, 1)
     )
-    assert zero.size.values[0, -1] == 0 and not bool(zero.moves.values[0, -1].any())
-    assert one.size.values[0, -1] > 0 and bool(one.moves.values[0, -1].any())
+    assert zero.size.values[0, -1] == 0 and not bool(zero.deltas.values[0, -1].any())
+    assert one.size.values[0, -1] > 0 and bool(one.deltas.values[0, -1].any())
     models = made.final(endpoint.client, state).values
     # the other's, all the same
     torch.testing.assert_close(models[:, : 64 * 64 + 64], models[:1, : 64 * 64 + 64].expand(10, -1))
@@ -281,7 +281,7 @@ def test_a_lone_client_trains_alone_and_none_of_its_layers_leaves() -> None:
     given = Federation.from_arrays(odd, seed=0)
     fitted = OneShot(rounds=3, tasks=2).fit(given, FULL)
     assert list(fitted.labels_) == [0, 0, 0, 0, 1]
-    assert {s.method for s in fitted.transcript_.seen_by({lps(1)})} == {"alone"}
+    assert {s.method for s in fitted.transcript_.seen_by({lps(1)})} == {"train_locally"}
     assert not fitted.bytes_["servers"]
 
 
@@ -293,12 +293,12 @@ def test_who_never_replies_before_training_joins_the_largest_cluster(tasks: Fede
         state = served(
             made, tasks, lambda call, method=method: {odd} if call.method == method else set()
         )  # type: ignore[misc]
-        assert state.look is not None
+        assert state.linkage is not None
         assert state.found is not None
-        assert odd not in state.look.ids
+        assert odd not in state.linkage.ids
         assert len(state.found.vectors) == 9
         assert state.labels[odd] == int(
-            np.argmax(np.bincount([state.labels[i] for i in state.look.ids]))
+            np.argmax(np.bincount([state.labels[i] for i in state.linkage.ids]))
         )
     with pytest.raises(UsageError, match="1 client"):
         served(made, tasks, lambda call: set(call.to) - {3} if call.method == "eigen" else set())
@@ -310,8 +310,8 @@ def test_who_never_replies_before_training_joins_the_largest_cluster(tasks: Fede
 
     state = served(made, tasks, once)
     assert asked == [tuple(range(10)), (2, 5)]
-    assert state.look is not None
-    assert state.look.ids == list(range(10))
+    assert state.linkage is not None
+    assert state.linkage.ids == list(range(10))
 
 
 @pytest.mark.parametrize("method", ["key_offer", "key_open"])
@@ -325,7 +325,7 @@ def test_who_misses_the_key_is_asked_for_it_again_before_the_clusters_are_made(
         return set(range(1, 10)) if call.method == method and times[method] < 5 else set()
 
     found = served(OneShot(rounds=1, tasks=2), tasks, lost)
-    assert found.look is not None and found.look.ids == list(range(10))
+    assert found.linkage is not None and found.linkage.ids == list(range(10))
 
 
 @pytest.mark.parametrize("p", [70, 10**30])
@@ -369,7 +369,7 @@ def test_newcomers_name_a_cluster_and_nothing_else(mask: str, sealed: bool) -> N
         fitted.kept_.learned.config,
     )
     with pytest.raises(UpdateError, match="10, 11 do not reply"):
-        fitted.place(net, fitted.state_, [10, 11])
+        fitted.assign_newcomers(net, fitted.state_, [10, 11])
 
 
 def test_altered_eigenvectors_are_refused_by_the_clients(tasks: Federation) -> None:
@@ -399,7 +399,7 @@ def test_a_gps_that_does_something_else_does_not_replay(
 
     def other(self: GPS, query: CommonDeltas) -> CommonDeltas:
         found = inner(self, query)
-        return CommonDeltas(Rows(found.moves.table + 1e-6, found.moves.index), None)
+        return CommonDeltas(Rows(found.deltas.table + 1e-6, found.deltas.index), None)
 
     other.__name__, other.__release__ = "mix", inner.__release__  # type: ignore[attr-defined]
     monkeypatch.setattr(GPS, "mix", other)

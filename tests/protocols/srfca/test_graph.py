@@ -35,11 +35,15 @@ def random_distance(rng: np.random.Generator, m: int) -> Any:
 @pytest.mark.parametrize("seed", range(20))
 def test_components_are_those_that_paths_of_short_edges_connect(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    m, reach, least = int(rng.integers(1, 9)), float(rng.integers(0, 9)), int(rng.integers(1, 5))
+    m, threshold, least = (
+        int(rng.integers(1, 9)),
+        float(rng.integers(0, 9)),
+        int(rng.integers(1, 5)),
+    )
     distance, sizes = random_distance(rng, m), rng.integers(1, 4, m).tolist()
-    near = (distance <= reach) | np.eye(m, dtype=bool)
+    near = (distance <= threshold) | np.eye(m, dtype=bool)
     reached = np.linalg.matrix_power(near.astype(int), m) > 0
-    found = components(distance, reach, least, sizes)
+    found = components(distance, threshold, least, sizes)
     for i, j in itertools.product(range(m), repeat=2):
         if found[i] != UNASSIGNED:
             assert (found[i] == found[j]) == bool(reached[i, j])

@@ -169,9 +169,9 @@ def test_every_variant_replays_resumes_and_places_newcomers(
     cluster = dict(zip(two.truth or (), whole.labels_, strict=True))
     assert list(whole.predict(fresh)) == [cluster[c] for c in fresh.truth or ()]
     told = {(e.method, e.verb) for e in whole.joined_.ledger.events}
-    own = {"alone", "join"} if made.distance == "l2" else {"choose"}
+    own = {"train_locally", "join"} if made.distance == "l2" else {"choose"}
     # what is trained alone stays there
-    assert told == {(name, "gather") for name in own - {"alone"}}
+    assert told == {(name, "gather") for name in own - {"train_locally"}}
 
 
 def test_averages_are_unweighted_trimmed_means_from_the_first_weights(two: Federation) -> None:
@@ -312,7 +312,12 @@ def test_what_leaves_a_client(two: Federation) -> None:
         }
 
     shared = {("contribute", "sum"), ("send_model", "gather"), ("post", "gather")}
-    loss = {("losses", "pairs"), ("heard", "sum"), ("choose", "gather"), ("fits", "sum")}
+    loss = {
+        ("losses", "pairs"),
+        ("known_losses", "sum"),
+        ("choose", "gather"),
+        ("cluster_losses", "sum"),
+    }
     assert told() == shared | loss
     assert told(distance="l2") == shared
     assert told(trim=0.2) == shared - {("contribute", "sum")} | {("train", "gather")} | loss
@@ -357,7 +362,7 @@ def test_who_never_hands_in_is_served_in_the_end(distance: str, mask: str, two: 
     peer = next(i for i in kept if state.labels[i] == state.labels[3])
     models = made.final(endpoint.client, state)
     assert torch.equal(models.row(3), models.row(peer))
-    asked = {e.method: e.to for e in transcript.entries if e.method in ("losses", "heard")}
+    asked = {e.method: e.to for e in transcript.entries if e.method in ("losses", "known_losses")}
     assert all(3 not in to for to in asked.values())
 
 
@@ -455,7 +460,7 @@ def test_newcomers_choose_among_the_clusters_whose_model_came(two: Federation) -
         lambda call: first if call.method == "post" and call.round > made.total else set(),
     )
     assert state.models.kept == [1]
-    assert made.place(net, state, [0, 7]) == [1, 1]
+    assert made.assign_newcomers(net, state, [0, 7]) == [1, 1]
 
 
 def test_the_losses_of_a_single_client_go_into_no_mean(two: Federation) -> None:
@@ -463,7 +468,9 @@ def test_the_losses_of_a_single_client_go_into_no_mean(two: Federation) -> None:
     found = made.fit(two, DOUBLE).labels_
     first = [i for i in range(8) if found[i] == 0]
     state, *_, transcript = served(
-        made, two, lambda call: set(first[1:]) if call.method in ("heard", "fits") else set()
+        made,
+        two,
+        lambda call: set(first[1:]) if call.method in ("known_losses", "cluster_losses") else set(),
     )
     told = [
         transcript.content(k)[0].query.others.values
@@ -495,7 +502,7 @@ def test_newcomers_that_cannot_be_placed_are_an_error(
             fitted.predict(two)
     state, _, net, _ = served(short(), two, lambda call: set(range(8)))
     with pytest.raises(UsageError, match="no member of any cluster posted its model"):
-        short().place(net, state, [8])
+        short().assign_newcomers(net, state, [8])
 
 
 @pytest.mark.parametrize(

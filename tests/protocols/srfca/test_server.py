@@ -89,7 +89,7 @@ def test_cross_losses_are_those_of_every_model_on_everyones_samples(
     ]
     assert ids == (0, 2, 3, 5)
     np.testing.assert_allclose(found, (np.array(rows) + np.array(rows).T) / 2, rtol=1e-9)
-    sums = net.sum(SRFCAClient.heard, Empty(), to=[0, 2, 3, 5], by=[1, 1, 0, 0])
+    sums = net.sum(SRFCAClient.known_losses, Empty(), to=[0, 2, 3, 5], by=[1, 1, 0, 0])
     np.testing.assert_allclose(
         sums.rows.loss.table[:, [0, 2, 3, 5]], [np.sum(rows[2:], 0), np.sum(rows[:2], 0)], rtol=1e-9
     )
@@ -178,8 +178,8 @@ def test_without_trimming_updates_leave_in_sums_only_and_own_models_are_not_post
         ("train", query),
         ("contribute", query),
         ("post", query),
-        ("heard", Empty()),
-        ("fits", Empty()),
+        ("known_losses", Empty()),
+        ("cluster_losses", Empty()),
         ("losses", query),
     ):
         with pytest.raises(PolicyError):
@@ -188,7 +188,7 @@ def test_without_trimming_updates_leave_in_sums_only_and_own_models_are_not_post
     client.receive(CallContext((0,), (0,), 1, 1), letter(1))
     # else a server could have a model of one client posted
     with pytest.raises(PolicyError, match="before the first average"):
-        client.alone(CallContext((0,), (0,), 1, 2), query)
+        client.train_locally(CallContext((0,), (0,), 1, 2), query)
     made.set_params(trim=0.2)
     endpoint, config = (
         made.build_client(small, Settings()),
@@ -217,7 +217,7 @@ def test_a_client_names_the_cluster_with_the_least_cross_loss(small: Federation)
         Picks(models[:0], ((), ())), 0, Rows(torch.as_tensor([[inf, inf, 0.0], [0.0, inf, 1e9]]))
     )
     assert client.choose_again(turn, again).model.values.tolist() == [2, 0]  # by what it keeps
-    np.testing.assert_allclose(client.fits(turn, Empty()).loss.values, fits)
+    np.testing.assert_allclose(client.cluster_losses(turn, Empty()).loss.values, fits)
 
 
 @dataclasses.dataclass
