@@ -48,33 +48,35 @@ class FineTuneClient(SumClient):
         self.shared = self._start
 
     @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
-    def contribute(self, turn: CallContext, query: AverageDeltas) -> Update:
+    def contribute(self, context: CallContext, query: AverageDeltas) -> Update:
         """Contribute as in FedAvg.
 
         Raises:
             PolicyError: a client has trained alone without noise, and its update would tell what it
                 learned.
         """
-        if not self._unshared.isdisjoint(turn.at):
+        if not self._unshared.isdisjoint(context.positions):
             raise PolicyError(
                 "contribute is about the model of averages: who has tuned it alone contributes no "
                 "more"
             )
-        return super().contribute(turn, query)
+        return super().contribute(context, query)
 
     @answers(GATHER, private=False)
-    def train_locally(self, turn: CallContext, query: AverageDeltas) -> Ack:
+    def train_locally(self, context: CallContext, query: AverageDeltas) -> Ack:
         """Train the model alone, without noise; nothing leaves."""
-        first = [n for n, k in enumerate(turn.at) if k not in self._unshared]
+        first = [n for n, k in enumerate(context.positions) if k not in self._unshared]
         if first:
-            at = [turn.at[n] for n in first]
+            at = [context.positions[n] for n in first]
             self.catch_up(
-                CallContext(tuple(turn.ids[n] for n in first), tuple(at), turn.round, turn.step),
+                CallContext(
+                    tuple(context.ids[n] for n in first), tuple(at), context.round, context.step
+                ),
                 select(query, first),
             )
             if not self._unshared:
                 self.shared = self.models.row(at[0]).clone()
-        return super().train_locally(turn, query)
+        return super().train_locally(context, query)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Add the shared model."""

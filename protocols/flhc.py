@@ -94,15 +94,15 @@ class FLHCClient(SumClient, CompressedUpdateClient):
     keeps: ClassVar[bool] = False
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def post(self, turn: CallContext, query: Empty) -> Update:
+    def post(self, context: CallContext, query: Empty) -> Update:
         """As of every discloser, of models that averages alone have made: what was trained alone
         would leave without noise.
         """
-        if not self._unshared.isdisjoint(turn.at):
+        if not self._unshared.isdisjoint(context.positions):
             raise PolicyError(
                 "post shows the model of averages: who has trained alone holds one of its own"
             )
-        return super().post(turn, query)
+        return super().post(context, query)
 
 
 @dataclass

@@ -57,13 +57,13 @@ class LocalKMeansClient(LocalFirstClient):
     """
 
     @answers(GATHER, through=("delta",), fresh=True)
-    def send_model(self, turn: CallContext, query: Empty) -> Update:
+    def send_model(self, context: CallContext, query: Empty) -> Update:
         """Return θ_i − θ_0.
 
         The mean of the cluster counts from θ_0. Asked again, the client answers the same.
         """
-        self.check_alone(turn, "send_model")
-        return self.displaced(turn.at)
+        self.check_alone(context, "send_model")
+        return self.displaced(context.positions)
 
 
 @dataclass

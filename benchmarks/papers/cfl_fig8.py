@@ -97,7 +97,7 @@ class Watched(CFL):
             (
                 statistics.cluster,
                 separation_gap(
-                    cosine(statistics.inner).cpu().numpy(), [truth[i] for i in statistics.came]
+                    cosine(statistics.inner).cpu().numpy(), [truth[i] for i in statistics.replied]
                 ),
             )
             for statistics in self.split_tests

@@ -29,7 +29,7 @@ class PathModels(AverageDeltas):
     """Server to client: the models on the path from the root to its cluster."""
 
     # models on the longest path of a client that is asked
-    depth: Annotated[int, Between(most="clients")] = 0
+    depth: Annotated[int, Between(maximum="clients")] = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,33 +38,35 @@ class PathLosses:
 
     # (b, 1 + depth), summed over those samples: its own model's first, then the path's from the
     # root; 0 after its end
-    loss: Annotated[Rows, Real((Upto("depths", "clients", least=1),))]
+    loss: Annotated[Rows, Real((Upto("depths", "clients", minimum=1),))]
     # (b,) how many samples; without it losses are means
-    size: Annotated[Rows | None, Real(low=0, most=MOST_SAMPLES)]
+    size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)]
 
 
 class CFLClient(CompressedUpdateClient):
     """Clients that also reply with gradients, and judge the models on their path."""
 
     @answers(GATHER, through=("delta",), fresh=True, trains="full")
-    def gradient(self, turn: CallContext, query: AverageDeltas) -> Update:
+    def gradient(self, context: CallContext, query: AverageDeltas) -> Update:
         """Return −∇r_i(θ_i) over all of D_i (Sattler et al. 2019, eq. 50).
 
         The sign makes no difference to cosines.
         """
-        self.catch_up(turn, query)
+        self.catch_up(context, query)
         plan = replace(FULL_GRADIENT, clip=self.training.clip, noise=self.training.noise)
-        models = self.models.select(turn.at)
+        models = self.models.select(context.positions)
         room = self._pipeline.room(self.cohort.model.dimension)
-        return Update(Rows(self.cohort.train(models, turn.at, plan, turn.step, room)), None)
+        return Update(
+            Rows(self.cohort.train(models, context.positions, plan, context.step, room)), None
+        )
 
     @answers(SUM, unmasked=("loss", "size"))
-    def judge(self, turn: CallContext, query: PathModels) -> PathLosses:
+    def judge(self, context: CallContext, query: PathModels) -> PathLosses:
         """Return the losses of θ_i and of the models on its path, on the samples kept aside.
 
         The query brings the models. The losses have noise where the run adds some.
         """
-        self.check_not_behind(turn, query)
+        self.check_not_behind(context, query)
         lengths = [len(path) for path in query.means.picks]
         if query.depth < max(lengths):
             raise FrameError(
@@ -72,10 +74,10 @@ class CFLClient(CompressedUpdateClient):
                 "frame is refused"
             )
         guard = self._pipeline.guard
-        losses = self._path_losses(turn, query, loss_clip(guard))
-        sizes = [self.cohort.validation_sizes[k] for k in turn.at]
+        losses = self._path_losses(context, query, loss_clip(guard))
+        sizes = [self.cohort.validation_sizes[k] for k in context.positions]
         widths = [1 + length for length in lengths]
-        released = noised(guard, "judge", turn.ids, turn.step, losses, sizes, widths)
+        released = noised(guard, "judge", context.ids, context.step, losses, sizes, widths)
         means = np.nan_to_num(released, nan=WORST, posinf=WORST)
         dtype = self.models.table.dtype
         if self._pipeline.clips:  # n_i stays here
@@ -87,19 +89,21 @@ class CFLClient(CompressedUpdateClient):
         )
 
     def _path_losses(
-        self, turn: CallContext, query: PathModels, clip: float | None
+        self, context: CallContext, query: PathModels, clip: float | None
     ) -> NDArray[np.float64]:
         """Return mean losses on the samples kept aside, (b, 1 + depth); 0 after a path's end.
 
         The first column is of the client's own model, and NaN for one that keeps nothing aside.
         """
         paths = query.means.picks
-        losses = np.zeros((len(turn.at), 1 + query.depth))
-        losses[:, 0] = self.cohort.validation_loss(self.models.select(turn.at), turn.at, clip)
+        losses = np.zeros((len(context.positions), 1 + query.depth))
+        losses[:, 0] = self.cohort.validation_loss(
+            self.models.select(context.positions), context.positions, clip
+        )
         for level in range(max(len(path) for path in paths)):
             frames = [k for k, path in enumerate(paths) if len(path) > level]
             models = self._models_of(query, [paths[k][level] for k in frames])
-            clients = [turn.at[k] for k in frames]
+            clients = [context.positions[k] for k in frames]
             losses[frames, 1 + level] = self.cohort.validation_loss(models, clients, clip)
         return losses
 

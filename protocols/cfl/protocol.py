@@ -145,7 +145,7 @@ class CFL(CompressionOptions):
             for c, members in enumerate(clusters_of(state.labels)):
                 statistics = split_statistics(net, updates, c, members, state.labels, sums)
                 round_statistics.append(statistics)
-                if statistics.came:
+                if statistics.replied:
                     self._test(net, state, statistics)
                 if statistics.halves and self.tree:
                     self._fetch_split_model(net, state, statistics)
@@ -222,7 +222,7 @@ class CFL(CompressionOptions):
             if not (stationary and large_enough):
                 return
             compare_gradients(net, state.outbox, statistics)
-        if len(statistics.came) < 2:
+        if len(statistics.replied) < 2:
             return
         alpha = self._similarities(state, statistics)
         if not large_enough:
@@ -231,7 +231,7 @@ class CFL(CompressionOptions):
         halves = self._bipartition(alpha, seed)
         statistics.gap = gap_between(alpha, halves)
         smaller = min(len(halves.first), len(halves.second))
-        if smaller < self.least:
+        if smaller < self.smallest_cluster:
             return
         if not (stationary and self._incongruent(state, statistics)):
             return
@@ -317,7 +317,7 @@ class CFL(CompressionOptions):
         invited: list[int] = []
         for c, members in enumerate(clusters_of(state.labels)):
             share = 1.0 if c in state.wanted else self.participation
-            invited += sample_clients(net, members, share, t, c, least=self.least)
+            invited += sample_clients(net, members, share, t, c, minimum=self.smallest_cluster)
         return sorted(invited)
 
     def releases(self) -> ReleaseCounts:

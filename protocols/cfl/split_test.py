@@ -32,7 +32,7 @@ class SplitStatistics:
 
     cluster: int
     members: list[int]
-    came: list[int]  # who replied with what α compares
+    replied: list[int]  # who replied with what α compares
     mean: torch.Tensor | None = None  # Δ_c, (d,)
     mean_norm: float = 0.0  # ‖Δ_c‖
     max_norm: float = 0.0  # max ‖Δ_i‖
@@ -51,7 +51,7 @@ class SplitStatistics:
     @property
     def complete(self) -> bool:
         """Whether every member replied."""
-        return len(self.came) == len(self.members)
+        return len(self.replied) == len(self.members)
 
     def line(self) -> Line:
         """For the history."""
@@ -174,7 +174,7 @@ def _of_compressed(
     statistics.mean_norm = math.inf  # nobody knows
     if total is not None and total.counts[cluster]:
         in_sum = set(total.ids)
-        summed = torch.stack([norms[n] for n, i in enumerate(statistics.came) if i in in_sum])
+        summed = torch.stack([norms[n] for n, i in enumerate(statistics.replied) if i in in_sum])
         noise_of_mean = _noise_of_mean(net, total, cluster)
         statistics.mean = weighted_means(total)[cluster]
         statistics.mean_norm = mean_norm(statistics.mean, summed, len(members), noise_of_mean)
@@ -239,9 +239,9 @@ def compare_gradients(
 ) -> None:
     """Ask those that came for their full gradients: α compares these instead (eq. 50)."""
     replies = net.gather(
-        CFLClient.gradient, outbox.message_for(statistics.came), to=statistics.came
+        CFLClient.gradient, outbox.message_for(statistics.replied), to=statistics.replied
     )
-    statistics.came = list(replies.ids)
+    statistics.replied = list(replies.ids)
     statistics.places = list(range(len(replies.ids)))
     statistics.step = replies.step
     if replies.ids:

@@ -45,51 +45,53 @@ class SumClient(TrainingClient):
         self._unshared: set[int] = set()
 
     @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
-    def contribute(self, turn: CallContext, query: AverageDeltas) -> Update:
+    def contribute(self, context: CallContext, query: AverageDeltas) -> Update:
         """Train from the cluster's model, and reply with the weighted update and n_i.
 
         θ_i ← θ_i + P⁻¹Δ_c(i); the reply is n_i·P(SGD_n(θ_i, D_i) − θ_i) and n_i (McMahan et al.
         2017, Algorithm 1). Where updates are clipped they count the same, and n_i stays here.
         """
         if self._pipeline.clips:
-            return Update(self.trained(turn, query).delta, None)
-        found = self.trained(turn, query, [self.cohort.sizes[k] for k in turn.at])
-        return Update(found.delta, self._sizes(turn))
+            return Update(self.trained(context, query).delta, None)
+        found = self.trained(context, query, [self.cohort.sizes[k] for k in context.positions])
+        return Update(found.delta, self._sizes(context))
 
     @answers(GATHER, private=False, trains="usual")
-    def train_locally(self, turn: CallContext, query: AverageDeltas) -> Ack:
+    def train_locally(self, context: CallContext, query: AverageDeltas) -> Ack:
         """Make θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i), which stays here.
 
         Asked again, or for an earlier call, a client does not train again.
         """
-        new = [n for n, k in enumerate(turn.at) if self._trained[k] < turn.step]
+        new = [n for n, k in enumerate(context.positions) if self._trained[k] < context.step]
         if new:
-            ids, at = tuple(turn.ids[n] for n in new), tuple(turn.at[n] for n in new)
-            self._train_alone(CallContext(ids, at, turn.round, turn.step), select(query, new))
+            ids, at = tuple(context.ids[n] for n in new), tuple(context.positions[n] for n in new)
+            self._train_alone(CallContext(ids, at, context.round, context.step), select(query, new))
             self._unshared |= set(at)
         return Ack()
 
-    def _train_alone(self, turn: CallContext, query: AverageDeltas) -> None:
-        self.catch_up(turn, query)
-        self.models = self._apart(turn.at)
-        updates = self.cohort.train(self._rows(turn.at), turn.at, self.training_alone, turn.step)
+    def _train_alone(self, context: CallContext, query: AverageDeltas) -> None:
+        self.catch_up(context, query)
+        self.models = self._apart(context.positions)
+        updates = self.cohort.train(
+            self._rows(context.positions), context.positions, self.training_alone, context.step
+        )
         bad = [
             i
-            for i, update in zip(turn.ids, updates, strict=True)
+            for i, update in zip(context.ids, updates, strict=True)
             if not bool(update.isfinite().all())
         ]
         if bad and not self._pipeline.private:  # no update is sent, so no server can tell
             few = ", ".join(map(str, bad[:5]))
             raise UpdateError(
-                f"round {turn.round}: the model of client(s) {few} is not finite: lower the "
+                f"round {context.round}: the model of client(s) {few} is not finite: lower the "
                 "learning rate (--lr)"
             )
-        for i, k, update in zip(turn.ids, turn.at, updates, strict=True):
+        for i, k, update in zip(context.ids, context.positions, updates, strict=True):
             # under noise such an update counts as zeros, since an error would be a release without
             # noise
             if i not in bad:
                 self.models.row(k).add_(update)
-            self._trained[k] = turn.step
+            self._trained[k] = context.step
         self._printed = (None, [])  # of rows that have changed in place
 
     @property
@@ -182,9 +184,9 @@ class LocalFirstClient(SumClient):
         counts = zip(at, query.count.values.tolist(), strict=True)
         return {k for k, count in counts if self._had[k] == 0 and count > 0}
 
-    def check_alone(self, turn: CallContext, name: str) -> None:
+    def check_alone(self, context: CallContext, name: str) -> None:
         """Raise PolicyError for clients that no longer hold the model that they trained alone."""
-        if any(self._had[k] for k in turn.at):
+        if any(self._had[k] for k in context.positions):
             raise PolicyError(
                 f"{name} comes before the first average: it is about what a client learned alone"
             )
@@ -227,7 +229,7 @@ def cluster_sums(
         i
         for c, own in enumerate(clusters)
         if len(own) > 1
-        for i in sample_clients(net, own, share, t, c, least=MINIMUM)
+        for i in sample_clients(net, own, share, t, c, minimum=MINIMUM)
     )
     if asked:
         by = [state.labels[i] for i in asked]

@@ -71,7 +71,7 @@ class TrainingClient:
 
     def trained(
         self,
-        turn: CallContext,
+        context: CallContext,
         query: AverageDeltas,
         scale: Sequence[float] | None = None,
         plan: LocalTraining | None = None,
@@ -80,35 +80,40 @@ class TrainingClient:
 
         Where a `plan` is given, clients train by it and not as usual.
         """
-        self.catch_up(turn, query)
+        self.catch_up(context, query)
         room = self._pipeline.room(self.cohort.model.dimension)
         delta = self.cohort.train(
-            self.models.select(turn.at), turn.at, plan or self.training, turn.step, room, scale
+            self.models.select(context.positions),
+            context.positions,
+            plan or self.training,
+            context.step,
+            room,
+            scale,
         )
-        return Update(Rows(delta), self._sizes(turn) if self._weighted else None)
+        return Update(Rows(delta), self._sizes(context) if self._weighted else None)
 
     @answers(GATHER, private=False)
-    def receive(self, turn: CallContext, query: AverageDeltas) -> Ack:
+    def receive(self, context: CallContext, query: AverageDeltas) -> Ack:
         """θ_i ← θ_i + P⁻¹Δ_c(i), and no training: how the last average reaches everyone."""
-        self.take(turn.at, query)
+        self.take(context.positions, query)
         return Ack()
 
-    def catch_up(self, turn: CallContext, query: AverageDeltas) -> None:
+    def catch_up(self, context: CallContext, query: AverageDeltas) -> None:
         """Take what the query brings, for a reply that is made of the model after it.
 
         Raises:
             PolicyError: a client has later averages, so that its reply would be of another model:
                 the request comes too late.
         """
-        self.check_not_behind(turn, query)
-        self.take(turn.at, query)
+        self.check_not_behind(context, query)
+        self.take(context.positions, query)
 
-    def check_not_behind(self, turn: CallContext, query: AverageDeltas) -> None:
+    def check_not_behind(self, context: CallContext, query: AverageDeltas) -> None:
         """Raise PolicyError where the query is about a model that a client has moved on from."""
         counts = query.count.values.tolist()
         ahead = [
             i
-            for i, k, count in zip(turn.ids, turn.at, counts, strict=True)
+            for i, k, count in zip(context.ids, context.positions, counts, strict=True)
             if self.had(k, query) > count
         ]
         if ahead:
@@ -226,10 +231,11 @@ class TrainingClient:
             torch.sub(self.models.row(k), self._start, out=row[:d])
         return Update(Rows(delta), None)
 
-    def _sizes(self, turn: CallContext) -> Rows:
+    def _sizes(self, context: CallContext) -> Rows:
         return Rows(
             torch.as_tensor(
-                [float(self.cohort.sizes[k]) for k in turn.at], dtype=self.models.table.dtype
+                [float(self.cohort.sizes[k]) for k in context.positions],
+                dtype=self.models.table.dtype,
             )
         )
 
@@ -263,21 +269,21 @@ class UpdateClient(TrainingClient):
     """
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
-    def train(self, turn: CallContext, query: AverageDeltas) -> Update:
+    def train(self, context: CallContext, query: AverageDeltas) -> Update:
         """Train from the cluster's model, and reply with the update.
 
         θ_i ← θ_i + P⁻¹Δ_c(i); the reply is P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the
         way out.
         """
-        return self.trained(turn, query)
+        return self.trained(context, query)
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def post(self, turn: CallContext, query: Empty) -> Update:
+    def post(self, context: CallContext, query: Empty) -> Update:
         """Return θ_i − θ_0, masked on the way out.
 
         This is how a model reaches those who were not there (Sattler et al. 2019, V-C; ours).
         """
-        return self.displaced(turn.at)
+        return self.displaced(context.positions)
 
 
 def late_request_error(clients: Sequence[int]) -> PolicyError:

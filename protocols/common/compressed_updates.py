@@ -59,42 +59,50 @@ class CompressedUpdateClient(UpdateClient):
         self._sent_in = [(0, 0)] * len(cohort.ids)
 
     @answers(GATHER, through=("compressed",), trains="usual")
-    def send_compressed_update(self, turn: CallContext, query: AverageDeltas) -> CompressedUpdate:
+    def send_compressed_update(
+        self, context: CallContext, query: AverageDeltas
+    ) -> CompressedUpdate:
         """Train from the cluster's model, keep the update, and reply with it compressed.
 
         Training begins with θ_i ← θ_i + P⁻¹Δ_c(i). Sketch, clip, noise and mask are applied on the
         way out.
         """
         self._kept = None  # before there is another (m, d)
-        self.catch_up(turn, query)
-        delta = self.cohort.train(self.models.select(turn.at), turn.at, self.training, turn.step)
-        last = [k for k in turn.at if self._sent_in[k][0] <= turn.step]
+        self.catch_up(context, query)
+        delta = self.cohort.train(
+            self.models.select(context.positions), context.positions, self.training, context.step
+        )
+        last = [k for k in context.positions if self._sent_in[k][0] <= context.step]
         # not for a request that comes after a later one's: nobody asks for that update any more
         for k in last:
-            self._sent_in[k] = (turn.step, self._had[k])
-        if self.keeps and len(last) == len(turn.at):
-            self._kept = ({k: n for n, k in enumerate(turn.at)}, delta)
+            self._sent_in[k] = (context.step, self._had[k])
+        if self.keeps and len(last) == len(context.positions):
+            self._kept = ({k: n for n, k in enumerate(context.positions)}, delta)
         return CompressedUpdate(Rows(delta))
 
     @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
-    def contribute_kept_update(self, turn: CallContext, query: Empty) -> Update:
+    def contribute_kept_update(self, context: CallContext, query: Empty) -> Update:
         """Return the update that was last sent compressed.
 
         It leaves in sums only, times |D_i| where the average is weighted. A process that was
         restarted since has forgotten the update, and trains again: every draw follows from the call
         in which the compressed update was sent.
         """
-        without = [i for i, k in zip(turn.ids, turn.at, strict=True) if not self._holds_update(k)]
+        without = [
+            i
+            for i, k in zip(context.ids, context.positions, strict=True)
+            if not self._holds_update(k)
+        ]
         if without:
             few = ", ".join(map(str, without[:5]))
             raise UpdateError(
-                f"round {turn.round}: client(s) {few} have no update to contribute: ask for a "
+                f"round {context.round}: client(s) {few} have no update to contribute: ask for a "
                 "compressed update first"
             )
-        delta = self._updates(turn.at)
+        delta = self._updates(context.positions)
         if not self._weighted:
             return Update(Rows(delta), None)
-        size = self._sizes(turn)
+        size = self._sizes(context)
         delta *= size.table.to(delta)[:, None]
         return Update(Rows(delta), size)
 

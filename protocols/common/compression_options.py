@@ -37,7 +37,7 @@ class CompressionOptions(ClusteringProtocol):
         return uses_compression(vars(self))
 
     @property
-    def least(self) -> int:
+    def smallest_cluster(self) -> int:
         """Return the fewest clients of a cluster: one alone cannot contribute to a sum."""
         return MINIMUM if self.compresses else 1
 

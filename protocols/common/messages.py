@@ -21,13 +21,13 @@ class AverageDeltas:
     # (r, d) as they were summed, hence masked where updates are
     means: Annotated[Picks, Real((AVERAGES, "dimension"), sent="delta")]
     # (r,) int64, the call whose updates each one averages: it names the mask
-    steps: Annotated[Picks, Whole((AVERAGES,), most="steps")]
+    steps: Annotated[Picks, Whole((AVERAGES,), maximum="steps")]
     absolute: bool  # one row, the whole displacement since θ_0, instead of one per missed round
     # (b,) int64, the averages that a client has had in all, once it has these; the last row is
     # number count - 1
-    count: Annotated[Rows, Whole(most="averages")]
+    count: Annotated[Rows, Whole(maximum="averages")]
     # the rows count from θ_0 for who has not heard of this restart; None where nobody ever restarts
-    restart: Annotated[int | None, Between(most="restarts")] = None
+    restart: Annotated[int | None, Between(maximum="restarts")] = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Update:
 
     delta: Annotated[Rows, Real(("dimension",), squared=True)]  # (b, d) SGD_n(θ_i, D_i) − θ_i
     # (b,) |D_i|, only where the average is weighted
-    size: Annotated[Rows | None, Real(low=0, most=MOST_SAMPLES)]
+    size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)]
 
 
 def empty_tensor() -> torch.Tensor:

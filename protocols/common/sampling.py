@@ -10,10 +10,10 @@ TRIES = 5  # calls of clients that do not reply, where every reply is needed
 
 
 def sample_clients(
-    net: ServerChannel, members: Sequence[int], share: float, *path: int, least: int = 1
+    net: ServerChannel, members: Sequence[int], share: float, *path: int, minimum: int = 1
 ) -> list[int]:
-    """A random share of some clients, `least` or more where there are as many, in order."""
-    count = min(len(members), max(least, round(share * len(members))))
+    """A random share of some clients, `minimum` or more where there are as many, in order."""
+    count = min(len(members), max(minimum, round(share * len(members))))
     if count == len(members):
         return list(members)
     return sorted(

@@ -42,7 +42,7 @@ class ModelAverages:
     """Server to client: the averages of each of the k models that it lacks, oldest first."""
 
     means: Annotated[Picks, Real((AVERAGES, "dimension"), sent="delta")]  # (r, d) as in `Means`
-    steps: Annotated[Picks, Whole((AVERAGES,), most="steps")]  # (r,) int64, as in `Means`
+    steps: Annotated[Picks, Whole((AVERAGES,), maximum="steps")]  # (r,) int64, as in `Means`
     # (r,) int64, the model that each average moves
     models: Annotated[Picks, Whole((AVERAGES,), below="models")]
     k: Annotated[int, Exactly("models")]
@@ -52,7 +52,7 @@ class ModelAverages:
     best: Annotated[int, Between(below="starts")]
     absolute: bool  # one row a model at most, its whole displacement
     # (b, k) int64, as in `Means`, of each model
-    count: Annotated[Rows, Whole(("models",), most="averages")]
+    count: Annotated[Rows, Whole(("models",), maximum="averages")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class LowestLoss:
     # (b,) |D_i| times the least mean loss, float64, nats; without sizes the least mean loss
     loss: Annotated[Rows, Real()]
     # (b,) |D_i|, only where means are over samples
-    size: Annotated[Rows | None, Real(low=0, most=MOST_SAMPLES)]
+    size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)]
 
 
 ModelSet = list[UpdateClient]  # k models, each as all clients of a cohort have it
@@ -90,57 +90,61 @@ class IFCAClient(TrainingClient):
         self._last_call: dict[int, tuple[int, int]] = {}
 
     @answers(GATHER)
-    def choose(self, turn: CallContext, query: ModelAverages) -> ModelChoice:
+    def choose(self, context: CallContext, query: ModelAverages) -> ModelChoice:
         """The model with the lowest loss on all training samples, where the run adds noise to
         losses the lowest noisy one; of equal ones the first.
         """
         return self._take(
-            turn, query.start, self._released("choose", turn, self._losses(turn, query))
+            context, query.start, self._released("choose", context, self._losses(context, query))
         )
 
     @answers(GATHER)
-    def join(self, turn: CallContext, query: ModelAverages) -> ModelChoice:
+    def join(self, context: CallContext, query: ModelAverages) -> ModelChoice:
         """A newcomer's choice, among the models that the query moves (ours)."""
         offered = sorted(set(query.models.table.tolist()))
         if not offered:
             raise PolicyError("join brings models to choose from: without one there is no choice")
-        losses = np.full((len(turn.at), query.k), math.inf)
-        losses[:, offered] = self._released("join", turn, self._losses(turn, query)[:, offered])
-        return self._take(turn, query.start, losses)
+        losses = np.full((len(context.positions), query.k), math.inf)
+        losses[:, offered] = self._released(
+            "join", context, self._losses(context, query)[:, offered]
+        )
+        return self._take(context, query.start, losses)
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
-    def contribute(self, turn: CallContext, query: Empty) -> Update:
+    def contribute(self, context: CallContext, query: Empty) -> Update:
         """n_i·Δ_i and n_i, from the model just chosen; a cluster of one is allowed, as printed.
         Clipped, updates count the same.
         """
-        self._check_chosen(turn)
+        self._check_chosen(context)
         picks = []
-        for k in turn.at:
+        for k in context.positions:
             start, j, _ = self._chosen[k]
             picks.append((self.model_sets[start][j].models, k))
         models = _selected_rows(picks)
         room = self._pipeline.room(self.cohort.model.dimension)
-        sizes = None if self._pipeline.clips else [self.cohort.sizes[k] for k in turn.at]
-        delta = self.cohort.train(models, turn.at, self.training, turn.step, room, sizes)
-        return Update(Rows(delta), None if sizes is None else self._sizes(turn))
+        sizes = None if self._pipeline.clips else [self.cohort.sizes[k] for k in context.positions]
+        delta = self.cohort.train(
+            models, context.positions, self.training, context.step, room, sizes
+        )
+        return Update(Rows(delta), None if sizes is None else self._sizes(context))
 
     @answers(SUM, unmasked=("loss", "size"))
-    def least(self, turn: CallContext, query: ModelAverages) -> LowestLoss:
+    def lowest_loss(self, context: CallContext, query: ModelAverages) -> LowestLoss:
         """n_i times the lowest loss, and n_i: what a start is judged by. Where updates are clipped,
         losses count the same, too.
 
         The least of k means moves by no more than each of them does, so its noise is that of a
         single one (ours).
         """
-        lowest = self._losses(turn, query).min(1, keepdims=True)
-        means = self._released("least", turn, lowest)[:, 0]
+        lowest = self._losses(context, query).min(1, keepdims=True)
+        means = self._released("least", context, lowest)[:, 0]
         if self._pipeline.clips:
             return LowestLoss(Rows(torch.as_tensor(means)), None)
-        sums = means * np.array([self.cohort.sizes[k] for k in turn.at])
-        return LowestLoss(Rows(torch.as_tensor(sums)), self._sizes(turn))
+        sums = means * np.array([self.cohort.sizes[k] for k in context.positions])
+        return LowestLoss(Rows(torch.as_tensor(sums)), self._sizes(context))
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def send_model(self, turn: CallContext, query: ModelRequest) -> Update:
+    def send_model(self, context: CallContext, query: ModelRequest) -> Update:
         """How far a model has moved since its start began, masked on the way out: so it reaches
         newcomers (ours).
         """
@@ -148,8 +152,8 @@ class IFCAClient(TrainingClient):
         # a client that was never asked has no models of this start yet
         models = self.model_sets.get(query.start) or self._first(query.start, 1 + max(requested))
         deltas = []
-        for j, i, k in zip(requested, turn.ids, turn.at, strict=True):
-            alone = CallContext((i,), (k,), turn.round, turn.step)
+        for j, i, k in zip(requested, context.ids, context.positions, strict=True):
+            alone = CallContext((i,), (k,), context.round, context.step)
             deltas.append(models[j].post(alone, Empty()).delta.values)
         return Update(Rows(torch.cat(deltas)), None)
 
@@ -163,56 +167,60 @@ class IFCAClient(TrainingClient):
             advanced.append(model.advanced(at, averages))
         return _selected_rows([(advanced[j], k) for k, j in enumerate(choice)])
 
-    def _take(self, turn: CallContext, start: int, losses: NDArray[np.float64]) -> ModelChoice:
+    def _take(self, context: CallContext, start: int, losses: NDArray[np.float64]) -> ModelChoice:
         best = losses.argmin(1)
-        for k, j in zip(turn.at, best.tolist(), strict=True):
-            if k not in self._chosen or turn.step >= self._chosen[k][2]:
-                self._chosen[k] = (start, j, turn.step)
+        for k, j in zip(context.positions, best.tolist(), strict=True):
+            if k not in self._chosen or context.step >= self._chosen[k][2]:
+                self._chosen[k] = (start, j, context.step)
         return ModelChoice(Rows(torch.as_tensor(best)))
 
-    def _check_chosen(self, turn: CallContext) -> None:
+    def _check_chosen(self, context: CallContext) -> None:
         """Raise PolicyError for clients that have not chosen, or have gone on since: the server
         asks for what they chose in this round.
         """
-        if not all(k in self._chosen and self._chosen[k][0] in self.model_sets for k in turn.at):
+        if not all(
+            k in self._chosen and self._chosen[k][0] in self.model_sets for k in context.positions
+        ):
             raise PolicyError(
                 "choose comes first: a client contributes to the model that it has chosen"
             )
         late = [
             i
-            for i, k in zip(turn.ids, turn.at, strict=True)
-            if turn.step < max(self._last_call[k][0], self._chosen[k][2])
+            for i, k in zip(context.ids, context.positions, strict=True)
+            if context.step < max(self._last_call[k][0], self._chosen[k][2])
         ]
         if late:
             raise late_request_error(late)
 
-    def _check_start(self, turn: CallContext, query: ModelAverages) -> None:
+    def _check_start(self, context: CallContext, query: ModelAverages) -> None:
         """Raise PolicyError for a late request about a start that clients have left: its models are
         gone.
         """
         late = []
-        for i, k in zip(turn.ids, turn.at, strict=True):
+        for i, k in zip(context.ids, context.positions, strict=True):
             step, start = self._last_call.get(k, (0, query.start))
-            if turn.step < step and query.start != start:
+            if context.step < step and query.start != start:
                 late.append(i)
         if late:
             raise late_request_error(late)
 
-    def _losses(self, turn: CallContext, query: ModelAverages) -> NDArray[np.float64]:
+    def _losses(self, context: CallContext, query: ModelAverages) -> NDArray[np.float64]:
         """F_i(θ_j) of each model for each client that is asked, (b, k), after it has what the query
         brings; inf where it is none.
         """
-        self._check_start(turn, query)
+        self._check_start(context, query)
         models = self._open_start(query)
         for model, averages in zip(models, _averages_by_model(query), strict=True):
-            model.catch_up(turn, averages)
-        for k in turn.at:
+            model.catch_up(context, averages)
+        for k in context.positions:
             last = self._last_call.get(k, (0, query.start))
-            self._last_call[k] = max((turn.step, query.start), last)
+            self._last_call[k] = max((context.step, query.start), last)
         clip = loss_clip(self._pipeline.guard)
         columns = []
         for model in models:
-            columns.append(self.cohort.loss(model.models.select(turn.at), turn.at, clip))
+            columns.append(
+                self.cohort.loss(model.models.select(context.positions), context.positions, clip)
+            )
         return np.nan_to_num(np.stack(columns, 1), nan=math.inf, posinf=math.inf)
 
     def _open_start(self, query: ModelAverages) -> ModelSet:
@@ -225,11 +233,11 @@ class IFCAClient(TrainingClient):
         return model_sets[query.start]
 
     def _released(
-        self, purpose: str, turn: CallContext, losses: NDArray[np.float64]
+        self, purpose: str, context: CallContext, losses: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Losses (b, k) as they may leave."""
-        sizes = [self.cohort.sizes[k] for k in turn.at]
-        return noised(self._pipeline.guard, purpose, turn.ids, turn.step, losses, sizes)
+        sizes = [self.cohort.sizes[k] for k in context.positions]
+        return noised(self._pipeline.guard, purpose, context.ids, context.step, losses, sizes)
 
     def _first(self, start: int, k: int) -> ModelSet:
         """Return the models a start begins with.

@@ -183,9 +183,11 @@ class IFCA(ClusteringProtocol):
         """The training loss of a start, each client with its best model; the same clients judge
         every start.
         """
-        judges = sample_clients(net, net.clients, self.participation, 0, least=MINIMUM)
+        judges = sample_clients(net, net.clients, self.participation, 0, minimum=MINIMUM)
         return state.running.judged(
-            net.sum(IFCAClient.least, state.running.message_for(judges, state.best), to=judges)
+            net.sum(
+                IFCAClient.lowest_loss, state.running.message_for(judges, state.best), to=judges
+            )
         )
 
     def _settle(self, net: ServerChannel, state: IFCAState, tries: int = 5) -> Restart:

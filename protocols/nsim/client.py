@@ -178,7 +178,7 @@ class NSIMClient(LocalFirstClient):
             self.models = Rows(initial_models(cohort, start), tuple(range(len(cohort.ids))))
 
     @answers(GATHER, unmasked=("layer",))
-    def send_model(self, turn: CallContext, query: Empty) -> ClientLayer:
+    def send_model(self, context: CallContext, query: Empty) -> ClientLayer:
         """The layer of θ_i; no mask can hide it, since a trained network is to read it. Asked
         again, the answer is the same.
 
@@ -186,24 +186,27 @@ class NSIMClient(LocalFirstClient):
         follow from the public configuration, is clipped and noised (ours); where it is the example,
         training has paid for it.
         """
-        self.check_alone(turn, "send_model")
-        rows, guard = self._layer.rows(self.models.select(turn.at).values), self._pipeline.guard
+        self.check_alone(context, "send_model")
+        rows, guard = (
+            self._layer.rows(self.models.select(context.positions).values),
+            self._pipeline.guard,
+        )
         if guard is None or guard.unit == "example":
             return ClientLayer(Rows(rows.clone()))
-        began = self._layer.rows(initial_models(self.cohort, self._began, turn.ids))
+        began = self._layer.rows(initial_models(self.cohort, self._began, context.ids))
         return ClientLayer(
-            Rows(began + noised_rows(guard, "layer", turn.ids, turn.step, rows - began))
+            Rows(began + noised_rows(guard, "layer", context.ids, context.step, rows - began))
         )
 
     @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
-    def pool(self, turn: CallContext, query: Empty) -> Update:
+    def pool(self, context: CallContext, query: Empty) -> Update:
         """n_i·P(θ_i − θ_0) and n_i: what a client learned alone, for its cluster's first average.
         Clipped, they count the same.
         """
-        self.check_alone(turn, "pool")
-        found = self.displaced(turn.at)
+        self.check_alone(context, "pool")
+        found = self.displaced(context.positions)
         if self._pipeline.clips:
             return found
-        sizes = self._sizes(turn)
+        sizes = self._sizes(context)
         found.delta.table.mul_(sizes.table.to(found.delta.table)[:, None])
         return Update(found.delta, sizes)

@@ -51,7 +51,7 @@ class Eigenvectors:
     vectors: Annotated[Rows, Real(("vectors", "features"), squared=True)]
 
 
-OTHERS = Upto("others", "clients", least=1)
+OTHERS = Upto("others", "clients", minimum=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class OtherEigenvectors:
     ids: Annotated[Picks, Whole((OTHERS,), below="clients")]
     # (r,) int64, their clusters: for newcomers
     labels: Annotated[Picks | None, Whole((OTHERS,), below="clients")]
-    step: Annotated[int, Between(most="steps")]  # the call in which they came
+    step: Annotated[int, Between(maximum="steps")]  # the call in which they came
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class RelevanceRow:
     """Client to server."""
 
     # (b, m) r(i, j) for all clients j in ascending order, 1 for itself
-    row: Annotated[Rows, Real((Upto("compared", "clients"),), low=-0.01, most=1.01)]
+    row: Annotated[Rows, Real((Upto("compared", "clients"),), low=-0.01, maximum=1.01)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,25 +122,27 @@ class OneShotClient(SumClient):
         self._made: dict[int, bytes] = {}  # by position: the digest of its noisy matrix, once used
 
     @answers(GATHER, through=("vectors",), sealed=("vectors",), fresh=True)
-    def eigen(self, turn: CallContext, query: Empty) -> Eigenvectors:
+    def eigen(self, context: CallContext, query: Empty) -> Eigenvectors:
         """The first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2–5), or of what noise makes
         of it; the eigenvalues stay here.
         """
-        vectors = torch.stack([self._released(k) for k in turn.at])
+        vectors = torch.stack([self._released(k) for k in context.positions])
         return Eigenvectors(Rows(vectors.to(self.cohort.start)))
 
     @answers(PAIRS, unmasked=("row",))
-    def relevance(self, turn: CallContext, query: OtherEigenvectors) -> RelevanceRow:
+    def relevance(self, context: CallContext, query: OtherEigenvectors) -> RelevanceRow:
         """r(i, ·) (lines 6–13)."""
         rows = []
-        for i, (others, relevances) in zip(turn.ids, self._compared(turn, query), strict=True):
+        for i, (others, relevances) in zip(
+            context.ids, self._compared(context, query), strict=True
+        ):
             position = bisect(others, i)
             before, after = relevances[:position], relevances[position:]
             rows.append(torch.cat([before, relevances.new_ones(1), after]))
         return RelevanceRow(Rows(torch.stack(rows).to(self.cohort.start)))
 
     @answers(GATHER)
-    def choose(self, turn: CallContext, query: OtherEigenvectors) -> TaskChoice:
+    def choose(self, context: CallContext, query: OtherEigenvectors) -> TaskChoice:
         """The cluster whose members' data are, on average, most relevant to a newcomer's own; it
         tells no more than that (ours).
         """
@@ -150,7 +152,7 @@ class OneShotClient(SumClient):
                 "from"
             )
         chosen = []
-        compared = self._compared(turn, query)
+        compared = self._compared(context, query)
         for picks, (_, relevances) in zip(query.labels.picks, compared, strict=True):
             labels = query.labels.table[list(picks)].to(relevances.device)
             clusters = sorted(set(labels.tolist()))
@@ -158,11 +160,11 @@ class OneShotClient(SumClient):
             chosen.append(int(means.argmax()))
         return TaskChoice(Rows(torch.as_tensor(chosen)))
 
-    def _check_others(self, turn: CallContext, query: OtherEigenvectors) -> None:
+    def _check_others(self, context: CallContext, query: OtherEigenvectors) -> None:
         """Raise FrameError unless each client is sent vectors of others, each once, by ascending
         number.
         """
-        for i, picks in zip(turn.ids, query.ids.picks, strict=True):
+        for i, picks in zip(context.ids, query.ids.picks, strict=True):
             ids = query.ids.table[list(picks)].tolist()
             if ids != sorted(set(ids)) or i in ids:
                 raise FrameError(
@@ -171,14 +173,14 @@ class OneShotClient(SumClient):
                 )
 
     def _compared(
-        self, turn: CallContext, query: OtherEigenvectors
+        self, context: CallContext, query: OtherEigenvectors
     ) -> list[tuple[list[int], torch.Tensor]]:
         """For each client that is asked: whose vectors it was sent, and r(i, j) of each, (r,)."""
-        self._check_others(turn, query)
+        self._check_others(context, query)
         vectors = self._opened(query)
         return [
             (query.ids.table[list(picks)].tolist(), self._relevant(k, vectors[list(picks)]))
-            for k, picks in zip(turn.at, query.vectors.picks, strict=True)
+            for k, picks in zip(context.positions, query.vectors.picks, strict=True)
         ]
 
     def _relevant(self, k: int, vectors: torch.Tensor) -> torch.Tensor:

@@ -43,9 +43,9 @@ class RelayedModels:
     models: Annotated[Picks, Real((OWNERS, "dimension"), sent="delta", sealed=True)]
     owner: Annotated[Picks, Whole((OWNERS,), below="clients")]  # (n − 1,) int64, whose
     # (n,) int64, the clients in the order of the reply
-    order: Annotated[Shared, Whole((Upto("judged", "clients", least=1),), below="clients")]
+    order: Annotated[Shared, Whole((Upto("judged", "clients", minimum=1),), below="clients")]
     clients: Annotated[int, Exactly("clients")]  # of the run
-    step: Annotated[int, Between(most="steps")]  # the call whose mask the rows carry
+    step: Annotated[int, Between(maximum="steps")]  # the call whose mask the rows carry
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class LossSums:
     """Client to server."""
 
     # (b, n) float64, nats: mean training losses f_i of n models, with noise where the run adds some
-    loss: Annotated[Rows, Real((JUDGED,), low=-LARGEST, most=LARGEST)]
+    loss: Annotated[Rows, Real((JUDGED,), low=-LARGEST, maximum=LARGEST)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +65,10 @@ class OfferedClusters:
 
     # (K, d) displacements since θ_0; none for a client that has judged them already
     models: Annotated[Picks, Real((Upto("brought", "clients"), "dimension"), sent="delta")]
-    step: Annotated[int, Between(most="steps")]  # the call whose mask they carry
+    step: Annotated[int, Between(maximum="steps")]  # the call whose mask they carry
     # (b, K) float64, mean over the cluster's members of the loss of the client's model; NaN: not
     # known; inf: no choice
-    others: Annotated[Rows, Real((Upto("models", "clients", least=1),), finite=False)]
+    others: Annotated[Rows, Real((Upto("models", "clients", minimum=1),), finite=False)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,45 +109,45 @@ class SRFCAClient(SumClient):
         self._judged_in = [0] * len(cohort.ids)  # the call in which they were
 
     @answers(GATHER, through=("delta",), sealed=("delta",), fresh=True)
-    def send_model(self, turn: CallContext, query: Empty) -> Update:
+    def send_model(self, context: CallContext, query: Empty) -> Update:
         """Return w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked or sealed on the way out.
 
         Asked again, the client answers the same.
         """
-        self._check_one_shot(turn, "send_model")
-        return self.displaced(turn.at)
+        self._check_one_shot(context, "send_model")
+        return self.displaced(context.positions)
 
     @answers(GATHER, private=False, trains="usual")
-    def train_locally(self, turn: CallContext, query: AverageDeltas) -> Ack:
+    def train_locally(self, context: CallContext, query: AverageDeltas) -> Ack:
         """Train alone as every contributor does, but before the first restart only.
 
         What is trained alone is not to be posted as a cluster's model.
         """
-        self._check_one_shot(turn, "train_locally")
-        return super().train_locally(turn, query)
+        self._check_one_shot(context, "train_locally")
+        return super().train_locally(context, query)
 
-    def _check_one_shot(self, turn: CallContext, name: str) -> None:
-        if any(self._restart[k] for k in turn.at):
+    def _check_one_shot(self, context: CallContext, name: str) -> None:
+        if any(self._restart[k] for k in context.positions):
             raise PolicyError(
                 f"{name} comes before the first average: after it a client trains with its cluster"
             )
 
     @answers(PAIRS, unmasked=("loss",))
-    def losses(self, turn: CallContext, query: RelayedModels) -> LossSums:
+    def losses(self, context: CallContext, query: RelayedModels) -> LossSums:
         """Return f_i of everyone's one-shot model, its own too.
 
         They are a row of m values, of which each costs, with noise where the run adds some. The
         client keeps them as they left, so that no model is relayed twice and whatever else it makes
         of them tells nothing new.
         """
-        self._check_one_shot(turn, "losses")
-        self._check_relay(turn, query)
+        self._check_one_shot(context, "losses")
+        self._check_relay(context, query)
         order = query.order.value.tolist()
         place = {i: n for n, i in enumerate(order)}
-        found = np.zeros((len(turn.at), len(order)))
+        found = np.zeros((len(context.positions), len(order)))
         clip = loss_clip(self._pipeline.guard)
-        own = self.cohort.loss(self._rows(turn.at), turn.at, clip)
-        found[range(len(own)), [place[i] for i in turn.ids]] = own
+        own = self.cohort.loss(self._rows(context.positions), context.positions, clip)
+        found[range(len(own)), [place[i] for i in context.ids]] = own
         readers: dict[int, list[int]] = {}
         for k, picks in enumerate(query.models.picks):
             for row in picks:
@@ -155,24 +155,26 @@ class SRFCAClient(SumClient):
         for row, near in readers.items():  # one model unmasked at a time
             theta = self._relayed(query, row)
             found[near, place[int(query.owner.table[row])]] = self.cohort.losses(
-                theta[None], [turn.at[k] for k in near], clip
+                theta[None], [context.positions[k] for k in near], clip
             )[:, 0]
-        rows = torch.as_tensor(self._released("losses", turn, found))
+        rows = torch.as_tensor(self._released("losses", context, found))
         if self._model_losses.shape[1] != query.clients:
             self._model_losses = self._model_losses.new_zeros(
                 len(self._model_losses), query.clients
             )
-        self._model_losses[torch.as_tensor(turn.at)[:, None], torch.as_tensor(order)] = rows
+        self._model_losses[torch.as_tensor(context.positions)[:, None], torch.as_tensor(order)] = (
+            rows
+        )
         return LossSums(Rows(rows))
 
-    def _check_relay(self, turn: CallContext, query: RelayedModels) -> None:
+    def _check_relay(self, context: CallContext, query: RelayedModels) -> None:
         """Raise FrameError unless the order has every client once.
 
         The clients that are asked, and those whose models come, must be in the order.
         """
         order = query.order.value.tolist()
         known = set(order)
-        if len(known) < len(order) or not known.issuperset(turn.ids):
+        if len(known) < len(order) or not known.issuperset(context.ids):
             raise FrameError(
                 "RelayedModels.order has a client twice, or lacks the one that is asked: the "
                 "frame is refused"
@@ -199,12 +201,12 @@ class SRFCAClient(SumClient):
         )
 
     @answers(SUM, derived=True, unmasked=("loss",))
-    def known_losses(self, turn: CallContext, query: Empty) -> LossSums:
+    def known_losses(self, context: CallContext, query: Empty) -> LossSums:
         """f_i(w_j) of every client j, as `losses` told them; 0 where it has not judged w_j."""
-        return LossSums(Rows(self._model_losses[torch.as_tensor(turn.at)]))
+        return LossSums(Rows(self._model_losses[torch.as_tensor(context.positions)]))
 
     @answers(GATHER)
-    def choose(self, turn: CallContext, query: OfferedClusters) -> ModelChoice:
+    def choose(self, context: CallContext, query: OfferedClusters) -> ModelChoice:
         """Return the nearest cluster by losses (Algorithm 2).
 
         It is argmin_c ½(mean_{j∈c} f_j(w_i) + f_i(ω_c)), or, where the first term is not known,
@@ -217,14 +219,14 @@ class SRFCAClient(SumClient):
                 "choose_again"
             )
         self._check_all_brought(query)
-        return self._nearest(self._judge(turn, query), query)
+        return self._nearest(self._judge(context, query), query)
 
     @answers(GATHER, derived=True)
-    def choose_again(self, turn: CallContext, query: OfferedClusters) -> ModelChoice:
+    def choose_again(self, context: CallContext, query: OfferedClusters) -> ModelChoice:
         """The same among fewer clusters, by what it found when it judged their models."""
         if any(query.models.picks):
             raise PolicyError("choose_again brings no models: a client judges new ones in choose")
-        return self._nearest(self._judged(turn), query)
+        return self._nearest(self._judged(context), query)
 
     def _check_all_brought(self, query: OfferedClusters) -> None:
         """Raise FrameError unless a client is brought all the models that it is to choose from.
@@ -250,52 +252,54 @@ class SRFCAClient(SumClient):
         )
 
     @answers(GATHER)
-    def join(self, turn: CallContext, query: OfferedClusters) -> NearestCluster:
+    def join(self, context: CallContext, query: OfferedClusters) -> NearestCluster:
         """Return argmin_c ‖w_i − ω_c‖ of a newcomer's own one-shot model (ours).
 
         Where models leave with noise, the one-shot model has such noise, too.
         """
         self._check_all_brought(query)
         models = torch.stack([self.model_at(row, query.step) for row in query.models.table])
-        own, guard = self._rows(turn.at).values, self._pipeline.guard
+        own, guard = self._rows(context.positions).values, self._pipeline.guard
         if guard is not None and guard.unit == "client":
-            own = self._start + noised_rows(guard, "join", turn.ids, turn.step, own - self._start)
+            own = self._start + noised_rows(
+                guard, "join", context.ids, context.step, own - self._start
+            )
         return NearestCluster(Rows(to_others(own, models).argmin(1)))
 
     @answers(SUM, derived=True, unmasked=("loss",))
-    def cluster_losses(self, turn: CallContext, query: Empty) -> LossSums:
+    def cluster_losses(self, context: CallContext, query: Empty) -> LossSums:
         """f_i of the clusters' models, as judged last: what MERGE needs."""
-        return LossSums(Rows(torch.as_tensor(self._judged(turn))))
+        return LossSums(Rows(torch.as_tensor(self._judged(context))))
 
     @answers(SUM, through=("delta",), fresh=True, trains="refine", unmasked=("size",))
-    def contribute(self, turn: CallContext, query: AverageDeltas) -> Update:
+    def contribute(self, context: CallContext, query: AverageDeltas) -> Update:
         """θ_i ← θ_i + P⁻¹Δ_c(i); reply its update, or n_i times it and n_i where these are weights.
 
         Without weights it counts as much as everyone's (Algorithm 3 with β = 0).
         """
-        scale = [self.cohort.sizes[k] for k in turn.at] if self._weighted else None
-        return self.trained(turn, query, scale, self.refining.plan)
+        scale = [self.cohort.sizes[k] for k in context.positions] if self._weighted else None
+        return self.trained(context, query, scale, self.refining.plan)
 
     @answers(GATHER, through=("delta",), fresh=True, trains="refine")
-    def train(self, turn: CallContext, query: AverageDeltas) -> Update:
+    def train(self, context: CallContext, query: AverageDeltas) -> Update:
         """The same, to be read one by one: only where a trimmed mean needs it."""
         if not self.refining.trims:
             raise PolicyError(
                 "train may leave its client only where β > 0: without trimming a sum is all the "
                 "server needs"
             )
-        return self.trained(turn, query, plan=self.refining.plan)
+        return self.trained(context, query, plan=self.refining.plan)
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def post(self, turn: CallContext, query: AverageDeltas) -> Update:
+    def post(self, context: CallContext, query: AverageDeltas) -> Update:
         """ω_c − w_0 of its cluster, after what it lacks of it."""
         if query.restart is None or query.restart < 1:
             raise PolicyError(
                 "post shows a cluster's model: before the first average a client holds one of its "
                 "own"
             )
-        self.catch_up(turn, query)
-        return self.displaced(turn.at)
+        self.catch_up(context, query)
+        return self.displaced(context.positions)
 
     def take(self, at: Sequence[int], query: AverageDeltas) -> None:
         """As of every trainee; and remember the restart."""
@@ -330,44 +334,44 @@ class SRFCAClient(SumClient):
             else self._start + away * (self.refining.radius / norm)
         )
 
-    def _judge(self, turn: CallContext, query: OfferedClusters) -> Array:
+    def _judge(self, context: CallContext, query: OfferedClusters) -> Array:
         """Return f_i of the models that the query brings, (b, K), the same ones to each client.
 
         They have noise where the run adds some. The client keeps them, unless it has judged others
         since: what a late request brings must not replace those.
         """
         rows = sorted({row for picks in query.models.picks for row in picks})
-        found = np.full((len(turn.at), len(query.models.table)), math.inf)
+        found = np.full((len(context.positions), len(query.models.table)), math.inf)
         for row in rows:
             theta = self.model_at(query.models.table[row], query.step)
             found[:, row] = self.cohort.losses(
-                theta[None], turn.at, loss_clip(self._pipeline.guard)
+                theta[None], context.positions, loss_clip(self._pipeline.guard)
             )[:, 0]
         own = np.stack([found[n, list(picks)] for n, picks in enumerate(query.models.picks)])
-        told = self._released("choose", turn, own)
-        for k, losses in zip(turn.at, told, strict=True):
-            if turn.step >= self._judged_in[k]:
-                self._cluster_losses[k], self._judged_in[k] = losses, turn.step
+        told = self._released("choose", context, own)
+        for k, losses in zip(context.positions, told, strict=True):
+            if context.step >= self._judged_in[k]:
+                self._cluster_losses[k], self._judged_in[k] = losses, context.step
         return told
 
-    def _judged(self, turn: CallContext) -> Array:
+    def _judged(self, context: CallContext) -> Array:
         """What it found of the models that were judged last, (b, K)."""
-        if not all(k in self._cluster_losses for k in turn.at):
+        if not all(k in self._cluster_losses for k in context.positions):
             raise PolicyError(
                 "choose comes first: a client tells of the clusters' models only what it has judged"
             )
-        if len({len(self._cluster_losses[k]) for k in turn.at}) > 1:
+        if len({len(self._cluster_losses[k]) for k in context.positions}) > 1:
             raise PolicyError(
                 "these clients have judged different models: ask those apart that have judged the "
                 "same"
             )
-        return np.stack([self._cluster_losses[k] for k in turn.at])
+        return np.stack([self._cluster_losses[k] for k in context.positions])
 
-    def _released(self, purpose: str, turn: CallContext, losses: Array) -> Array:
+    def _released(self, purpose: str, context: CallContext, losses: Array) -> Array:
         """Losses (b, k) as they may leave."""
-        sizes = [self.cohort.sizes[k] for k in turn.at]
+        sizes = [self.cohort.sizes[k] for k in context.positions]
         return np.nan_to_num(
-            noised(self._pipeline.guard, purpose, turn.ids, turn.step, losses, sizes),
+            noised(self._pipeline.guard, purpose, context.ids, context.step, losses, sizes),
             nan=WORST,
             posinf=WORST,
         )

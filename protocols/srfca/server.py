@@ -227,7 +227,7 @@ def average_trimmed(
     clusters = groups(state.clusters)
     asked: list[int] = []
     for c, members in enumerate(clusters):
-        asked += sample_clients(net, members, share, t, c, least=MINIMUM)
+        asked += sample_clients(net, members, share, t, c, minimum=MINIMUM)
     asked.sort()
     query = state.outbox.message_for(asked)
     if trim:

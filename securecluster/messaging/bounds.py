@@ -35,13 +35,13 @@ class Upto:
 
     Args:
         name: of the axis. Where the configuration has a size of this name, the length is that size.
-        most: the largest length.
-        least: the smallest length.
+        maximum: the largest length.
+        minimum: the smallest length.
     """
 
     name: str
-    most: Size
-    least: int = 0
+    maximum: Size
+    minimum: int = 0
 
 
 Axis = Size | Upto
@@ -57,7 +57,7 @@ class Real:
             relayed.
         sealed: whether what is relayed was sealed, in runs that seal.
         low: the least number, or None.
-        most: the largest number, or None.
+        maximum: the largest number, or None.
         finite: whether NaN and infinity are refused.
         squared: whether the recipient squares the numbers, whose sum must then be finite.
     """
@@ -66,7 +66,7 @@ class Real:
     sent: str = ""
     sealed: bool = False
     low: float | None = None
-    most: float | None = None
+    maximum: float | None = None
     finite: bool = True
     squared: bool = False
 
@@ -77,28 +77,28 @@ class Whole:
 
     Args:
         axes: as of `Real`.
-        below: what every number is below; `most`: the largest number. One of the two.
+        below: what every number is below; `maximum`: the largest number. One of the two.
     """
 
     axes: tuple[Axis, ...] = ()
     below: Size | None = None
-    most: Size | None = None
+    maximum: Size | None = None
 
 
 @dataclass(frozen=True)
 class Octets:
-    """A tensor of bytes (uint8), none above `most`."""
+    """A tensor of bytes (uint8), none above `maximum`."""
 
     axes: tuple[Axis, ...] = ()
-    most: int = 255
+    maximum: int = 255
 
 
 @dataclass(frozen=True)
 class Between:
-    """A whole number from `low` up to `most`, or below `below`."""
+    """A whole number from `low` up to `maximum`, or below `below`."""
 
     low: int = 0
-    most: Size | None = None
+    maximum: Size | None = None
     below: Size | None = None
 
 
@@ -256,7 +256,7 @@ def out_of_range(where: str, value: int, low: int, most: int | None) -> FrameErr
 
 def _most(bound: Between | Whole | Octets, limits: Limits) -> int | None:
     below = None if isinstance(bound, Octets) else limits.size(bound.below)
-    return limits.size(bound.most) if below is None else below - 1
+    return limits.size(bound.maximum) if below is None else below - 1
 
 
 def _row(
@@ -343,10 +343,12 @@ def _check_axis(
                 "refused"
             )
     elif isinstance(axis, Upto):
-        most = limits.size(axis.most)
-        wrong = [n for n in lengths if n < axis.least or (most is not None and n > most)]
+        most = limits.size(axis.maximum)
+        wrong = [n for n in lengths if n < axis.minimum or (most is not None and n > most)]
         if wrong:
-            raise out_of_range(f"the number of {axis.name} in {where}", wrong[0], axis.least, most)
+            raise out_of_range(
+                f"the number of {axis.name} in {where}", wrong[0], axis.minimum, most
+            )
         if bindings.setdefault(axis.name, lengths) != lengths:
             raise FrameError(
                 f"{where} has another number of {axis.name} than the fields beside it: the frame "
@@ -374,12 +376,12 @@ def _check_values(
 def _check_reals(where: str, bound: Real, table: torch.Tensor, finite: bool) -> None:
     if finite and bound.finite and not _finite(table):
         raise FrameError(f"{where} holds a number that is not finite: the frame is refused")
-    if bound.low is None or bound.most is None:
+    if bound.low is None or bound.maximum is None:
         return
-    outside = (table < bound.low) | (table > bound.most)
+    outside = (table < bound.low) | (table > bound.maximum)
     if bool(outside.any()):
         raise FrameError(
-            f"{where} holds a number outside of [{bound.low:g}, {bound.most:g}]: the frame is "
+            f"{where} holds a number outside of [{bound.low:g}, {bound.maximum:g}]: the frame is "
             "refused"
         )
 

@@ -124,7 +124,7 @@ def _declared(
     if strange:
         raise UsageError(f"@answers on {name} knows no {strange[0]!r}: it takes {', '.join(known)}")
     parameters = list(inspect.signature(method).parameters)
-    expected = ["query"] if via == (RELAY,) else ["turn", "query"]
+    expected = ["query"] if via == (RELAY,) else ["context", "query"]
     if parameters[1:] != expected:
         written, wanted = ", ".join(parameters), ", ".join(["self", *expected])
         raise UsageError(
@@ -257,7 +257,7 @@ class CallContext:
     """Who is asked, and when: `ids` are client numbers, `at` their positions at this endpoint."""
 
     ids: tuple[int, ...]
-    at: tuple[int, ...]
+    positions: tuple[int, ...]
     round: int
     step: int
 

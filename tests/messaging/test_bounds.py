@@ -55,9 +55,9 @@ NAN = float("nan")
 class Everything:
     rows: Annotated[Picks, Real((Upto("own", 3), "width"))]
     owner: Annotated[Picks, Whole((Upto("own", 3),), below="clients")]
-    one: Annotated[Rows | None, Real(low=0, most=1)]
-    code: Annotated[Shared, Octets((2,), most=1)]
-    count: Annotated[int, Between(1, most="clients")]
+    one: Annotated[Rows | None, Real(low=0, maximum=1)]
+    code: Annotated[Shared, Octets((2,), maximum=1)]
+    count: Annotated[int, Between(1, maximum="clients")]
     fixed: Annotated[int | None, Exactly("width")]
     word: str
 

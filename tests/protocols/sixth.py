@@ -46,13 +46,13 @@ class Client(SumClient):
     """Clients that tell the mean of their samples, and contribute to averages."""
 
     @answers(GATHER, through=("mean",), fresh=True)
-    def tell(self, turn: CallContext, query: Empty) -> Mean:
+    def tell(self, context: CallContext, query: Empty) -> Mean:
         """Return the mean of each client's samples."""
-        return Mean(Rows(self.means(turn)))
+        return Mean(Rows(self.means(context)))
 
-    def means(self, turn: CallContext) -> torch.Tensor:
+    def means(self, context: CallContext) -> torch.Tensor:
         """Return the means (b, D)."""
-        rows = [self.cohort.inputs(k).flatten(1).mean(0) for k in turn.at]
+        rows = [self.cohort.inputs(k).flatten(1).mean(0) for k in context.positions]
         return torch.stack(rows)
 
 

@@ -206,8 +206,8 @@ def test_who_has_tuned_its_model_contributes_no_more(small: Federation) -> None:
     from securecluster.protocols.common.pending_updates import PendingUpdates
 
     letter = PendingUpdates.start(6, fresh=False).message_for([0])
-    turn = CallContext((0,), (0,), 1, 1)
-    client.train_locally(turn, letter)
+    context = CallContext((0,), (0,), 1, 1)
+    client.train_locally(context, letter)
     with pytest.raises(PolicyError, match="contributes no more"):
         client.contribute(CallContext((0,), (0,), 2, 2), letter)
     again: Any = made.build_client(small, EXACT).client

@@ -147,7 +147,7 @@ def test_whatever_is_drawn_is_an_event_and_the_price_is_finite(
     kinds = {
         "losses": ("loss", "losses"),
         "choose": ("model", "choose"),
-        "least": ("loss", "least"),
+        "least": ("loss", "lowest_loss"),
     }
     told: Counter[tuple[int, str]] = Counter()
     for event in fitted.ledger_.events:
@@ -342,14 +342,16 @@ def test_asked_the_same_again_a_client_says_the_same_and_asked_anew_it_draws_ane
     endpoint: Any = made.build_client(small, Settings(dtype="float64"))
     query = made._begin(type("Net", (), {"clients": range(6)}), 0).message_for(range(6))
     told = [
-        ask(endpoint, "least", query, tuple(range(6)), step, "sum").loss.values
+        ask(endpoint, "lowest_loss", query, tuple(range(6)), step, "sum").loss.values
         for step in (1, 1, 2)
     ]
     assert torch.equal(told[0], told[1]) and not bool((told[0] == told[2]).any())
     assert drawn[:6] == drawn[6:12] != drawn[12:]
     # after a restart
     other = method("ifca", mask="none", starts=1).build_client(small, Settings(dtype="float64"))
-    assert torch.equal(ask(other, "least", query, tuple(range(6)), 1, "sum").loss.values, told[0])
+    assert torch.equal(
+        ask(other, "lowest_loss", query, tuple(range(6)), 1, "sum").loss.values, told[0]
+    )
 
 
 def test_the_least_of_several_losses_needs_the_noise_of_one(small: Federation) -> None:
@@ -359,7 +361,8 @@ def test_the_least_of_several_losses_needs_the_noise_of_one(small: Federation) -
         endpoint: Any = made.build_client(small, Settings(dtype="float64"))
         query = made._begin(type("Net", (), {"clients": range(6)}), 0).message_for(range(6))
         told = [
-            ask(endpoint, "least", query, tuple(range(6)), step, "sum") for step in range(1, 21)
+            ask(endpoint, "lowest_loss", query, tuple(range(6)), step, "sum")
+            for step in range(1, 21)
         ]
         assert (told[0].size is None) == (unit == "client")
         bank, sizes = (

@@ -89,16 +89,16 @@ class Free(Client):
     """Declares that its mean tells nothing of its data."""
 
     @answers(GATHER, through=("mean",), fresh=True, private=False)
-    def tell(self, turn: CallContext, query: Empty) -> Mean:
-        return Mean(Rows(self.means(turn)))
+    def tell(self, context: CallContext, query: Empty) -> Mean:
+        return Mean(Rows(self.means(context)))
 
 
 class Derived(Client):
     """Declares that its mean was released before."""
 
     @answers(GATHER, through=("mean",), fresh=True, derived=True)
-    def tell(self, turn: CallContext, query: Empty) -> Mean:
-        return Mean(Rows(self.means(turn)))
+    def tell(self, context: CallContext, query: Empty) -> Mean:
+        return Mean(Rows(self.means(context)))
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ class Open(Client):
     """Forgets `through`."""
 
     @answers(GATHER, fresh=True)
-    def tell(self, turn: CallContext, query: Empty) -> Mean:
-        return Mean(Rows(self.means(turn)))
+    def tell(self, context: CallContext, query: Empty) -> Mean:
+        return Mean(Rows(self.means(context)))
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -193,31 +193,31 @@ def one_sentence(error: BaseException) -> bool:
     return isinstance(error, SecureClusterError) and "\n" not in str(error) and len(str(error)) > 20
 
 
-def other_name(self: Any, turn: CallContext, hello: Empty) -> Mean:
+def other_name(self: Any, context: CallContext, hello: Empty) -> Mean:
     raise NotImplementedError
 
 
-def other_order(self: Any, query: Empty, turn: CallContext) -> Mean:
+def other_order(self: Any, query: Empty, context: CallContext) -> Mean:
     raise NotImplementedError
 
 
-def no_query(self: Any, turn: CallContext) -> Mean:
+def no_query(self: Any, context: CallContext) -> Mean:
     raise NotImplementedError
 
 
-def query_unknown(self: Any, turn: CallContext, query) -> Mean:  # type: ignore[no-untyped-def]
+def query_unknown(self: Any, context: CallContext, query) -> Mean:  # type: ignore[no-untyped-def]
     raise NotImplementedError
 
 
-def no_return(self: Any, turn: CallContext, query: Empty):  # type: ignore[no-untyped-def]
+def no_return(self: Any, context: CallContext, query: Empty):  # type: ignore[no-untyped-def]
     raise NotImplementedError
 
 
-def returns_nothing(self: Any, turn: CallContext, query: Empty) -> None:
+def returns_nothing(self: Any, context: CallContext, query: Empty) -> None:
     raise NotImplementedError
 
 
-def good(self: Any, turn: CallContext, query: Empty) -> Mean:
+def good(self: Any, context: CallContext, query: Empty) -> Mean:
     raise NotImplementedError
 
 
@@ -264,48 +264,48 @@ class Bare(Client):
     """Replies with a tensor."""
 
     @answers(GATHER, through=("mean",))
-    def tell(self, turn: CallContext, query: Empty) -> Mean:
-        return Mean(self.means(turn))  # type: ignore[arg-type]
+    def tell(self, context: CallContext, query: Empty) -> Mean:
+        return Mean(self.means(context))  # type: ignore[arg-type]
 
 
 class Single(Client):
     """Replies with one row for all of its clients."""
 
     @answers(GATHER, through=("mean",))
-    def tell(self, turn: CallContext, query: Empty) -> Mean:
-        return Mean(Rows(self.means(turn)[:1]))
+    def tell(self, context: CallContext, query: Empty) -> Mean:
+        return Mean(Rows(self.means(context)[:1]))
 
 
 class Silent(Client):
     """Forgets to return its reply."""
 
     @answers(GATHER, through=("mean",))
-    def tell(self, turn: CallContext, query: Empty) -> Mean:
-        self.means(turn)  # type: ignore[return]
+    def tell(self, context: CallContext, query: Empty) -> Mean:
+        self.means(context)  # type: ignore[return]
 
 
 class Misnamed(Client):
     """Masks a field that its reply has not."""
 
     @answers(GATHER, through=("means",))
-    def tell(self, turn: CallContext, query: Empty) -> Mean:
-        return Mean(Rows(self.means(turn)))
+    def tell(self, context: CallContext, query: Empty) -> Mean:
+        return Mean(Rows(self.means(context)))
 
 
 class Unknown(Client):
     """Replies with a class that is not there."""
 
     @answers(GATHER, through=("mean",))
-    def tell(self, turn: CallContext, query: Empty) -> Average:  # type: ignore[name-defined]  # noqa: F821
-        return Mean(Rows(self.means(turn)))
+    def tell(self, context: CallContext, query: Empty) -> Average:  # type: ignore[name-defined]  # noqa: F821
+        return Mean(Rows(self.means(context)))
 
 
 class Naked(Client):
     """Replies with no message."""
 
     @answers(GATHER)
-    def tell(self, turn: CallContext, query: Empty) -> torch.Tensor:
-        return self.means(turn)
+    def tell(self, context: CallContext, query: Empty) -> torch.Tensor:
+        return self.means(context)
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,8 +319,8 @@ class Untyped(Client):
     """Replies with a message that cannot be sent."""
 
     @answers(GATHER, through=("mean",))
-    def tell(self, turn: CallContext, query: Empty) -> Odd:
-        return Odd(self.means(turn))
+    def tell(self, context: CallContext, query: Empty) -> Odd:
+        return Odd(self.means(context))
 
 
 @pytest.mark.parametrize(

@@ -64,39 +64,39 @@ class Toy:
         self.rows = rows
 
     @answers(GATHER, SUM, unmasked=("rows",))
-    def row(self, turn: CallContext, query: Empty) -> Own:
-        return Own(Rows(self.rows[list(turn.at)]))
+    def row(self, context: CallContext, query: Empty) -> Own:
+        return Own(Rows(self.rows[list(context.positions)]))
 
     @answers(GATHER, SUM, unmasked=("rows",))
-    def unsized(self, turn: CallContext, query: Empty) -> Sized:
-        return Sized(Rows(self.rows[list(turn.at)]), None)
+    def unsized(self, context: CallContext, query: Empty) -> Sized:
+        return Sized(Rows(self.rows[list(context.positions)]), None)
 
     @answers(GATHER, unmasked=("rows",))
-    def shifted(self, turn: CallContext, query: Own) -> Own:
-        return Own(Rows(self.rows[list(turn.at)] + query.rows.values))
+    def shifted(self, context: CallContext, query: Own) -> Own:
+        return Own(Rows(self.rows[list(context.positions)] + query.rows.values))
 
     @answers(SUM, unmasked=("rows",))
-    def only_summed(self, turn: CallContext, query: Empty) -> Own:
-        return Own(Rows(self.rows[list(turn.at)]))
+    def only_summed(self, context: CallContext, query: Empty) -> Own:
+        return Own(Rows(self.rows[list(context.positions)]))
 
     @answers(PAIRS, unmasked=("rows",))
-    def relevance(self, turn: CallContext, query: Empty) -> Own:
-        return Own(Rows(self.rows[list(turn.at)]))
+    def relevance(self, context: CallContext, query: Empty) -> Own:
+        return Own(Rows(self.rows[list(context.positions)]))
 
     @answers(GATHER, SUM, through=("rows",))
-    def masked(self, turn: CallContext, query: Empty) -> Own:
-        return Own(Rows(self.rows[list(turn.at)]))
+    def masked(self, context: CallContext, query: Empty) -> Own:
+        return Own(Rows(self.rows[list(context.positions)]))
 
     @answers(SUM, through=("rows",))
-    def masked_sum(self, turn: CallContext, query: Empty) -> Own:
-        return Own(Rows(self.rows[list(turn.at)]))
+    def masked_sum(self, context: CallContext, query: Empty) -> Own:
+        return Own(Rows(self.rows[list(context.positions)]))
 
     @answers(GATHER, private=False)
-    def ready(self, turn: CallContext, query: Empty) -> Done:
+    def ready(self, context: CallContext, query: Empty) -> Done:
         return Done()
 
-    def hidden(self, turn: CallContext, query: Empty) -> Own:
-        return Own(Rows(self.rows[list(turn.at)]))
+    def hidden(self, context: CallContext, query: Empty) -> Own:
+        return Own(Rows(self.rows[list(context.positions)]))
 
 
 def nobody(call: Call) -> set[int]:

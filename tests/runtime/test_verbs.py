@@ -47,23 +47,23 @@ class Toy:
         self.rows = rows
 
     @answers(GATHER, SUM, unmasked=("values",))
-    def row(self, turn: CallContext, query: Empty) -> Values:
-        return Values(Rows(self.rows[list(turn.at)]))
+    def row(self, context: CallContext, query: Empty) -> Values:
+        return Values(Rows(self.rows[list(context.positions)]))
 
     @answers(SUM, unmasked=("values",))
-    def summed(self, turn: CallContext, query: Empty) -> Values:
-        return self.row(turn, query)
+    def summed(self, context: CallContext, query: Empty) -> Values:
+        return self.row(context, query)
 
     @answers(PAIRS, unmasked=("values",))
-    def relevance(self, turn: CallContext, query: Empty) -> Values:
-        return self.row(turn, query)
+    def relevance(self, context: CallContext, query: Empty) -> Values:
+        return self.row(context, query)
 
     @answers(GATHER, private=False)
-    def ready(self, turn: CallContext, query: Empty) -> Nothing:
+    def ready(self, context: CallContext, query: Empty) -> Nothing:
         return Nothing()
 
-    def hidden(self, turn: CallContext, query: Empty) -> Values:
-        return self.row(turn, query)
+    def hidden(self, context: CallContext, query: Empty) -> Values:
+        return self.row(context, query)
 
 
 def network(

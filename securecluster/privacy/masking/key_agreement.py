@@ -35,7 +35,7 @@ from securecluster.messaging.messages import Ack
 KEY, BOX = 32, 48  # bytes of a public key, and of a sealed seed
 MOST_CLIENTS = 1 << 31  # numbers of clients, of those that join later too, are below
 # who gets the seed from one frame; a server with more sends several
-PEERS = Upto("peers", "clients", least=1)
+PEERS = Upto("peers", "clients", minimum=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class PublicKey:
     key: Annotated[Rows, Octets((KEY,))]  # (b, 32) uint8, X25519
     # (b,) uint8, 1 where the client has a seed already: one of these leads, since a seed that was
     # used stays
-    seeded: Annotated[Rows, Octets(most=1)]
+    seeded: Annotated[Rows, Octets(maximum=1)]
     # (b, 64) uint8, Ed25519, of the key; zeros where the client has no identity
     signature: Annotated[Rows, Octets((SIGNATURE,))]
 

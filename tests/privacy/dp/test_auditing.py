@@ -56,8 +56,8 @@ class Holder:
         self.rows = rows
 
     @answers(GATHER, SUM, through=("values",))
-    def row(self, turn: CallContext, query: Empty) -> Values:
-        return Values(Rows(self.rows[list(turn.at)].clone()))
+    def row(self, context: CallContext, query: Empty) -> Values:
+        return Values(Rows(self.rows[list(context.positions)].clone()))
 
 
 class Halved(Noise):

@@ -166,8 +166,8 @@ class Toy:
     """A client whose answer is a row of zeros."""
 
     @answers(GATHER, SUM, through=("delta",))
-    def tell(self, turn: CallContext, query: Empty) -> Row:
-        return Row(Rows(torch.zeros(len(turn.ids), 8)))
+    def tell(self, context: CallContext, query: Empty) -> Row:
+        return Row(Rows(torch.zeros(len(context.ids), 8)))
 
 
 class Blind(Plain):

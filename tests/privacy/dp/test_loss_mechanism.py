@@ -75,10 +75,10 @@ def guard(unit: str, noise: float, bound: float) -> ClientNoise:
 
 
 def test_the_noise_is_z_times_the_sensitivity_of_a_row() -> None:
-    means, turn = np.array([[1.0, 2, 3, 4], [4.0, 3, 2, 1]]), CallContext((7, 9), (0, 1), 1, 5)
+    means, context = np.array([[1.0, 2, 3, 4], [4.0, 3, 2, 1]]), CallContext((7, 9), (0, 1), 1, 5)
     for unit, expected in (("example", [4 * 2 / 10, 4 * 2 / 40]), ("client", [8.0, 8.0])):
         own = guard(unit, 0.5, 8.0)
-        found = noised(own, "fits", turn.ids, turn.step, means, [10, 40])
+        found = noised(own, "fits", context.ids, context.step, means, [10, 40])
         np.testing.assert_allclose(
             found - means, np.repeat(np.array(expected)[:, None], 4, 1), rtol=1e-12
         )
@@ -94,10 +94,10 @@ def test_numbers_that_are_not_a_clients_get_no_noise_and_cost_none() -> None:
 
 
 def test_what_is_no_number_counts_as_the_bound_and_without_noise_nothing_changes() -> None:
-    odd, turn = np.array([[np.nan, np.inf, 1.0]]), CallContext((0,), (0,), 1, 1)
-    found = noised(guard("example", 1.0, 3.0), "x", turn.ids, turn.step, odd, [1])
+    odd, context = np.array([[np.nan, np.inf, 1.0]]), CallContext((0,), (0,), 1, 1)
+    found = noised(guard("example", 1.0, 3.0), "x", context.ids, context.step, odd, [1])
     np.testing.assert_allclose(found - 3 * np.sqrt(3), [[3, 3, 1]])
-    assert loss_clip(None) is None and noised(None, "x", turn.ids, turn.step, odd, [1]) is odd
+    assert loss_clip(None) is None and noised(None, "x", context.ids, context.step, odd, [1]) is odd
     assert loss_clip(guard("client", 1.0, 3.0)) == 3.0
 
 

@@ -63,8 +63,8 @@ def noisy(v: Array, gamma: float, rng: np.random.Generator, worst: bool) -> Arra
     if worst:
         side = x - (x @ v) / (v @ v) * v
         side *= np.linalg.norm(v) / np.linalg.norm(side)
-        turn = math.asin(gamma)
-        return math.cos(turn) * (math.cos(turn) * v + math.sin(turn) * side)
+        context = math.asin(gamma)
+        return math.cos(context) * (math.cos(context) * v + math.sin(context) * side)
     return v + x * gamma * np.linalg.norm(v) / np.linalg.norm(x)
 
 

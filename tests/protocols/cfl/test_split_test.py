@@ -44,7 +44,7 @@ def test_norms_are_those_of_the_updates_without_noise(weighted: bool) -> None:
     assert found.max_norm == pytest.approx(clean.max_norm, rel=0.2)
     assert found.mean_norm == pytest.approx(clean.mean_norm, rel=0.2)
     assert blind.max_norm > 4 * clean.max_norm and blind.mean_norm > 2 * clean.mean_norm
-    assert found.came == [0, 1, 2] and not found.complete
+    assert found.replied == [0, 1, 2] and not found.complete
 
 
 def test_a_pipeline_adds_up_the_noise_of_its_stages() -> None:

@@ -214,12 +214,12 @@ def test_an_absolute_letter_replaces_whatever_the_client_had(tiny: Federation) -
 def test_an_update_is_what_training_moved_and_sizes_are_told_only_where_weighted(
     tiny: Federation,
 ) -> None:
-    turn = CallContext((2, 0), (2, 0), 1, 7)
+    context = CallContext((2, 0), (2, 0), 1, 7)
     empty = letter(torch.zeros(0, 0), [], ((), ()))
     for weighted in (False, True):
         method = CFL(mask="none", average="weighted" if weighted else "uniform")
         client = method.build_client(tiny, Settings()).client
-        reply = client.train(turn, empty)
+        reply = client.train(context, empty)
         expected = client.cohort.train(client.models.select([2, 0]), [2, 0], client.training, 7)
         assert torch.equal(reply.delta.values, expected)
         assert torch.equal(client.models.values, client.cohort.start.expand(4, -1))
@@ -373,17 +373,17 @@ def test_a_request_about_an_earlier_model_is_not_answered_from_a_later_one(
     tiny: Federation,
 ) -> None:
     client: Any = CFL(mask="none").build_client(tiny, Settings(), [1]).client
-    means, turn = averages(client, 2), CallContext((1,), (0,), 1, 1)
-    client.receive(turn, counted(means, (0, 1), 2))
+    means, context = averages(client, 2), CallContext((1,), (0,), 1, 1)
+    client.receive(context, counted(means, (0, 1), 2))
     for name in ("train", "gradient", "send_compressed_update", "judge"):
         with pytest.raises(PolicyError, match="moved on"):
-            getattr(client, name)(turn, counted(means, (), 1))
-    client.receive(turn, counted(means, (0,), 1))
+            getattr(client, name)(context, counted(means, (), 1))
+    client.receive(context, counted(means, (0,), 1))
     lone: Any = FedAvg().build_client(tiny, Settings(), [1]).client
-    lone.receive(turn, counted(means, (0,), 1))
+    lone.receive(context, counted(means, (0,), 1))
     for name in ("contribute", "train_locally"):
         with pytest.raises(PolicyError, match="moved on"):
-            getattr(lone, name)(turn, counted(means, (), 0))
+            getattr(lone, name)(context, counted(means, (), 0))
 
 
 def test_training_alone_is_done_once_a_call_and_never_for_an_earlier_one(tiny: Federation) -> None:

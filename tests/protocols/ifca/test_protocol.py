@@ -198,7 +198,7 @@ def test_who_misses_rounds_ends_with_the_models_of_its_peers(mask: str, small: F
             if (call.method, call.round) in (("choose", 2), ("contribute", 4), ("choose", 7))
             else set()
         )
-        return gone | ({3} if call.method == "least" else set())
+        return gone | ({3} if call.method == "lowest_loss" else set())
 
     state, _, endpoint, net, _ = served(made, small, "float32", lost)
     assert net.state.lost == {1: [3, 4, 5], 2: [2, 4, 7], 3: [2, 4, 6]}
@@ -250,7 +250,7 @@ def test_with_a_share_of_the_clients_everyone_ends_with_the_same_models(
     made = IFCA(k=2, starts=2, start_rounds=3, rounds=6, participation=0.4, mask=mask)
     state, _, endpoint, _, transcript = served(made, small, "float32")
     assert [len(e.to) for e in transcript.entries if e.method == "choose"] == [2] * 9 + [6]
-    judges = [e.to for e in transcript.entries if e.method == "least"]
+    judges = [e.to for e in transcript.entries if e.method == "lowest_loss"]
     assert len(judges) == 2 and judges[0] == judges[1] and len(judges[0]) == 2
     assert all(
         len(model.models.table) == 1 for model in endpoint.client.model_sets[state.running.number]
@@ -360,9 +360,9 @@ def test_a_newcomer_takes_no_model_that_it_is_not_offered(small: Federation) -> 
     client: Any = made.build_client(small, Settings()).client
     far = torch.full((1, client.cohort.model.dimension), 5.0)  # a model that fits nobody
     query = OfferedModels([1], [0], far).message_for(Restart.begin(0, 2, 6, fresh=False), 6)
-    turn = CallContext(tuple(range(6)), tuple(range(6)), 1, 1)
-    assert client.choose(turn, query).model.values.tolist() == [0] * 6
-    assert client.join(turn, query).model.values.tolist() == [1] * 6
+    context = CallContext(tuple(range(6)), tuple(range(6)), 1, 1)
+    assert client.choose(context, query).model.values.tolist() == [0] * 6
+    assert client.join(context, query).model.values.tolist() == [1] * 6
 
 
 def test_a_model_is_shown_by_another_client_where_the_first_does_not_reply(
@@ -459,7 +459,7 @@ def test_a_client_that_missed_the_last_average_does_not_show_a_model_to_newcomer
 def test_a_client_that_was_never_reached_shows_the_model_everyone_begins_with(
     small: Federation,
 ) -> None:
-    deaf = {"choose", "contribute", "least"}
+    deaf = {"choose", "contribute", "lowest_loss"}
     state, *_ = served(
         IFCA(k=2, starts=1, rounds=1),
         small,

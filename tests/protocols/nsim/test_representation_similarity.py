@@ -52,9 +52,9 @@ def test_svcca_leaves_out_weak_directions() -> None:
 @pytest.mark.parametrize("compare", [cka, cca, svcca])
 def test_rotations_scales_and_shifts_change_nothing(compare: object) -> None:
     assert callable(compare)
-    turn = np.linalg.qr(np.random.default_rng(2).normal(size=(4, 4)))[0]
+    context = np.linalg.qr(np.random.default_rng(2).normal(size=(4, 4)))[0]
     moved = LAYERS.copy()
-    moved[0] = 7 * LAYERS[0] @ turn + np.arange(4)
+    moved[0] = 7 * LAYERS[0] @ context + np.arange(4)
     np.testing.assert_allclose(compare(moved), compare(LAYERS), atol=1e-10)
     found = compare(LAYERS)
     np.testing.assert_array_equal(found, found.T)

@@ -421,19 +421,19 @@ def restarted(made: OneShot, federation: Federation, old: Endpoint[Any]) -> Endp
 
 def asked(endpoint: Endpoint[Any], method: str) -> torch.Tensor:
     """Return what client 2 replies when it is sent unit vectors of clients 0 and 1."""
-    turn = CallContext((2,), (2,), 0, 1)
+    context = CallContext((2,), (2,), 0, 1)
     if method == "eigen":
-        told: torch.Tensor = endpoint.client.eigen(turn, Empty()).vectors.values
+        told: torch.Tensor = endpoint.client.eigen(context, Empty()).vectors.values
         return told
     table = torch.zeros(2, 5, 64)
     table[0, :, 10:15] = table[1, :, 40:45] = torch.eye(5)
     if method == "relevance":
         row: torch.Tensor = endpoint.client.relevance(
-            turn, eigenvectors_of_others([0, 1], table, 1, [2])
+            context, eigenvectors_of_others([0, 1], table, 1, [2])
         ).row.values
         return row
     cluster: torch.Tensor = endpoint.client.choose(
-        turn,
+        context,
         eigenvectors_of_others([0, 1], table, 1, [2], [0, 1]),
     ).cluster.values
     return cluster

@@ -207,17 +207,17 @@ def test_a_client_names_the_cluster_with_the_least_cross_loss(small: Federation)
     query = OfferedClusters(
         Picks(models - client.cohort.start, picks), 0, Rows(torch.as_tensor(others))
     )
-    turn = CallContext((0, 1), (0, 1), 1, 1)
+    context = CallContext((0, 1), (0, 1), 1, 1)
     expected = [
         int(np.argmin((others[0] + fits[0]) / 2)),
         min((0, 2), key=lambda c: float(fits[1, c])),
     ]
-    assert client.choose(turn, query).model.values.tolist() == expected
+    assert client.choose(context, query).model.values.tolist() == expected
     again = OfferedClusters(
         Picks(models[:0], ((), ())), 0, Rows(torch.as_tensor([[inf, inf, 0.0], [0.0, inf, 1e9]]))
     )
-    assert client.choose_again(turn, again).model.values.tolist() == [2, 0]  # by what it keeps
-    np.testing.assert_allclose(client.cluster_losses(turn, Empty()).loss.values, fits)
+    assert client.choose_again(context, again).model.values.tolist() == [2, 0]  # by what it keeps
+    np.testing.assert_allclose(client.cluster_losses(context, Empty()).loss.values, fits)
 
 
 @dataclasses.dataclass
