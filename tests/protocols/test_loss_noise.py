@@ -220,7 +220,7 @@ def test_noisy_runs_replay_and_resume_with_dropouts(
     assert made.replay(whole.transcript_, made.config(small, "float32")) == whole.server_state_
 
     def interrupt(line: dict[str, object]) -> None:
-        if line["round"] == made.total - 1:
+        if line["round"] == made.total_rounds - 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -320,7 +320,7 @@ def test_the_noise_of_losses_is_z_times_what_one_unit_can_change(
     found, everyone = [], tuple(range(6))
     for step in range(1, 61):
         chosen = ask(endpoint, "choose", query, everyone, step).model.values.tolist()
-        rows = endpoint.client._fits
+        rows = endpoint.client._cluster_losses
         assert chosen == [int(np.argmin(rows[k])) for k in range(6)]
         total = ask(
             endpoint, "cluster_losses", Empty(), everyone, step + 1000, "sum"
@@ -366,7 +366,7 @@ def test_the_least_of_several_losses_needs_the_noise_of_one(small: Federation) -
         ]
         assert (told[0].size is None) == (unit == "client")
         bank, sizes = (
-            endpoint.client.banks[0],
+            endpoint.client.model_sets[0],
             np.array(endpoint.client.cohort.sizes) if unit == "example" else 1,
         )
         exact = (
@@ -499,7 +499,7 @@ def test_what_is_heard_of_one_shot_models_is_what_was_told_with_noise(
     sizes = np.array(client.cohort.sizes)[:, None] if unit == "example" else 1.0
     for _ in range(40):
         ids, apart = cross_losses(net, tuple(range(6)), rows, step)
-        told = client._known.numpy().copy()
+        told = client._model_losses.numpy().copy()
         np.testing.assert_array_equal(apart, (told + told.T) / 2)
         heard = net.sum(SRFCAClient.known_losses, Empty(), to=ids, by=[0, 1, 0, 1, 0, 1])
         np.testing.assert_allclose(

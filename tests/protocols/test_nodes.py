@@ -343,7 +343,8 @@ class World:
 
     def result_of(self, state: Any, net: ServerChannel) -> Result:
         models = [
-            self.made.final(node.endpoint().client, state).values[0] for node in self.nodes.values()
+            self.made.final_models(node.endpoint().client, state).values[0]
+            for node in self.nodes.values()
         ]
         alone = [i for i, node in self.nodes.items() if node.endpoint().client.unshared]
         return Result(
@@ -635,7 +636,7 @@ def test_a_late_choice_does_not_replace_a_later_one(federation: Federation) -> N
     )
     with pytest.raises(PolicyError, match="moved on"):
         client.choose(CallContext((0,), (0,), 1, 41), letter)
-    assert list(client.banks) == [1]
+    assert list(client.model_sets) == [1]
 
 
 def test_the_latest_compressed_update_is_the_one_contributed(federation: Federation) -> None:
