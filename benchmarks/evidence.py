@@ -1,9 +1,9 @@
 """Fill the tables of the evidence pages from the measurements, so that none can drift from them.
 
-python -m securecluster.benchmarks.evidence            writes the tables of all pages
-python -m securecluster.benchmarks.evidence --check    writes nothing; 1 where a table is out of date
+python -m securecluster.benchmarks.evidence            write the tables of all pages
+python -m securecluster.benchmarks.evidence --check    return 1 where a table is out of date
 
-A page under docs/evidence is Markdown. Each of its tables stands between two comments; the first
+Pages are README.md and those under docs/evidence. Each table stands between two comments; the first
 says what the table holds:
 
     <!-- table
@@ -40,7 +40,7 @@ from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError
 
 Row = Mapping[str, str]
-PAGES = Path("docs/evidence")
+PAGES = (Path("README.md"), Path("docs/evidence"))
 NOT_RUN = "not run"
 BEGIN, END = "<!-- table", "<!-- end of table -->"
 BLOCK = re.compile(rf"{BEGIN}\n(?P<settings>.*?)-->\n(?P<lines>.*?){END}", re.DOTALL)
@@ -274,17 +274,25 @@ def filled(page: str, folder: Path) -> str:
     return BLOCK.sub(block, page)
 
 
+def _files(places: Sequence[Path]) -> list[Path]:
+    """Return the pages in some files and folders."""
+    files: list[Path] = []
+    for place in places:
+        files += sorted(place.glob("*.md")) if place.is_dir() else [place]
+    return files
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Fill or check all pages; returns 1 where a page is out of date."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="write nothing")
-    parser.add_argument("--pages", type=Path, default=PAGES)
+    parser.add_argument("--pages", type=Path, nargs="+", default=PAGES, help="files or folders")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
     stale = []
-    for path in sorted(options.pages.glob("*.md")):
+    for path in _files(options.pages):
         text = path.read_text(encoding="utf-8")
         try:
             made = filled(text, options.results)

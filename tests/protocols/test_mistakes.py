@@ -430,8 +430,8 @@ BROKEN = {
         "Broken.run_server returned nothing",
     ),
     "parameter": (
-        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, context, hello: Empty) "
-        "-> Ack:\n"
+        "class Client(SumClient):\n    @answers('gather')\n"
+        "    def tell(self, context, hello: Empty) -> Ack:\n"
         "        return Ack()\n" + ASKS,
         "the server cannot call Client.tell(self, context, hello)",
     ),
@@ -441,8 +441,8 @@ BROKEN = {
         "Client.tell does not say what its return is",
     ),
     "tensor": (
-        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, context, query: Empty) "
-        "-> Ack:\n"
+        "class Client(SumClient):\n    @answers('gather')\n"
+        "    def tell(self, context, query: Empty) -> Ack:\n"
         "        return self.cohort.start\n" + ASKS,
         "Client.tell replied with a Tensor: it declares a Ack",
     ),
