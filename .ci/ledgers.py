@@ -1,9 +1,10 @@
-"""Write the ledgers of small runs of every protocol, unit of privacy and placement, with dropouts, for a second accountant.
+"""Write the ledgers of small runs of every protocol, unit of privacy and placement, with dropouts,
+for a second accountant.
 
 python .ci/ledgers.py FILE
 
-FILE is a JSON list with, for each run, its name, δ, the ε that its ledger claims, the clients' numbers of samples, and
-the ledger's events.
+FILE is a JSON list with, for each run, its name, δ, the ε that its ledger claims, the clients'
+numbers of samples, and the ledger's events.
 """
 
 from __future__ import annotations
@@ -16,12 +17,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
 
-from securecluster import Federation, synthetic
+from securecluster import Federation
 from securecluster.errors import SecureClusterWarning
-from securecluster.estimator import fit
-from securecluster.pair_network import Plan
+from securecluster.protocols import (
+    CFL,
+    FLHC,
+    IFCA,
+    NSIM,
+    SRFCA,
+    ClusteringProtocol,
+    FedAvg,
+    FineTune,
+    LocalKMeans,
+    OneShot,
+    RandomClusters,
+    Settings,
+)
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
+from securecluster.protocols.nsim.similarity_model import fit
 
 SIZES = (40, 40, 64, 64, 90, 90)
 FEATURES, CLASSES = 12, 4
@@ -50,11 +65,11 @@ def walks(form: Any, users: int, draw: np.random.Generator) -> list[Any]:
 
 def brief_fit(rows: Any, true: Any, draws: Any, grid: Any) -> Any:
     """Train NSIM's pair network for three steps: what it tells costs nothing."""
-    return fit(rows, true, draws, grid=(Plan(steps=3),), networks=1)
+    return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
 
 
 SPLIT = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
-PROTOCOLS: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
+PROTOCOLS: dict[str, tuple[type[ClusteringProtocol], dict[str, Any]]] = {
     "fedavg": (FedAvg, {"rounds": 4, "participation": 0.5}),
     "fedavg adam": (FedAvg, {"rounds": 3, "optimizer": "adam", "batch_size": 9}),
     "finetune": (FineTune, {"rounds": 4, "tune_rounds": 2}),
@@ -65,9 +80,23 @@ PROTOCOLS: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
     "flhc": (FLHC, {"rounds": 4, "pre_rounds": 2}),
     "srfca": (SRFCA, {"rounds": 2, "local_rounds": 2, "refine": 2}),
     "srfca l2": (SRFCA, {"rounds": 2, "local_rounds": 1, "refine": 1, "distance": "l2"}),
-    "srfca gradients": (SRFCA, {"rounds": 2, "local_rounds": 1, "refine": 1, "variant": "gradient"}),
+    "srfca gradients": (
+        SRFCA,
+        {"rounds": 2, "local_rounds": 1, "refine": 1, "variant": "gradient"},
+    ),
     "oneshot": (OneShot, {"rounds": 3, "tasks": 2, "gram_noise": 0.9}),
-    "nsim": (NSIM, {"rounds": 3, "synthetic": 8, "walks": walks, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0}),
+    "nsim": (
+        NSIM,
+        {
+            "rounds": 3,
+            "synthetic": 8,
+            "walks": walks,
+            "radius": 0.0,
+            "layer": "last",
+            "local_rounds": 1,
+            "eps": 1.0,
+        },
+    ),
     "ifca": (IFCA, {"rounds": 3, "k": 2, "starts": 2, "start_rounds": 1}),
     "local-kmeans": (LocalKMeans, {"rounds": 3, "k": 2, "local_rounds": 2}),
 }
@@ -96,7 +125,7 @@ def ledger_of(name: str, way: str, known: Federation) -> dict[str, Any]:
 def main(target: Path) -> None:
     """Write all ledgers."""
     warnings.simplefilter("ignore", SecureClusterWarning)
-    synthetic.fit = brief_fit
+    synthetic_users.fit = brief_fit
     known = federation()
     found = [ledger_of(name, way, known) for name in PROTOCOLS for way in WAYS]
     target.write_text(json.dumps(found))

@@ -1,4 +1,6 @@
-"""The README's code blocks: `command WORD` prints the shell block that mentions WORD, `blocks` runs all of Python and of the shell."""
+"""The README's code blocks: `command WORD` prints the shell block that mentions WORD, `blocks` runs
+all of Python and of the shell.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def blocks() -> list[tuple[str, str]]:
 
 
 def main(argv: list[str]) -> None:
-    """Print one command or run the blocks; Python blocks share their names, as a reader's session would."""
+    """Print one command or run the blocks; Python blocks share their names, as a reader's session
+    would.
+    """
     if argv[0] == "command":
         (text,) = [text for language, text in blocks() if language == "sh" and argv[1] in text]
         print(text.strip())
@@ -29,7 +33,9 @@ def main(argv: list[str]) -> None:
         if language == "python":
             exec(compile(text, "README.md", "exec"), names)
         elif "pip install" in text:
-            subprocess.run(["bash", "-euc", text.replace("pip install -e . && ", "")], check=True) if "securecluster" in text else None
+            subprocess.run(
+                ["bash", "-euc", text.replace("pip install -e . && ", "")], check=True
+            ) if "securecluster" in text else None
         else:
             subprocess.run(["bash", "-euc", text], check=True)
 

@@ -2,9 +2,10 @@
 
 python .ci/second_accountant.py FILE
 
-FILE is what `.ci/ledgers.py` writes. It runs in an environment of its own: dp-accounting pins attrs below what cattrs
-needs. From the events it makes its own history of each client, as `securecluster.privacy.ledger.Event` explains them,
-and prices the dearest by privacy loss distributions. It fails where a ledger claims less than that, or far more.
+FILE is what `.ci/ledgers.py` writes. It runs in an environment of its own: dp-accounting pins attrs
+below what cattrs needs. From the events it makes its own history of each client, as
+`securecluster.privacy.dp.ledger.Event` explains them, and prices the dearest by privacy loss
+distributions. It fails where a ledger claims less than that, or far more.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ EXACT = (0.0, 1.0)
 
 
 def histories(ledger: Mapping[str, Any]) -> set[History]:
-    """Return what each client released, the same ones once; nothing of clients that released nothing."""
+    """Return what each client released, the same ones once; nothing of clients that released
+    nothing.
+    """
     released = {i for event in ledger["events"] if not event["kept"] for i in event["ids"]}
     found: dict[int, Counter[tuple[float, float]]] = {}
     for event in ledger["events"]:
@@ -114,7 +117,11 @@ def main(source: Path) -> int:
         found = price(ledger)
         fault = verdict(ledger["epsilon"], found)
         wrong += bool(fault)
-        print(f"{ledger['run']:34s} ledger {ledger['epsilon']:9.4f}   dp-accounting {found:9.4f}   {fault}", flush=True)
+        print(
+            f"{ledger['run']:34s} ledger {ledger['epsilon']:9.4f}   dp-accounting {found:9.4f}   "
+            f"{fault}",
+            flush=True,
+        )
     print(f"{wrong} claim(s) wrong" if wrong else "every claim holds")
     return min(wrong, 1)
 

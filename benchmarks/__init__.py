@@ -1,5 +1,7 @@
-"""One script per figure or table of evidence; `python -m securecluster.benchmarks.NAME` writes its CSV to `results/`."""
+"""One script per figure or table of evidence; `python -m securecluster.benchmarks.NAME` writes its
+CSV to `results/`.
+"""
 
-from securecluster.backend import prepare
+from securecluster.core.lazy_torch import prepare
 
 prepare()

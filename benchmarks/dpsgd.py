@@ -1,10 +1,12 @@
-"""DP-SGD of many clients beside plain training and beside opacus, one client after the other, taking turns in one run.
+"""DP-SGD of many clients beside plain training and beside opacus, one client after the other,
+taking turns in one run.
 
 python -m securecluster.benchmarks.dpsgd [--rounds 3] [--models mlp-200 …]
 
-A round is 10 mini-batches of every client, 10 of its samples each on average, the same for all variants of DP-SGD. "by hand" takes
-norms from the layers' tensors, "examples as clients" makes each example's gradient, "opacus" wraps the same module in its
-GradSampleModule and DPOptimizer. In float64 without noise their updates agree up to the 1e-6 that opacus adds to norms.
+A round is 10 mini-batches of every client, 10 of its samples each on average, the same for all
+variants of DP-SGD. "by hand" takes norms from the layers' tensors, "examples as clients" makes each
+example's gradient, "opacus" wraps the same module in its GradSampleModule and DPOptimizer. In
+float64 without noise their updates agree up to the 1e-6 that opacus adds to norms.
 """
 
 from __future__ import annotations
@@ -16,24 +18,25 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from securecluster.benchmarks.recurrent import CASES, Outputs
-from securecluster.benchmarks.table import write
 from torch import nn
 
 from securecluster import Federation
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.devices import cpu_threads
-from securecluster.dropout import SeededDropout
-from securecluster.flat import FlatModel
-from securecluster.messages import Rows
-from securecluster.models import adopt, build
-from securecluster.per_example import Private
-from securecluster.randomness import Randomness
-from securecluster.recurrent import LSTM
+from securecluster.benchmarks.recurrent import CASES, Outputs
+from securecluster.benchmarks.table import write
+from securecluster.core.devices import cpu_threads
+from securecluster.core.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models.dropout import SeededDropout
+from securecluster.models.flat_model import FlatModel
+from securecluster.models.recurrent import LSTM
+from securecluster.models.validation import build, prepare_module
+from securecluster.training.dp_sgd import DPSGDState
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=10, steps=10, dropout=False, clip=1.0, noise=1.0)
 CLIENTS = {"mlp-200": 100, "cnn-ali": 50, "cnn-briggs": 10, "lstm-trajectory": 100}
@@ -53,21 +56,30 @@ class Keys:
         return hashlib.sha256(repr((client, purpose, step, about)).encode()).digest()
 
 
-def cohort(model: str, clients: int, general: bool, dtype: torch.dtype) -> Cohort:
+def cohort(model: str, clients: int, general: bool, dtype: torch.dtype) -> LocalTrainer:
     """Clients with 100 random images each, or as many samples as the network's own data have."""
     torch.manual_seed(0)
     if model in CASES:
         case = CASES[model]
         federation = case.federation(clients)
-        flat = adopt(case.make(case.shape, case.classes), case.shape, case.classes, objective=case.objective)
+        flat = prepare_module(
+            case.make(case.shape, case.classes), case.shape, case.classes, objective=case.objective
+        )
     else:
         rng = np.random.default_rng(0)
-        arrays = {f"c{k}": (rng.random((100, 1, 28, 28), dtype=np.float32), rng.integers(0, 10, 100)) for k in range(clients)}
-        federation = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=0)
+        arrays = {
+            f"c{k}": (rng.random((100, 1, 28, 28), dtype=np.float32), rng.integers(0, 10, 100))
+            for k in range(clients)
+        }
+        federation = Federation.from_arrays(
+            arrays, test={name: ([], []) for name in arrays}, seed=0
+        )
         flat = build(model, federation.shape, 10, Randomness(0))
-    found = Cohort(federation, flat, Randomness(0), torch.device("cpu"), dtype, secret=Keys())
+    found = LocalTrainer(federation, flat, Randomness(0), torch.device("cpu"), dtype, secret=Keys())
     if general:
-        found.model = General(flat.module, flat.together, flat.objective).to(found.device, found.dtype)
+        found.model = General(flat.module, flat.together, flat.objective).to(
+            found.device, found.dtype
+        )
     return found
 
 
@@ -87,7 +99,7 @@ def for_opacus(module: nn.Module) -> nn.Module:
     return found
 
 
-def opacus(batched: Cohort, plan: LocalTraining) -> torch.Tensor:
+def opacus(batched: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
     """One client after the other, one wrapped module and one optimizer each."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
@@ -107,30 +119,46 @@ def opacus(batched: Cohort, plan: LocalTraining) -> torch.Tensor:
             loss_reduction="mean",
         )
         own = [batched._train_on.digest(client)]
-        draws = Private(secret, [batched.ids[client]], [size], batched.start[None], plan, 1, 1, own)
+        draws = DPSGDState(
+            secret, [batched.ids[client]], [size], batched.start[None], plan, 1, 1, own
+        )
         for batch in draws.batches(0):
             rows = torch.as_tensor(batch + batched._offsets[client])
             optimizer.zero_grad()
             objective.losses(module(batched._x[rows]), batched._y[rows]).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        found = {n.replace("_module.", "").replace(".lstm.", "."): p.detach() for n, p in module.named_parameters()}
+        found = {
+            n.replace("_module.", "").replace(".lstm.", "."): p.detach()
+            for n, p in module.named_parameters()
+        }
         out[client] = torch.cat([found[n].flatten() for n in names]) - batched.start
     return out
 
 
-def variants(model: str, clients: int, plan: LocalTraining, dtype: torch.dtype) -> dict[str, tuple[int, Callable[[], torch.Tensor]]]:
+def variants(
+    model: str, clients: int, plan: LocalTraining, dtype: torch.dtype
+) -> dict[str, tuple[int, Callable[[], torch.Tensor]]]:
     """Name -> (threads, one round)."""
     batched, threads = cohort(model, clients, False, dtype), torch.get_num_threads()
     general = cohort(model, clients, True, dtype)
 
-    def ours(of: Cohort, plan: LocalTraining) -> torch.Tensor:
+    def ours(of: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
         return of.train(Rows(of.start[None], (0,) * clients), range(clients), plan, 1)
 
-    by_hand = {"by hand": batched, "by hand, no noise": batched} if batched.model.stack is not None else {}
+    by_hand = (
+        {"by hand": batched, "by hand, no noise": batched}
+        if batched.model.stack is not None
+        else {}
+    )
     every = {**by_hand, "examples as clients": general}
+    quiet = replace(plan, noise=0.0)
+    private = {
+        name: (threads, partial(ours, of, quiet if "no" in name else plan))
+        for name, of in every.items()
+    }
     return {
         "plain training": (threads, lambda: ours(batched, replace(plan, clip=0.0, noise=0.0))),
-        **{n: (threads, lambda of=of, n=n: ours(of, replace(plan, noise=0.0) if "no" in n else plan)) for n, of in every.items()},  # type: ignore[misc]
+        **private,
         "opacus, 1 thread": (1, lambda: opacus(batched, plan)),
         f"opacus, {threads} threads": (threads, lambda: opacus(batched, plan)),
     }
@@ -138,7 +166,10 @@ def variants(model: str, clients: int, plan: LocalTraining, dtype: torch.dtype) 
 
 def measure(model: str, clients: int, rounds: int) -> list[dict[str, Any]]:
     """Seconds a round of each variant, in turn."""
-    exact = {way: once() for way, (_, once) in variants(model, 2, replace(PLAN, noise=0.0), torch.float64).items()}
+    exact = {
+        way: once()
+        for way, (_, once) in variants(model, 2, replace(PLAN, noise=0.0), torch.float64).items()
+    }
     known = variants(model, clients, PLAN, torch.float32)
     seconds: dict[str, list[float]] = {way: [] for way in known}
     for number in range(rounds + 1):

@@ -1,12 +1,14 @@
-"""Forge and damage frames of every protocol, at clients and at the server, and count what comes of them.
+"""Forge and damage frames of every protocol, at clients and at the server, and count what comes of
+them.
 
 python -m securecluster.benchmarks.fuzz [--frames 100000] [--side both] [--seed 0]
 
-A short run of each protocol over real frames is recorded. Then its frames are changed in one to three places (a
-field of the header, a scalar, a tensor's type, shape or numbers), damaged as bytes, or sent out of order: requests
-to a client's endpoint, and replies to the server's loop. Every one must be answered or refused by an error that
-says why; whatever else is raised counts as unnamed. A row per protocol and side goes to results/fuzz.csv: frames,
-what became of them, the slowest one in milliseconds, and the largest memory of the process in MB.
+A short run of each protocol over real frames is recorded. Then its frames are changed in one to
+three places (a field of the header, a scalar, a tensor's type, shape or numbers), damaged as bytes,
+or sent out of order: requests to a client's endpoint, and replies to the server's loop. Every one
+must be answered or refused by an error that says why; whatever else is raised counts as unnamed. A
+row per protocol and side goes to results/fuzz.csv: frames, what became of them, the slowest one in
+milliseconds, and the largest memory of the process in MB.
 """
 
 from __future__ import annotations
@@ -25,30 +27,65 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.table import write
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, Local, LocalKMeans, OneShot, RandomClusters, Settings
-from securecluster.protocols.assembly import build_client
 
-from securecluster import Federation, synthetic, wire
-from securecluster.backend import torch
-from securecluster.displacements import TraineeState
-from securecluster.endpoint import KEY_METHODS, Endpoint
+from securecluster import Federation
+from securecluster.benchmarks.table import write
+from securecluster.core.lazy_torch import torch
+from securecluster.core.serialization import pack, unpack
 from securecluster.errors import SecureClusterError, UnforeseenError
-from securecluster.estimator import fit
-from securecluster.messages import Header
-from securecluster.pair_network import Plan
-from securecluster.run import Run
-from securecluster.state import pack, unpack
-from securecluster.transport import Framed
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Header
+from securecluster.protocols import (
+    CFL,
+    FLHC,
+    IFCA,
+    NSIM,
+    SRFCA,
+    FedAvg,
+    FineTune,
+    Local,
+    LocalKMeans,
+    OneShot,
+    RandomClusters,
+    Settings,
+)
+from securecluster.protocols.common.client import ClientState
+from securecluster.protocols.common.execution import build_client
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runtime.endpoint import KEY_METHODS, Endpoint
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import Framed
 
 CLIENTS, NEWCOMERS, FEATURES, CLASSES = 4, 2, 12, 4
 EVERYONE = list(range(CLIENTS + NEWCOMERS))
 PATIENCE = 20.0  # seconds after which a frame counts as one that does not end
 STRUCTURED, RAW = 0.6, 0.3  # shares of frames; the rest is sent as it was, out of order
 VARIANTS = 12  # forged replies per call of a server's loop
-NUMBERS = (-1, 0, 1, 2, 3, 7, 1000, 1 << 20, 10**9, 1 << 31, 1 << 62, -(1 << 40), True, 1.5, "x", None, [1], {"a": 1})
+NUMBERS = (
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    1000,
+    1 << 20,
+    10**9,
+    1 << 31,
+    1 << 62,
+    -(1 << 40),
+    True,
+    1.5,
+    "x",
+    None,
+    [1],
+    {"a": 1},
+)
 TEXTS = (
-    "", "x", "server", "server/1", "lps/0", "lps/x", "lps/-1", "client/0", "client/1", "client/4", "gather", "sum", "pairs", "relay",
+    "", "x", "server", "server/1", "lps/0", "lps/x", "lps/-1", "client/0", "client/1", "client/4",
+    "gather", "sum", "pairs", "relay",
 )  # fmt: skip
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 1e300, 0.0, -1.0, 1e-45)
 OUTCOMES = ("FrameError", "PolicyError", "UpdateError", "UsageError")
@@ -56,23 +93,48 @@ OUTCOMES = ("FrameError", "PolicyError", "UpdateError", "UsageError")
 
 def walks(form: Any, users: int, draw: np.random.Generator) -> list[Any]:
     """Return synthetic users of NSIM for the data of `federation`."""
-    return [(draw.random((20, FEATURES)).astype(np.float32), draw.integers(k % 2, CLASSES, 20)) for k in range(users)]
+    return [
+        (draw.random((20, FEATURES)).astype(np.float32), draw.integers(k % 2, CLASSES, 20))
+        for k in range(users)
+    ]
 
 
-SPLITS: dict[str, Any] = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "min_size": 2}
+SPLITS: dict[str, Any] = {
+    "criterion": "absolute",
+    "eps1": 100.0,
+    "eps2": 1e-6,
+    "gamma_max": 0.0,
+    "min_size": 2,
+}
 PRIVATE: dict[str, Any] = {"clip": 1.0, "noise": 0.5, "dp_unit": "client"}
 CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "cfl": (CFL, {**SPLITS, "fallback": 0.3}),
-    "cfl, gradients": (CFL, {**SPLITS, "similarity": "gradient", "mask": "rotation", "average": "weighted"}),
+    "cfl, gradients": (
+        CFL,
+        {**SPLITS, "similarity": "gradient", "mask": "rotation", "average": "weighted"},
+    ),
     "cfl, sketches": (CFL, {**SPLITS, "sketch": 8, "compress": "8bit"}),
     "flhc": (FLHC, {"pre_rounds": 1, "mask": "none"}),
     "flhc, top k": (FLHC, {"pre_rounds": 1, "compress": "topk:0.5", "threshold": 0.0}),
     "oneshot": (OneShot, {"tasks": 2, "model": "mlp-32"}),
     "oneshot, unsealed": (OneShot, {"tasks": 2, "sealed": False, "gram_noise": 1.0}),
     "srfca": (SRFCA, {"local_rounds": 1, "refine": 1, "sealed": True}),
-    "srfca, l2": (SRFCA, {"local_rounds": 1, "refine": 2, "distance": "l2", "trim": 0.1, "retrain": 1}),
+    "srfca, l2": (
+        SRFCA,
+        {"local_rounds": 1, "refine": 2, "distance": "l2", "trim": 0.1, "retrain": 1},
+    ),
     "srfca, private": (SRFCA, {"local_rounds": 1, "refine": 1, **PRIVATE}),
-    "nsim": (NSIM, {"local_rounds": 1, "synthetic": 8, "walks": walks, "layer": "last", "mask": "rotation", "eps": 1.0}),
+    "nsim": (
+        NSIM,
+        {
+            "local_rounds": 1,
+            "synthetic": 8,
+            "walks": walks,
+            "layer": "last",
+            "mask": "rotation",
+            "eps": 1.0,
+        },
+    ),
     "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1}),
     "ifca, private": (IFCA, {"k": 2, "starts": 1, "mask": "none", **PRIVATE}),
     "fedavg": (FedAvg, {"mask": "permutation"}),
@@ -163,7 +225,10 @@ def timed(count: Count, patience: float = PATIENCE) -> Iterator[None]:
 
 
 def forget_peak() -> None:
-    """Have Linux count the largest resident set anew; elsewhere it stays that of the whole process."""
+    """Make Linux count the largest resident set anew.
+
+    Elsewhere it stays that of the whole process.
+    """
     path = Path("/proc/self/clear_refs")
     if path.exists():
         path.write_text("5")
@@ -208,17 +273,25 @@ class Recorded:
         joining = federation(NEWCOMERS, seed=1)
         return build_client(self.method, joining, Settings(), [client - CLIENTS], joins=self.config)
 
-    def serve(self, doors: dict[int, Callable[[bytes], bytes]], change: Callable[[Any], None] = lambda net: None) -> None:
-        """Run the server's loop over some clients' doors, and place newcomers; phases that ask nobody are not done again."""
+    def run_server(
+        self,
+        doors: dict[int, Callable[[bytes], bytes]],
+        change: Callable[[Any], None] = lambda net: None,
+    ) -> None:
+        """Run the server's loop over some clients' doors, and place newcomers; phases that ask
+        nobody are not done again.
+        """
         framed = Framed(doors, lambda name: self.method.message_types(name)[1])
         net = self.method.build_network(framed, self.config)
         change(net)
         run = Run(begin=lambda number: setattr(net, "round", number))
         run._parts.update(self.phases)
-        state = self.method.serve(net, run)
-        self.phases.update({name: part for name, part in run._parts.items() if name == "phase-estimator"})
+        state = self.method.run_server(net, run)
+        self.phases.update(
+            {name: part for name, part in run._parts.items() if name == "phase-estimator"}
+        )
         net.divide([])  # newcomers are asked by the server itself
-        self.method.place(net, state, EVERYONE[CLIENTS:])
+        self.method.assign_newcomers(net, state, EVERYONE[CLIENTS:])
 
 
 def record(case: str) -> Recorded:
@@ -226,7 +299,7 @@ def record(case: str) -> Recorded:
     method, data = method_of(case), federation(CLIENTS, seed=0)
     method._flat = method.flat_model(data)  # which newcomers train, too
     found = Recorded(method, data, method.config(data, "float32"), [], {})
-    found.serve({i: _recording(found, i) for i in EVERYONE})
+    found.run_server({i: _recording(found, i) for i in EVERYONE})
     return found
 
 
@@ -252,7 +325,9 @@ class Forger:
         methods: names that a header may have.
     """
 
-    def __init__(self, draw: random.Random, frames: Sequence[bytes], methods: Sequence[str]) -> None:
+    def __init__(
+        self, draw: random.Random, frames: Sequence[bytes], methods: Sequence[str]
+    ) -> None:
         self._draw, self._frames, self._methods = draw, frames, methods
 
     def forge(self, data: bytes) -> bytes:
@@ -307,7 +382,15 @@ class Forger:
             tensors[name] = self._with_other_numbers(tensors[name])
 
     def _of_another_type(self, tensor: torch.Tensor) -> torch.Tensor:
-        kinds = [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool, torch.float16]
+        kinds = [
+            torch.float32,
+            torch.float64,
+            torch.int64,
+            torch.int32,
+            torch.uint8,
+            torch.bool,
+            torch.float16,
+        ]
         return tensor.nan_to_num().to(self._draw.choice(kinds))
 
     def _of_another_shape(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -321,7 +404,9 @@ class Forger:
         if kind == 3 and tensor.ndim:
             return tensor[: self._draw.randint(0, len(tensor))]
         if kind == 4:
-            return tensor.new_zeros(self._draw.choice([(), (0,), (1,), (3,), (0, 0), (2, 3), (1, 2, 3), (1 << 16,)]))
+            return tensor.new_zeros(
+                self._draw.choice([(), (0,), (1,), (3,), (0, 0), (2, 3), (1, 2, 3), (1 << 16,)])
+            )
         return tensor[..., :-1] if tensor.ndim else tensor
 
     def _with_other_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -336,7 +421,9 @@ class Forger:
             value = self._draw.choice(SPECIAL)
             flat[place] = torch.tensor(value, dtype=torch.float64).to(tensor.dtype)
         elif tensor.dtype == torch.int64:
-            flat[place] = self._draw.choice([-1, 0, 1, 2, 3, 4, 7, 1 << 20, 1 << 33, 1 << 62, -(1 << 62)])
+            flat[place] = self._draw.choice(
+                [-1, 0, 1, 2, 3, 4, 7, 1 << 20, 1 << 33, 1 << 62, -(1 << 62)]
+            )
         else:
             flat[place] = self._draw.choice([0, 1])
         return tensor
@@ -352,12 +439,18 @@ class Forger:
         if kind < 0.8:
             return data[: self._draw.randrange(len(data))]
         if kind < 0.9:
-            return self._draw.choice([1 << 63, 1 << 40, 2 * len(data), 0, 7]).to_bytes(8, "little") + data[8:]
+            return (
+                self._draw.choice([1 << 63, 1 << 40, 2 * len(data), 0, 7]).to_bytes(8, "little")
+                + data[8:]
+            )
         if kind < 0.95:
             return data + bytes(self._draw.randrange(1, 9))
         deep = "[" * 10_000 + "]" * 10_000
         giant = {"dtype": "F32", "shape": [1 << 31, 1 << 31], "data_offsets": [0, 4]}
-        bombs = [{"__metadata__": {"frame": deep}}, {"__metadata__": {"frame": "[]"}, "means": giant}]
+        bombs = [
+            {"__metadata__": {"frame": deep}},
+            {"__metadata__": {"frame": "[]"}, "means": giant},
+        ]
         text = json.dumps(self._draw.choice(bombs)).encode()
         return len(text).to_bytes(8, "little") + text + bytes(4)
 
@@ -393,7 +486,7 @@ def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:
         sent = draw.choice(own)
         node = nodes[sent.client]
         if draw.random() < 0.1:
-            state = unpack(sent.before, TraineeState)
+            state = unpack(sent.before, ClientState)
             node.client.restore(state)
             node.keys.restore(state.secrets)
         data = forger.forge(sent.request)
@@ -417,8 +510,8 @@ def remote_methods(client: type) -> list[str]:
 def server_side(run: Recorded, frames: int, draw: random.Random) -> Count:
     """Run the server's loop again and again, over clients whose replies are forged.
 
-    Each call is tried with several forged replies. What the network refuses is counted; with some of those that it
-    takes the loop goes on.
+    Each call is tried with several forged replies. What the network refuses is counted; with some
+    of those that it takes the loop goes on.
 
     Args:
         run: whose replies are forged.
@@ -433,7 +526,7 @@ def server_side(run: Recorded, frames: int, draw: random.Random) -> Count:
         liar = _Liar(run, forger, draw, count)
         try:
             with timed(Count()):
-                run.serve({i: liar.door(i) for i in EVERYONE}, liar.intercept)
+                run.run_server({i: liar.door(i) for i in EVERYONE}, liar.intercept)
         except (Exception, EndlessError) as error:
             count.answered -= 1
             count.refuse(error, f"serve, after {', '.join(liar.taken)}")
@@ -462,7 +555,9 @@ class _Liar:
                 raise ConnectionError
             same = [sent for sent in known if sent.step == header.step]
             sent = (same or known)[0]
-            back = Header(*{**vars(header), "sender": header.recipient, "recipient": header.sender}.values())
+            back = Header(
+                *{**vars(header), "sender": header.recipient, "recipient": header.sender}.values()
+            )
             reply = reheaded(sent.reply, back)
             return self._forger.forge(reply) if self._lies == i else reply
 
@@ -471,7 +566,9 @@ class _Liar:
     def intercept(self, net: Any) -> None:
         """Have a network try forged replies before it takes honest ones."""
         exchange, key = net._exchange, net._key
-        net._exchange = lambda method, call: self._tried(lambda: exchange(method, call), call.to, method.__name__)
+        net._exchange = lambda method, call: self._tried(
+            lambda: exchange(method, call), call.to, method.__name__
+        )
         net._key = lambda name, to, query: self._tried(lambda: key(name, to, query), to, name)
 
     def _tried(self, ask: Callable[[], Any], to: Sequence[int], name: str) -> Any:
@@ -498,9 +595,9 @@ def brief_estimator() -> Iterator[None]:
     """Have NSIM's pair network hardly train: what it tells matters nowhere here."""
 
     def brief(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
-        return fit(rows, true, draws, grid=(Plan(steps=3),), networks=1)
+        return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
 
-    module = vars(synthetic)
+    module = vars(synthetic_users)
     before = module["fit"]
     module["fit"] = brief
     try:
@@ -509,7 +606,10 @@ def brief_estimator() -> Iterator[None]:
         module["fit"] = before
 
 
-SIDES: dict[str, Callable[[Recorded, int, random.Random], Count]] = {"client": client_side, "server": server_side}
+SIDES: dict[str, Callable[[Recorded, int, random.Random], Count]] = {
+    "client": client_side,
+    "server": server_side,
+}
 
 
 def fuzz(case: str, side: str, frames: int, seed: int) -> Count:
@@ -520,7 +620,9 @@ def fuzz(case: str, side: str, frames: int, seed: int) -> Count:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print and write a row per case and side."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--frames", type=int, default=100_000, help="in all")
     parser.add_argument("--side", choices=[*SIDES, "both"], default="both")
     parser.add_argument("--seed", type=int, default=0)
@@ -539,7 +641,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             for about, times in count.unnamed.most_common():
                 print(f"    unnamed, {times} times: {about}", flush=True)
             unnamed.update(count.unnamed)
-    print(f"{sum(row['frames'] for row in rows)} frames, {unnamed.total()} unnamed, largest {max(row['largest_mb'] for row in rows)} MB")
+    print(
+        f"{sum(row['frames'] for row in rows)} frames, {unnamed.total()} unnamed, largest "
+        f"{max(row['largest_mb'] for row in rows)} MB"
+    )
     print(write("fuzz", rows))
 
 

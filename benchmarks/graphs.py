@@ -1,11 +1,13 @@
-"""How often SR-FCA finds the true clusters without a number of them or a λ: right after ONE_SHOT, and at the end.
+"""How often SR-FCA finds the true clusters without a number of them or a λ: right after ONE_SHOT,
+and at the end.
 
 python -m securecluster.benchmarks.graphs [--seeds 20]
 
-20 clients: scikit-learn's digits (label swap, and one distribution for all), and MNIST with 200 samples each (label swap, rotation), where
-SECURECLUSTER_DATA or the hub has it. By cross-cluster loss and by l2, with one short refinement, since what is counted is the graph of the
-one-shot models and what RECLUSTER and MERGE make of it. Clients that the graph leaves in no cluster count against `graph`, and not
-against `refined` where they are then sent to the right one.
+20 clients: scikit-learn's digits (label swap, and one distribution for all), and MNIST with 200
+samples each (label swap, rotation), where SECURECLUSTER_DATA or the hub has it. By cross-cluster
+loss and by l2, with one short refinement, since what is counted is the graph of the one-shot models
+and what RECLUSTER and MERGE make of it. Clients that the graph leaves in no cluster count against
+`graph`, and not against `refined` where they are then sent to the right one.
 """
 
 from __future__ import annotations
@@ -13,12 +15,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from securecluster.benchmarks.table import write
-from securecluster.protocols import SRFCA
-
 from securecluster import Federation, Iid, LabelSwap, Rotation
+from securecluster.benchmarks.table import write
+from securecluster.clustering.metrics import agreement
 from securecluster.data import Scenario
-from securecluster.metrics import agreement
+from securecluster.protocols import SRFCA
 
 CASES: list[tuple[str, Scenario, int | None]] = [
     ("digits", LabelSwap(), None),
@@ -28,9 +29,15 @@ CASES: list[tuple[str, Scenario, int | None]] = [
 ]
 
 
-def measure(data: str, scenario: Scenario, samples: int | None, distance: str, seed: int) -> dict[str, Any]:
-    """One run: the clusters of its graph, those at the end, λ, and the spanning tree's edges on both sides of it."""
-    federation = Federation.simulate(data, scenario=scenario, clients=20, samples=samples, seed=seed)
+def measure(
+    data: str, scenario: Scenario, samples: int | None, distance: str, seed: int
+) -> dict[str, Any]:
+    """One run: the clusters of its graph, those at the end, λ, and the spanning tree's edges on
+    both sides of it.
+    """
+    federation = Federation.simulate(
+        data, scenario=scenario, clients=20, samples=samples, seed=seed
+    )
     fitted = SRFCA(distance=distance, rounds=5, refine=1).fit(federation)
     line = next(line for line in fitted.history_ if "lambda" in line)
     assert federation.truth is not None
@@ -54,7 +61,9 @@ def measure(data: str, scenario: Scenario, samples: int | None, distance: str, s
 
 def main() -> None:
     """Run, write, print counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=20)
     seeds, rows = parser.parse_args().seeds, list[dict[str, Any]]()
     for data, scenario, samples in CASES:
@@ -62,7 +71,11 @@ def main() -> None:
             own = [measure(data, scenario, samples, distance, seed) for seed in range(seeds)]
             rows += own
             counts = {name: sum(row[name] for row in own) for name in ("graph", "refined")}
-            print(f"{data} {scenario} {distance}: graph right {counts['graph']}, refined {counts['refined']} of {seeds}", flush=True)
+            print(
+                f"{data} {scenario} {distance}: graph right {counts['graph']}, refined "
+                f"{counts['refined']} of {seeds}",
+                flush=True,
+            )
             write("graphs", rows)
 
 

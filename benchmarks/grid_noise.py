@@ -1,14 +1,17 @@
-"""Measure what noise on a grid costs beside floating-point noise, and how float32 sums of gradients are rounded.
+"""Measure what noise on a grid costs beside floating-point noise, and how float32 sums of gradients
+are rounded.
 
 python -m securecluster.benchmarks.grid_noise [--rounds 7]
 
 Three measurements on one thread, each taking turns in one run:
 
-- noise: nanoseconds a number of x + σn in float32 with torch's generator, and on a grid from the cipher.
-- round: milliseconds of a local epoch with DP-SGD, without noise, with the former, and with the latter.
-- gap: noise on a grid leaves one thing to floating point in DP-SGD. A sum of clipped gradients is rounded as it is made, so
-  that two sums which differ by one example may differ by a little more than its clipped gradient. `apart` is that excess
-  over the clip norm, the largest over examples.
+- noise: nanoseconds a number of x + σn in float32 with torch's generator, and on a grid from the
+  cipher.
+- round: milliseconds of a local epoch with DP-SGD, without noise, with the former, and with the
+  latter.
+- gap: noise on a grid leaves one thing to floating point in DP-SGD. A sum of clipped gradients is
+  rounded as it is made, so that two sums which differ by one example may differ by a little more
+  than its clipped gradient. `apart` is that excess over the clip norm, the largest over examples.
 """
 
 from __future__ import annotations
@@ -22,17 +25,18 @@ from unittest import mock
 
 import numpy as np
 import torch
-from securecluster.benchmarks.table import write
 
-from securecluster import Federation, per_example
-from securecluster.clipping import Outer, clipped
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.devices import cpu_threads
-from securecluster.grid_noise import GridNoise, deviation, spacing
-from securecluster.messages import Rows
-from securecluster.models import build
-from securecluster.privacy.draws import Draws
-from securecluster.randomness import Randomness
+from securecluster import Federation
+from securecluster.benchmarks.table import write
+from securecluster.core.devices import cpu_threads
+from securecluster.core.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models.per_example_gradients import Outer, clipped
+from securecluster.models.validation import build
+from securecluster.privacy.dp.grid_noise import GridNoise, deviation, spacing
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.training import dp_sgd
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 WIDTHS = (2_000, 50_000, 1_000_000)
 NETWORKS = {"mlp": (1, 8, 8), "mlp-200": (1, 28, 28), "cnn-briggs": (1, 28, 28)}
@@ -68,13 +72,23 @@ def noise(rounds: int) -> Iterator[dict[str, Any]]:
         rows = torch.randn(8 if d < 10**6 else 2, d)
         grid, sigma = [spacing(1.0, 1.0, d)] * len(rows), [deviation(1.0, 1.0, d)] * len(rows)
         seeds = [bytes([k] * 32) for k in range(len(rows))]
-        made: dict[str, FloatNoise | GridNoise] = {"float": FloatNoise(seeds), "grid": GridNoise(seeds)}
+        made: dict[str, FloatNoise | GridNoise] = {
+            "float": FloatNoise(seeds),
+            "grid": GridNoise(seeds),
+        }
         tasks = {name: partial(noised, own, rows, grid, sigma) for name, own in made.items()}
         taken = fastest(tasks, rounds)
-        yield from rows_of("noise", f"d = {d}", {name: s / rows.numel() * 1e9 for name, s in taken.items()}, "ns a number")
+        yield from rows_of(
+            "noise",
+            f"d = {d}",
+            {name: s / rows.numel() * 1e9 for name, s in taken.items()},
+            "ns a number",
+        )
 
 
-def noised(made: FloatNoise | GridNoise, rows: torch.Tensor, grid: Sequence[float], sigma: Sequence[float]) -> None:
+def noised(
+    made: FloatNoise | GridNoise, rows: torch.Tensor, grid: Sequence[float], sigma: Sequence[float]
+) -> None:
     """Add noise to a copy of rows."""
     made.add_to(rows.clone(), grid, sigma)
 
@@ -83,31 +97,47 @@ def local_epochs(rounds: int) -> Iterator[dict[str, Any]]:
     """Yield milliseconds of four clients' epochs."""
     draw = np.random.default_rng(0)
     for name, shape in NETWORKS.items():
-        clients = {f"c{k}": (draw.normal(size=(100, *shape)), draw.integers(0, 10, 100)) for k in range(4)}
+        clients = {
+            f"c{k}": (draw.normal(size=(100, *shape)), draw.integers(0, 10, 100)) for k in range(4)
+        }
         held = {k: (x[:1], y[:1]) for k, (x, y) in clients.items()}
         federation = Federation.from_arrays(clients, test=held, classes=10, seed=0)
         flat = build(name, federation.shape, 10, Randomness(0))
-        secret = Draws(lambda client: bytes(32), "benchmark")
-        cohort = Cohort(federation, flat, Randomness(0), torch.device("cpu"), torch.float32, secret=secret)
-        taken = fastest({kind: partial(epoch, cohort, kind) for kind in ("none", "float", "grid")}, rounds)
-        yield from rows_of("round", f"{name}, d = {flat.dimension}", {k: s * 1e3 for k, s in taken.items()}, "ms")
+        secret = NoiseStreams(lambda client: bytes(32), "benchmark")
+        cohort = LocalTrainer(
+            federation, flat, Randomness(0), torch.device("cpu"), torch.float32, secret=secret
+        )
+        taken = fastest(
+            {kind: partial(epoch, cohort, kind) for kind in ("none", "float", "grid")}, rounds
+        )
+        yield from rows_of(
+            "round", f"{name}, d = {flat.dimension}", {k: s * 1e3 for k, s in taken.items()}, "ms"
+        )
 
 
-def epoch(cohort: Cohort, kind: str) -> None:
+def epoch(cohort: LocalTrainer, kind: str) -> None:
     """Train for an epoch of DP-SGD at batch 20."""
     plan = LocalTraining(0.1, 1, 20, clip=1.0, noise=0.0 if kind == "none" else 1.0)
     made = {"none": GridNoise, "float": FloatNoise, "grid": GridNoise}[kind]
-    with mock.patch.object(per_example, "GridNoise", made):
-        cohort.train(Rows(cohort.start[None], (0,) * len(cohort.ids)), range(len(cohort.ids)), plan, 1)
+    with mock.patch.object(dp_sgd, "GridNoise", made):
+        cohort.train(
+            Rows(cohort.start[None], (0,) * len(cohort.ids)), range(len(cohort.ids)), plan, 1
+        )
 
 
 def gap() -> Iterator[dict[str, Any]]:
     """Yield how much further apart neighbouring float32 sums are than the clip norm, over it."""
     draw = torch.Generator().manual_seed(0)
     for batch in BATCHES:
-        left, right = torch.randn(1, batch, 64, generator=draw), torch.randn(1, batch, 784, generator=draw)
+        left, right = (
+            torch.randn(1, batch, 64, generator=draw),
+            torch.randn(1, batch, 784, generator=draw),
+        )
         one = (left[:, :1] * torch.ones_like(left), right[:, :1] * torch.ones_like(right))
-        for name, sides in (("gradients of any direction", (left, right)), ("equal gradients", one)):
+        for name, sides in (
+            ("gradients of any direction", (left, right)),
+            ("equal gradients", one),
+        ):
             gradients = {"w": Outer(*sides)}
             whole = total(gradients, torch.ones(1, batch))
             excess = -1.0
@@ -116,7 +146,9 @@ def gap() -> Iterator[dict[str, Any]]:
                 without[0, j] = 0
                 apart = (whole.double() - total(gradients, without).double()).norm()
                 excess = max(excess, float(apart) - 1)
-            yield from rows_of("gap", f"batch {batch}, {name}", {"apart": excess}, "of the clip norm")
+            yield from rows_of(
+                "gap", f"batch {batch}, {name}", {"apart": excess}, "of the clip norm"
+            )
 
 
 def total(gradients: dict[str, Outer], weight: torch.Tensor) -> torch.Tensor:
@@ -132,12 +164,21 @@ def rows_of(what: str, case: str, values: dict[str, float], unit: str) -> Iterat
     """Yield a row for each value, with its ratio to floating-point noise."""
     for name, value in values.items():
         ratio = value / values["float"] if "float" in values else float("nan")
-        yield {"what": what, "case": case, "noise": name, "value": f"{value:.3g}", "unit": unit, "to float": f"{ratio:.2f}"}
+        yield {
+            "what": what,
+            "case": case,
+            "noise": name,
+            "value": f"{value:.3g}",
+            "unit": unit,
+            "to float": f"{ratio:.2f}",
+        }
 
 
 def main() -> None:
     """Measure, print and write benchmarks/results/grid_noise.csv."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     table = []

@@ -21,11 +21,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, spread
-from securecluster.benchmarks.robust import Setting, clients_of
-from securecluster.benchmarks.table import RESULTS
-from securecluster.protocols import Settings
-
 from securecluster import (
     Dirichlet,
     Federation,
@@ -34,8 +29,12 @@ from securecluster import (
     Rotation,
 )
 from securecluster.app.options import protocol_class
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, spread
+from securecluster.benchmarks.robust import Setting, clients_of
+from securecluster.benchmarks.table import RESULTS
+from securecluster.clustering.metrics import mean
 from securecluster.errors import SecureClusterError
-from securecluster.metrics import mean
+from securecluster.protocols import Settings
 
 CLUSTERED = ("cfl", "flhc", "srfca")
 AUTHORS_TRAINING = {

@@ -1,9 +1,10 @@
-"""Stop runs of every protocol at random moments, resume them, and compare with runs that were left alone.
+"""Stop runs of every protocol at random moments, resume them, and compare with runs that were left
+alone.
 
 python -m securecluster.benchmarks.kills [--kills 4] [--protocols cfl flhc ...]
 
-Half of the runs are killed (`kill -9`), a quarter each get SIGTERM and Ctrl-C. What a resumed run leaves must be byte
-for byte what the run that was left alone leaves, clocks aside.
+Half of the runs are killed (`kill -9`), a quarter each get SIGTERM and Ctrl-C. What a resumed run
+leaves must be byte for byte what the run that was left alone leaves, clocks aside.
 """
 
 from __future__ import annotations
@@ -19,15 +20,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+from securecluster.app.options import PROTOCOLS
 from securecluster.benchmarks.table import write
 
-from securecluster.app.options import PROTOCOLS
-
 SAME = (
-    "history.jsonl", "ledger.jsonl", "models.safetensors", "server.safetensors", "transcript/index.jsonl",
+    "history.jsonl", "ledger.jsonl", "models.safetensors", "server.safetensors",
+    "transcript/index.jsonl",
 )  # fmt: skip
 COMMAND = [sys.executable, "-m", "securecluster"]
-OPTIONS = ["--clients", "6", "--samples", "24", "--model", "mlp-32", "--rounds", "14", "--dropout", "0.05"]
+OPTIONS = [
+    "--clients",
+    "6",
+    "--samples",
+    "24",
+    "--model",
+    "mlp-32",
+    "--rounds",
+    "14",
+    "--dropout",
+    "0.05",
+]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
 OWN = {"nsim": ["--data", "mobility", "--samples", "60", "--synthetic", "8", "--model", "auto"]}
 

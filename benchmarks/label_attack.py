@@ -1,14 +1,17 @@
-"""Label distributions that a server reads from masked updates: what a permutation of coordinates hides, and what not.
+"""Label distributions that a server reads from masked updates: what a permutation of coordinates
+hides, and what not.
 
 python -m securecluster.benchmarks.label_attack [--seeds 3] [--minutes 10]
 
-One round of FedAvg on digits, 40 clients. Under a permutation a coordinate of all clients' updates is still one column,
-and the weights of an output unit move together over clients: by how many samples of its label each holds. The server
-groups columns that move alike, by k-means, and takes each group's mean over its columns as a guess of one label's share
-at every client. It cannot name the labels, so groups are matched with labels by the truth: a score up to naming.
+One round of FedAvg on digits, 40 clients. Under a permutation a coordinate of all clients' updates
+is still one column, and the weights of an output unit move together over clients: by how many
+samples of its label each holds. The server groups columns that move alike, by k-means, and takes
+each group's mean over its columns as a guess of one label's share at every client. It cannot name
+the labels, so groups are matched with labels by the truth: a score up to naming.
 
-`correlation` is the mean over labels of Pearson's correlation, over clients, of a label's share with its group's mean.
-`chance` is the same matching with the clients of the truth shuffled, on average over SHUFFLES draws.
+`correlation` is the mean over labels of Pearson's correlation, over clients, of a label's share
+with its group's mean. `chance` is the same matching with the clients of the truth shuffled, on
+average over SHUFFLES draws.
 """
 
 from __future__ import annotations
@@ -19,13 +22,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.benchmarks.table import RESULTS
-from securecluster.protocols import FedAvg, Protocol, Settings
 
 from securecluster import Dirichlet, Federation, Pathological
+from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from securecluster.benchmarks.table import RESULTS
 from securecluster.data.scenarios import Scenario
-from securecluster.parties import SERVER
+from securecluster.messaging.parties import SERVER
+from securecluster.protocols import ClusteringProtocol, FedAvg, Settings
 
 Array = NDArray[np.float64]
 
@@ -33,7 +36,10 @@ CLIENTS = 40
 GROUPS = 30  # more than labels: hidden units move together, too
 KEPT = 0.2  # share of columns, those that vary most over clients
 SHUFFLES = 20
-SCENARIOS: dict[str, Scenario] = {"dirichlet 0.3": Dirichlet(alpha=0.3), "two labels": Pathological()}
+SCENARIOS: dict[str, Scenario] = {
+    "dirichlet 0.3": Dirichlet(alpha=0.3),
+    "two labels": Pathological(),
+}
 PROTECTIONS: dict[str, dict[str, Any]] = {
     "none": {"mask": "none"},
     "permutation": {"mask": "permutation"},
@@ -44,8 +50,10 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def observed_updates(fitted: Protocol) -> Array:
-    """Return the updates (m, d) that the server of a run of FedAvg read in its first round, by client."""
+def observed_updates(fitted: ClusteringProtocol) -> Array:
+    """Return the updates (m, d) that the server of a run of FedAvg read in its first round, by
+    client.
+    """
     rows: dict[int, Array] = {}
     for seen in fitted.transcript_.seen_by(SERVER):
         first = seen.method == "contribute" and seen.round == 1
@@ -66,7 +74,8 @@ def label_shares(federation: Federation) -> Array:
 
 
 def guess_shares(updates: Array, groups: int = GROUPS, seed: int = 0) -> Array:
-    """Return a guess (m, groups) of labels' shares: means of columns of the updates (m, d) that move alike.
+    """Return a guess (m, groups) of labels' shares: means of columns of the updates (m, d) that
+    move alike.
 
     Args:
         updates: what the server read, under one mask.
@@ -85,7 +94,9 @@ def guess_shares(updates: Array, groups: int = GROUPS, seed: int = 0) -> Array:
 
 
 def matched_correlation(guess: Array, shares: Array) -> float:
-    """Return the mean correlation of labels' shares (m, k) with columns of a guess (m, g), best matched one to one."""
+    """Return the mean correlation of labels' shares (m, k) with columns of a guess (m, g), best
+    matched one to one.
+    """
     from scipy.optimize import linear_sum_assignment
 
     correlation = _standardised(shares).T @ _standardised(guess)
@@ -114,7 +125,9 @@ def attack(federation: Federation, seed: int = 0, **params: Any) -> dict[str, fl
     shares = label_shares(federation)
     guess = guess_shares(observed_updates(fitted), min(GROUPS, 3 * len(federation)), seed)
     draw = np.random.default_rng(seed)
-    shuffled = [matched_correlation(guess, shares[draw.permutation(len(shares))]) for _ in range(SHUFFLES)]
+    shuffled = [
+        matched_correlation(guess, shares[draw.permutation(len(shares))]) for _ in range(SHUFFLES)
+    ]
     return {
         "correlation": matched_correlation(guess, shares),
         "chance": float(np.mean(shuffled)),
@@ -127,14 +140,19 @@ def cells(seeds: int) -> list[Cell]:
     found: list[Cell] = []
     for scenario in SCENARIOS:
         for protection in PROTECTIONS:
-            found += [{"scenario": scenario, "protection": protection, "seed": seed} for seed in range(seeds)]
+            found += [
+                {"scenario": scenario, "protection": protection, "seed": seed}
+                for seed in range(seeds)
+            ]
     return found
 
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Attack one run."""
     scenario = SCENARIOS[cell["scenario"]]
-    federation = Federation.simulate("digits", scenario=scenario, clients=CLIENTS, seed=cell["seed"])
+    federation = Federation.simulate(
+        "digits", scenario=scenario, clients=CLIENTS, seed=cell["seed"]
+    )
     found = attack(federation, cell["seed"], **PROTECTIONS[cell["protection"]])
     return {name: round(value, 4) for name, value in found.items()}
 

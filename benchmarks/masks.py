@@ -1,10 +1,13 @@
-"""What a mask costs beside a client's training: seconds to make the map, to mask a row, to undo an average, and bytes.
+"""What a mask costs beside a client's training: seconds to make the map, to mask a row, to undo an
+average, and bytes.
 
 python -m securecluster.benchmarks.masks [repetitions, 7]
 
-Training is on random images, batch 10: ten steps are measured, and the round of Briggs et al. 2020 (600 samples, 3 epochs: 180 steps)
-is eighteen times that. A deployed client trains in a plain loop and makes its own map; in a cohort of 8 clients, trained as one batch,
-one map serves all. Masks and training alternate in one process; medians, with quartiles.
+Training is on random images, batch 10: ten steps are measured, and the round of Briggs et al. 2020
+    (600 samples, 3 epochs: 180 steps)
+is eighteen times that. A deployed client trains in a plain loop and makes its own map; in a cohort
+of 8 clients, trained as one batch, one map serves all. Masks and training alternate in one process;
+medians, with quartiles.
 """
 
 from __future__ import annotations
@@ -16,15 +19,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from securecluster.benchmarks.speed import PLAN, cohort
-from securecluster.benchmarks.table import write
 from torch import nn
 
+from securecluster.benchmarks.speed import PLAN, cohort
+from securecluster.benchmarks.table import write
+from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
-from securecluster.messages import Rows
-from securecluster.models import build as build_model
-from securecluster.privacy.masks import MASKS, build, width
-from securecluster.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models.validation import build as build_model
+from securecluster.privacy.masking.masks import MASKS, build, width
 
 ROUND, SHORT, BATCH, COHORT = 180, 10, 10, 8
 MODELS = {"linear": (1, 14, 14), "mlp-200": (1, 28, 28), "cnn-briggs": (1, 28, 28)}
@@ -51,7 +54,9 @@ def batched(model: str, shape: tuple[int, ...]) -> Callable[[], object]:
 
 
 def stages_of(name: str, d: int) -> dict[str, Callable[[], object]]:
-    """What is timed of a mask: a client makes each call's map once, masks one row, and undoes one average with the map it has."""
+    """What is timed of a mask: a client makes each call's map once, masks one row, and undoes one
+    average with the map it has.
+    """
     stage: Any = build(name, d)[0]
     stage.unlock(bytes(range(32)))
     rows, mean, step = torch.randn(1, d), torch.randn(width(name, d)), 0
@@ -82,7 +87,9 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 
 
 def measure(model: str, shape: tuple[int, ...], repetitions: int) -> list[dict[str, Any]]:
-    """The rows of one model: training and every mask in turn, `repetitions` times after one that is not counted."""
+    """The rows of one model: training and every mask in turn, `repetitions` times after one that is
+    not counted.
+    """
     flat = build_model(model, shape, 10, Randomness(0))
     d = flat.dimension
     work: dict[tuple[str, str], Callable[[], object]] = {
@@ -100,7 +107,11 @@ def measure(model: str, shape: tuple[int, ...], repetitions: int) -> list[dict[s
             elapsed = seconds(do)
             if repetition:
                 found[key].append(elapsed)
-    return [row(model, d, name, found) for name in dict.fromkeys(name for name, _ in work) if name != "training"]
+    return [
+        row(model, d, name, found)
+        for name in dict.fromkeys(name for name, _ in work)
+        if name != "training"
+    ]
 
 
 def row(model: str, d: int, name: str, found: dict[tuple[str, str], list[float]]) -> dict[str, Any]:
@@ -109,7 +120,11 @@ def row(model: str, d: int, name: str, found: dict[tuple[str, str], list[float]]
     parts = {what: quartiles(found[name, what]) for what in ("make", "mask", "undo")}
     whole = sum(median for median, _, _ in parts.values())
     shared = COHORT * parts["mask"][0] + parts["make"][0] + parts["undo"][0]
-    spread = {f"{what}_ms{end}": value for what, three in parts.items() for end, value in zip(("", "_q1", "_q3"), three, strict=True)}
+    spread = {
+        f"{what}_ms{end}": value
+        for what, three in parts.items()
+        for end, value in zip(("", "_q1", "_q3"), three, strict=True)
+    }
     return {
         "model": model,
         "d": d,

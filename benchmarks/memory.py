@@ -1,8 +1,10 @@
-"""Peak memory of one round of a thousand clients of the 1.66-million-parameter CNN: sums, and a gather of every update.
+"""Peak memory of one round of a thousand clients of the 1.66-million-parameter CNN: sums, and a
+gather of every update.
 
 python -m securecluster.benchmarks.memory [--clients 1000] [--model cnn-briggs] [--cases …]
 
-Each case runs in a process of its own: one round of one mini-batch of 10 samples per client, so that memory is all it measures.
+Each case runs in a process of its own: one round of one mini-batch of 10 samples per client, so
+    that memory is all it measures.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.table import write
-from securecluster.protocols import CFL, FedAvg, Local, Protocol
 
 from securecluster import Federation
-from securecluster.settings import Settings
+from securecluster.benchmarks.table import write
+from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Local
+from securecluster.runtime.settings import Settings
 
 GIB = 1 << 30
-CASES: dict[str, Callable[..., Protocol]] = {
+CASES: dict[str, Callable[..., ClusteringProtocol]] = {
     "local": partial(Local),
     "fedavg": partial(FedAvg),
     "cfl": partial(CFL, mask="none"),
@@ -42,10 +44,17 @@ def peak() -> float:
 def one(case: str, model: str, clients: int) -> dict[str, Any]:
     """One round in this process."""
     rng = np.random.default_rng(0)
-    arrays = {f"c{k}": (rng.random((10, 1, 28, 28), dtype=np.float32), rng.integers(0, 10, 10)) for k in range(clients)}
-    federation = Federation.from_arrays(arrays, test={name: (x[:2], y[:2]) for name, (x, y) in arrays.items()}, seed=0)
+    arrays = {
+        f"c{k}": (rng.random((10, 1, 28, 28), dtype=np.float32), rng.integers(0, 10, 10))
+        for k in range(clients)
+    }
+    federation = Federation.from_arrays(
+        arrays, test={name: (x[:2], y[:2]) for name, (x, y) in arrays.items()}, seed=0
+    )
     before, began = peak(), time.perf_counter()
-    fitted = CASES[case](model=model, rounds=1, epochs=1, batch_size=10).fit(federation, Settings(transcript="none"))
+    fitted = CASES[case](model=model, rounds=1, epochs=1, batch_size=10).fit(
+        federation, Settings(transcript="none")
+    )
     d = sum(value.numel() for value in fitted.model_of(0).values())
     return {
         "protocol": fitted.name,

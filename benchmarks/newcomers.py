@@ -1,10 +1,12 @@
-"""Newcomers: how many of the clients that join a finished run are sent to their true cluster, plain and masked.
+"""Newcomers: how many of the clients that join a finished run are sent to their true cluster, plain
+and masked.
 
 python -m securecluster.benchmarks.newcomers [--seeds 3] [--full] [--minutes 10]
 
-20 clients run, 20 others of the same clusters join (MNIST: 100 training samples each, `--full` 1500). A newcomer counts as right where
-its true cluster is that of most clients of its label. One-shot clustering compares features: its clients hold tasks, those of the others
-swapped labels or turned images. MNIST is read from SECURECLUSTER_DATA or the hub.
+20 clients run, 20 others of the same clusters join (MNIST: 100 training samples each, `--full`
+1500). A newcomer counts as right where its true cluster is that of most clients of its label.
+One-shot clustering compares features: its clients hold tasks, those of the others swapped labels or
+turned images. MNIST is read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -14,16 +16,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from securecluster import Federation, LabelSwap, Rotation, Tasks
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, OneShot
 
-from securecluster import Federation, LabelSwap, Rotation, Tasks
-
 RUNS, LATER = 20, 20
 PROTOCOLS: dict[str, Any] = {p.name: p for p in (CFL, FLHC, IFCA, SRFCA, OneShot)}
-SCENARIOS: dict[str, Any] = {"label-swap": LabelSwap(clusters=4), "rotation": Rotation(clusters=4), "tasks": Tasks()}
+SCENARIOS: dict[str, Any] = {
+    "label-swap": LabelSwap(clusters=4),
+    "rotation": Rotation(clusters=4),
+    "tasks": Tasks(),
+}
 MASKS = ("none", "permutation", "rotation")
-SAMPLES: dict[str, dict[str, int | None]] = {"digits": {"cpu": None, "full": None}, "mnist": {"cpu": 100, "full": 1500}}
+SAMPLES: dict[str, dict[str, int | None]] = {
+    "digits": {"cpu": None, "full": None},
+    "mnist": {"cpu": 100, "full": 1500},
+}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
@@ -43,12 +51,20 @@ def measure(cell: Cell) -> dict[str, Any]:
     """One run, and those who come later."""
     samples = SAMPLES[cell["data"]][cell["scale"]]
     scenario = SCENARIOS[cell["scenario"]]
-    whole = Federation.simulate(cell["data"], scenario=scenario, clients=RUNS + LATER, samples=samples, seed=cell["seed"])
+    whole = Federation.simulate(
+        cell["data"], scenario=scenario, clients=RUNS + LATER, samples=samples, seed=cell["seed"]
+    )
     federation, newcomers = whole.select(range(RUNS)), whole.select(range(RUNS, RUNS + LATER))
     fitted = PROTOCOLS[cell["protocol"]](mask=cell["mask"]).fit(federation)
-    assert federation.truth is not None and newcomers.truth is not None and fitted.agreement_ is not None
+    assert (
+        federation.truth is not None
+        and newcomers.truth is not None
+        and fitted.agreement_ is not None
+    )
     most = {
-        c: Counter(t for t, label in zip(federation.truth, fitted.labels_, strict=True) if label == c).most_common(1)[0][0]
+        c: Counter(
+            t for t, label in zip(federation.truth, fitted.labels_, strict=True) if label == c
+        ).most_common(1)[0][0]
         for c in set(fitted.labels_.tolist())
     }
     found = fitted.predict(newcomers)
@@ -66,7 +82,11 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen, sheet = options(__doc__, argv), Sheet("newcomers")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise(rows, ["data", "scenario", "protocol", "mask"], ["right", "run_exact", "bytes_each_up", "bytes_each_down"])
+    summarise(
+        rows,
+        ["data", "scenario", "protocol", "mask"],
+        ["right", "run_exact", "bytes_each_up", "bytes_each_down"],
+    )
     return sheet.path
 
 

@@ -1,10 +1,12 @@
-"""Learning rates at which FedAvg and training alone work on every data set: where `networks.RATES` comes from.
+"""Learning rates at which FedAvg and training alone work on every data set: where `networks.RATES`
+comes from.
 
 python -m securecluster.benchmarks.rates [--seeds 1] [--minutes 10] [--full]
 
-Eight clients with 100 training samples each (images), 20 rounds at the default epochs and batch size, plain SGD at several rates.
-Of each run: the mean of clients' test metric, and that of the true cluster that does worst. `--full` has 20 clients with 200 samples.
-Data sets are read from SECURECLUSTER_DATA or the hub.
+Eight clients with 100 training samples each (images), 20 rounds at the default epochs and batch
+size, plain SGD at several rates. Of each run: the mean of clients' test metric, and that of the
+true cluster that does worst. `--full` has 20 clients with 200 samples. Data sets are read from
+SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.benchmarks.table import RESULTS
-from securecluster.protocols import FedAvg, Local
 
 from securecluster import Federation
+from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from securecluster.benchmarks.table import RESULTS
 from securecluster.errors import UpdateError
+from securecluster.protocols import FedAvg, Local
 
 RATES = (0.01, 0.03, 0.06, 0.1, 0.2)
 METHODS: dict[str, Any] = {"fedavg": FedAvg, "local": Local}
@@ -39,8 +41,12 @@ ROUNDS = {"cpu": 20, "full": 40}
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return data set by scenario by network by method by rate by seed."""
-    dense = [("mlp", data, scenario) for data, scenarios in IMAGES.items() for scenario in scenarios]
-    convolved = [("cnn-ali", data, scenario) for data, scenarios in CNN.items() for scenario in scenarios]
+    dense = [
+        ("mlp", data, scenario) for data, scenarios in IMAGES.items() for scenario in scenarios
+    ]
+    convolved = [
+        ("cnn-ali", data, scenario) for data, scenarios in CNN.items() for scenario in scenarios
+    ]
     found: list[Cell] = []
     for seed in range(seeds):
         for model, data, scenario in dense + convolved:

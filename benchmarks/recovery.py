@@ -1,8 +1,11 @@
-"""Exact recovery of label swap by CFL's defaults, over data sets and seeds, and IID digits, which must stay one cluster.
+"""Exact recovery of label swap by CFL's defaults, over data sets and seeds, and IID digits, which
+must stay one cluster.
 
-python -m securecluster.benchmarks.recovery [--data digits mnist fashion_mnist] [--seeds 10] [--samples N]
+python -m securecluster.benchmarks.recovery [--data digits mnist fashion_mnist] [--seeds 10]
+[--samples N]
 
-Image sets other than digits are read from the folder SECURECLUSTER_DATA, or from the Hugging Face hub.
+Image sets other than digits are read from the folder SECURECLUSTER_DATA, or from the Hugging Face
+hub.
 """
 
 from __future__ import annotations
@@ -11,25 +14,36 @@ import argparse
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.table import write
-from securecluster.protocols import CFL
 
 from securecluster import Federation, Iid, LabelSwap
+from securecluster.benchmarks.table import write
 from securecluster.data import Scenario
+from securecluster.protocols import CFL
 
 
 def margins(history: list[Any]) -> tuple[float | None, float]:
-    """Return the least evidence of a split, and the most in the rounds after the last one, in which a split was considered."""
-    looks = [(line["round"], look) for line in history for look in line["looks"] if look["evidence"] is not None]
-    last = max((number for number, look in looks if look["split"]), default=0)
-    at_split = [look["evidence"] for _, look in looks if look["split"]]
-    after = [look["evidence"] for number, look in looks if number > last]
+    """Return the least evidence of a split, and the most in the rounds after the last one, in which
+    a split was considered.
+    """
+    split_tests = [
+        (line["round"], test)
+        for line in history
+        for test in line["split_tests"]
+        if test["evidence"] is not None
+    ]
+    last = max((number for number, test in split_tests if test["split"]), default=0)
+    at_split = [test["evidence"] for _, test in split_tests if test["split"]]
+    after = [test["evidence"] for number, test in split_tests if number > last]
     return min(at_split, default=None), max(after, default=0.0)
 
 
-def one(data: str, scenario: Scenario, samples: int | None, seed: int, **params: float) -> dict[str, Any]:
+def one(
+    data: str, scenario: Scenario, samples: int | None, seed: int, **params: float
+) -> dict[str, Any]:
     """One run."""
-    federation = Federation.simulate(data, scenario=scenario, clients=20, samples=samples, seed=seed)
+    federation = Federation.simulate(
+        data, scenario=scenario, clients=20, samples=samples, seed=seed
+    )
     cfl = CFL(**params).fit(federation)  # type: ignore[arg-type]
     assert cfl.agreement_ is not None
     least, most = margins(cfl.history_)
@@ -58,9 +72,17 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", default=["digits", "mnist", "fashion_mnist"])
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--samples", type=int)
-    parser.add_argument("--eps1", type=float, help="another stationarity threshold than the default; its table has a name of its own")
+    parser.add_argument(
+        "--eps1",
+        type=float,
+        help="another stationarity threshold than the default; its table has a name of its own",
+    )
     options = parser.parse_args()
-    params, name = ({}, "recovery") if options.eps1 is None else ({"eps1": options.eps1}, f"recovery-eps1-{options.eps1}")
+    params, name = (
+        ({}, "recovery")
+        if options.eps1 is None
+        else ({"eps1": options.eps1}, f"recovery-eps1-{options.eps1}")
+    )
     rows = []
     for data, scenario in [("digits", Iid()), *((data, LabelSwap()) for data in options.data)]:
         for seed in range(options.seeds):

@@ -1,9 +1,11 @@
-"""One local epoch of many clients' LSTMs, batched, beside the same clients one after the other through nn.LSTM, taking turns in one run.
+"""One local epoch of many clients' LSTMs, batched, beside the same clients one after the other
+through nn.LSTM, taking turns in one run.
 
 python -m securecluster.benchmarks.recurrent [--rounds 5] [--networks lstm-trajectory …]
 
-"one by one" trains in the same cohort, each of torch's threads one client at a time; "plain loop" is the loop everyone writes, with
-nn.Dropout, at one and at all threads. In float64 without dropout the updates agree.
+"one by one" trains in the same cohort, each of torch's threads one client at a time; "plain loop"
+is the loop everyone writes, with nn.Dropout, at one and at all threads. In float64 without dropout
+the updates agree.
 """
 
 from __future__ import annotations
@@ -17,20 +19,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from securecluster.benchmarks.table import write
 from torch import nn
 
 from securecluster import Federation
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.devices import cpu_threads
-from securecluster.dropout import SeededDropout
-from securecluster.flat import FlatModel
-from securecluster.messages import Rows
-from securecluster.models import adopt
-from securecluster.objectives import Language, Objective, Trajectory
-from securecluster.randomness import Randomness
-from securecluster.recurrent import LSTM
-from securecluster.sequence_networks import lstm_chars, lstm_trajectory, lstm_words
+from securecluster.benchmarks.table import write
+from securecluster.core.devices import cpu_threads
+from securecluster.core.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models.dropout import SeededDropout
+from securecluster.models.flat_model import FlatModel
+from securecluster.models.objectives import Language, Objective, Trajectory
+from securecluster.models.recurrent import LSTM
+from securecluster.models.sequence_architectures import lstm_chars, lstm_trajectory, lstm_words
+from securecluster.models.validation import prepare_module
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 PLAN = LocalTraining(lr=0.1, epochs=1, batch_size=10)
 CPU = torch.device("cpu")
@@ -53,25 +55,31 @@ class Case:
 
         def drawn() -> tuple[Any, Any]:
             if self.objective.kind == "trajectory":
-                return rng.random((self.samples, *self.shape)), rng.random((self.samples, self.classes))
+                return rng.random((self.samples, *self.shape)), rng.random(
+                    (self.samples, self.classes)
+                )
             text = rng.integers(self.classes, size=(self.samples, self.shape[0] + 1))
             return text[:, :-1], text[:, 1:]
 
         arrays = {f"c{k}": drawn() for k in range(clients)}
         none: dict[str, Any] = {name: ([], []) for name in arrays}
-        return Federation.from_arrays(arrays, test=none, objective=self.objective, classes=self.classes, seed=0)
+        return Federation.from_arrays(
+            arrays, test=none, objective=self.objective, classes=self.classes, seed=0
+        )
 
     def cohort(
         self,
         clients: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device = CPU,
-    ) -> Cohort:
+    ) -> LocalTrainer:
         """The clients, with the network's own first weights."""
         torch.manual_seed(0)
         federation = self.federation(clients)
-        flat = adopt(self.make(self.shape, self.classes), self.shape, self.classes, objective=self.objective)
-        return Cohort(federation, flat, Randomness(0), device, dtype)
+        flat = prepare_module(
+            self.make(self.shape, self.classes), self.shape, self.classes, objective=self.objective
+        )
+        return LocalTrainer(federation, flat, Randomness(0), device, dtype)
 
 
 CASES = {
@@ -95,7 +103,9 @@ class Outputs(nn.Module):
 
 
 def plain_module(module: nn.Module, seeded: bool) -> nn.Module:
-    """The same network through nn.LSTM, with the same order of parameters; dropout is nn.Dropout unless it stays seeded."""
+    """The same network through nn.LSTM, with the same order of parameters; dropout is nn.Dropout
+    unless it stays seeded.
+    """
     found = copy.deepcopy(module)
     for name, part in list(found.named_children()):
         if isinstance(part, LSTM):
@@ -106,7 +116,9 @@ def plain_module(module: nn.Module, seeded: bool) -> nn.Module:
 
 
 def load(module: nn.Module, flat: torch.Tensor) -> None:
-    """Copy a flat vector (d,) into a module's parameters where they lie: cuDNN wants an LSTM's in one piece."""
+    """Copy a flat vector (d,) into a module's parameters where they lie: cuDNN wants an LSTM's in
+    one piece.
+    """
     parameters = list(module.parameters())
     parts = torch.split(flat, [p.numel() for p in parameters])
     with torch.no_grad():
@@ -122,7 +134,7 @@ def optimizer_of(plan: LocalTraining, module: nn.Module) -> torch.optim.Optimize
 
 
 def plain(
-    batched: Cohort,
+    batched: LocalTrainer,
     module: nn.Module,
     plan: LocalTraining,
     clients: int | None = None,
@@ -149,13 +161,21 @@ def plain(
     return out
 
 
-def variants(case: Case, clients: int, plan: LocalTraining, dtype: torch.dtype) -> dict[str, tuple[int, Callable[[], torch.Tensor]]]:
+def variants(
+    case: Case, clients: int, plan: LocalTraining, dtype: torch.dtype
+) -> dict[str, tuple[int, Callable[[], torch.Tensor]]]:
     """Name -> (threads, one epoch)."""
-    batched, single, threads = case.cohort(clients, dtype), case.cohort(clients, dtype), torch.get_num_threads()
-    single.model = FlatModel(plain_module(single.model.module, seeded=True), together=False, objective=case.objective)
+    batched, single, threads = (
+        case.cohort(clients, dtype),
+        case.cohort(clients, dtype),
+        torch.get_num_threads(),
+    )
+    single.model = FlatModel(
+        plain_module(single.model.module, seeded=True), together=False, objective=case.objective
+    )
     module = plain_module(batched.model.module, seeded=False)
 
-    def epoch(of: Cohort) -> torch.Tensor:
+    def epoch(of: LocalTrainer) -> torch.Tensor:
         return of.train(Rows(of.start[None], (0,) * clients), range(clients), plan, 1)
 
     return {
@@ -169,7 +189,12 @@ def variants(case: Case, clients: int, plan: LocalTraining, dtype: torch.dtype) 
 def measure(name: str, clients: int, rounds: int) -> list[dict[str, Any]]:
     """Seconds an epoch of each variant, in turn."""
     case = CASES[name]
-    exact = {way: epoch() for way, (_, epoch) in variants(case, 3, replace(PLAN, dropout=False), torch.float64).items()}
+    exact = {
+        way: epoch()
+        for way, (_, epoch) in variants(
+            case, 3, replace(PLAN, dropout=False), torch.float64
+        ).items()
+    }
     known = variants(case, clients, PLAN, torch.float32)
     seconds: dict[str, list[float]] = {way: [] for way in known}
     for number in range(rounds + 1):
@@ -179,7 +204,12 @@ def measure(name: str, clients: int, rounds: int) -> list[dict[str, Any]]:
                 epoch()
                 if number:
                     seconds[way].append(time.perf_counter() - began)
-    plainly, medians = exact["plain loop, 1 thread"], {way: float(np.median(taken)) for way, taken in seconds.items()}
+    plainly, medians = (
+        exact["plain loop, 1 thread"],
+        {way: float(np.median(taken)) for way, taken in seconds.items()},
+    )
+    largest = plainly.abs().max()
+    errors = {way: float((exact[way] - plainly).abs().max() / largest) for way in seconds}
     best = min(m for way, m in medians.items() if way.startswith("plain"))
     return [
         {
@@ -192,7 +222,7 @@ def measure(name: str, clients: int, rounds: int) -> list[dict[str, Any]]:
             "max": round(max(taken), 4),
             "one_by_one_over_it": round(medians["one by one"] / medians[way], 2),
             "best_plain_loop_over_it": round(best / medians[way], 2),
-            "error_in_float64": f"{float((exact[way] - plainly).abs().max() / plainly.abs().max()):.1e}",
+            "error_in_float64": f"{errors[way]:.1e}",
         }
         for way, taken in seconds.items()
     ]

@@ -26,9 +26,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, spread
-from securecluster.benchmarks.table import RESULTS
-from securecluster.protocols import Settings
 
 from securecluster import (
     Dirichlet,
@@ -43,13 +40,17 @@ from securecluster import (
     Tasks,
 )
 from securecluster.app.options import protocol_class
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, spread
+from securecluster.benchmarks.table import RESULTS
+from securecluster.clustering.metrics import mean
 from securecluster.data import Scenario, Shard, Topics
 from securecluster.errors import SecureClusterError
-from securecluster.metrics import mean
+from securecluster.protocols import Settings
 
 BASELINES = ("fedavg", "finetune", "local")
 CLUSTERED = ("cfl", "flhc", "srfca", "oneshot", "ifca", "local-kmeans")
-TRAJECTORIES = ("nsim",)  # whose server knows the format of trajectories and of no other data
+# protocols whose server knows the format of trajectories and of no other data
+TRAJECTORIES = ("nsim",)
 NAMES = (*BASELINES, *CLUSTERED, *TRAJECTORIES)
 
 Spread = tuple[float, float, float, int]  # mean, least, most and number of values

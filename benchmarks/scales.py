@@ -1,10 +1,12 @@
-"""Accuracy of FedAvg at several scales of the features: where the warnings on users' own data begin.
+"""Accuracy of FedAvg at several scales of the features: where the warnings on users' own data
+begin.
 
 python -m securecluster.benchmarks.scales [--rounds 20] [--seeds 3]
 
-Six clients share scikit-learn's digits, wine or breast cancer data. Either all values are multiplied to a root mean
-square of `scale`, standardised or as they come, or one column of noise with that root mean square is added to the
-standardised ones. The network and its learning rate are the defaults for tables.
+Six clients share scikit-learn's digits, wine or breast cancer data. Either all values are
+multiplied to a root mean square of `scale`, standardised or as they come, or one column of noise
+with that root mean square is added to the standardised ones. The network and its learning rate are
+the defaults for tables.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.table import write
-from securecluster.protocols import FedAvg
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
 from securecluster import Federation
+from securecluster.benchmarks.table import write
 from securecluster.errors import SecureClusterWarning, UpdateError
+from securecluster.protocols import FedAvg
 
 DATA = {"digits": load_digits, "wine": load_wine, "cancer": load_breast_cancer}
 WHOLE = (0.01, 0.02, 0.05, 0.1, 0.3, 1.0, 2.0, 2.9, 3.9, 6.0, 8.0)

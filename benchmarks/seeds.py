@@ -1,4 +1,5 @@
-"""The default run over seeds: exact recovery, accuracy before and after beside FedAvg and local training, bytes.
+"""The default run over seeds: exact recovery, accuracy before and after beside FedAvg and local
+training, bytes.
 
 python -m securecluster.benchmarks.seeds [number of seeds, 10]
 """
@@ -9,14 +10,15 @@ import sys
 from typing import Any
 
 import numpy as np
+
+from securecluster import Federation, Iid
 from securecluster.benchmarks.table import write
-from securecluster.protocols import CFL, FedAvg, Local, Protocol, Settings
+from securecluster.messaging import wire
+from securecluster.messaging.messages import reply_header
+from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Local, Settings
 
-from securecluster import Federation, Iid, wire
-from securecluster.messages import reply_header
 
-
-def encoded_bytes(fitted: Protocol) -> int:
+def encoded_bytes(fitted: ClusteringProtocol) -> int:
     """The length of every frame of the run, encoded for real."""
     total = 0
     for position in range(len(fitted.transcript_.entries)):
@@ -24,7 +26,11 @@ def encoded_bytes(fitted: Protocol) -> int:
         for k in range(len(call.to)):
             total += len(wire.encode(call.header(k), call.query, k))
             if call.to[k] in answer.ids:
-                total += len(wire.encode(reply_header(call.header(k)), answer.reply, answer.ids.index(call.to[k])))
+                total += len(
+                    wire.encode(
+                        reply_header(call.header(k)), answer.reply, answer.ids.index(call.to[k])
+                    )
+                )
     return total
 
 
@@ -61,7 +67,9 @@ def main(seeds: int = 10) -> None:
         print(rows[-1], flush=True)
     for column in ("before", "after", "fedavg", "local"):
         values = np.array([r[column] for r in rows if r[column] is not None], dtype=float)
-        print(f"{column:<7} mean {values.mean():.4f}  min {values.min():.4f}  max {values.max():.4f}")
+        print(
+            f"{column:<7} mean {values.mean():.4f}  min {values.min():.4f}  max {values.max():.4f}"
+        )
     equal = sum(r["bytes_up"] + r["bytes_down"] == r["bytes_encoded"] for r in rows)
     print(f"exact {sum(r['exact'] for r in rows)} of {seeds}; frames as long as counted in {equal}")
     print(write("seeds", rows))

@@ -2,7 +2,8 @@
 
 python -m securecluster.benchmarks.starts [--seeds 20] [--full] [--minutes 10]
 
-Digits, label swap in four clusters, 20 clients, k = 4, 20 rounds. `--full` is the same at 40 rounds.
+Digits, label swap in four clusters, 20 clients, k = 4, 20 rounds. `--full` is the same at 40
+rounds.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from securecluster import Federation
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
 from securecluster.protocols import IFCA
-
-from securecluster import Federation
 
 KINDS = ((1, 1), (10, 3), (10, 5))  # starts, rounds of each
 ROUNDS = {"cpu": 20, "full": 40}
@@ -23,7 +23,10 @@ ROUNDS = {"cpu": 20, "full": 40}
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Kinds of restarts by seed."""
     kinds = [(seed, starts, each) for seed in range(seeds) for starts, each in KINDS]
-    return [{"scale": scale, "rounds": ROUNDS[scale], "starts": s, "start_rounds": e, "seed": seed} for seed, s, e in kinds]
+    return [
+        {"scale": scale, "rounds": ROUNDS[scale], "starts": s, "start_rounds": e, "seed": seed}
+        for seed, s, e in kinds
+    ]
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -32,7 +35,11 @@ def measure(cell: Cell) -> dict[str, Any]:
     fitted.fit(Federation.simulate("digits", seed=cell["seed"]))
     assert fitted.agreement_ is not None
     sent = fitted.bytes_["up"] + fitted.bytes_["down"]
-    return {"exact": fitted.agreement_["exact"], "accuracy": fitted.history_[-1]["accuracy"], "bytes": sent}
+    return {
+        "exact": fitted.agreement_["exact"],
+        "accuracy": fitted.history_[-1]["accuracy"],
+        "bytes": sent,
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

@@ -18,8 +18,12 @@ def machine() -> str:
 
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return f"{model}, {os.cpu_count()} cores; torch {torch.__version__}; Python {platform.python_version()}"
+    model = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
+    versions = f"torch {torch.__version__}; Python {platform.python_version()}"
+    return f"{model}, {os.cpu_count()} cores; {versions}"
 
 
 def write(name: str, rows: Iterable[Mapping[str, Any]]) -> Path:

@@ -1,12 +1,14 @@
-"""Two worlds that differ in one example, or one client: what releases show of it, against the ε that their ledgers claim.
+"""Two worlds that differ in one example, or one client: what releases show of it, against the ε
+that their ledgers claim.
 
 python -m securecluster.benchmarks.worlds [--clients 400] [--only srfca cfl] [--confidence 0.95]
 
-Many clients take part in one run, and each draws noise of its own. Every other one holds a canary, so that half of
-what leaves is of either world. A statistic of each client's reply gives μ, the distance of the worlds in units of the
-noise, an ε at δ = 1e-5 that holds for it if the release is Gaussian, and a lower bound of ε by Clopper and Pearson that
-needs no such assumption (`securecluster.privacy.canaries`). A bound above the claim refutes it; one below proves
-nothing. Writes benchmarks/results/worlds.csv.
+Many clients take part in one run, and each draws noise of its own. Every other one holds a canary,
+so that half of what leaves is of either world. A statistic of each client's reply gives μ, the
+distance of the worlds in units of the noise, an ε at δ = 1e-5 that holds for it if the release is
+Gaussian, and a lower bound of ε by Clopper and Pearson that needs no such assumption
+(`securecluster.privacy.dp.auditing`). A bound above the claim refutes it; one below proves nothing.
+Writes benchmarks/results/worlds.csv.
 """
 
 from __future__ import annotations
@@ -21,24 +23,34 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.table import write
-from securecluster.protocols import CFL, IFCA, SRFCA, FedAvg, OneShot, Protocol, RandomClusters, Settings
 
 from securecluster import Federation
-from securecluster.backend import torch
-from securecluster.displacements import Outbox, Posted
+from securecluster.benchmarks.table import write
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
 from securecluster.errors import SecureClusterWarning
-from securecluster.privacy.accounting import gaussian_epsilon
-from securecluster.privacy.canaries import Audit, lower_bound
-from securecluster.privacy.keys import Hello
-from securecluster.privacy.ledger import Ledger
-from securecluster.randomness import Randomness
-from securecluster.refinement import cross_losses
-from securecluster.refiner import Refiner
-from securecluster.relevance import Relative
-from securecluster.transcript import Transcript
-from securecluster.transport import InProcess, Recorded
-from securecluster.tree import Tree, fall_back
+from securecluster.messaging.messages import Empty
+from securecluster.messaging.transcript import Transcript
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.privacy.dp.auditing import Audit, lower_bound
+from securecluster.privacy.dp.ledger import Ledger
+from securecluster.protocols import (
+    CFL,
+    IFCA,
+    SRFCA,
+    ClusteringProtocol,
+    FedAvg,
+    OneShot,
+    RandomClusters,
+    Settings,
+)
+from securecluster.protocols.cfl.parameter_tree import ParameterTree, choose_fallback_models
+from securecluster.protocols.common.messages import ModelDelta
+from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.oneshot.client import OneShotClient
+from securecluster.protocols.srfca.client import SRFCAClient
+from securecluster.protocols.srfca.server import cross_losses
+from securecluster.runtime.transport import InProcess, Recorded
 
 Array = NDArray[np.float64]
 Sample = tuple[NDArray[np.float32], int]
@@ -99,14 +111,18 @@ class Finding:
             "claimed_epsilon": round(self.claimed, 3),
             "mu": round(self.mu, 3),
             "mu_error": round(self.error, 3),
-            "epsilon_of_mu": round(gaussian_epsilon(max(self.mu, 0.0), DELTA), 3) if self.gaussian else "",
+            "epsilon_of_mu": round(gaussian_epsilon(max(self.mu, 0.0), DELTA), 3)
+            if self.gaussian
+            else "",
             "lower_epsilon_rates": round(self.audit.epsilon(DELTA), 3),
             "lower_epsilon": round(self.least, 3),
             "refuted": self.refuted,
         }
 
 
-def federation(count: int, samples: int, canary: Callable[[int], Sample], all_samples: bool = False) -> Federation:
+def federation(
+    count: int, samples: int, canary: Callable[[int], Sample], all_samples: bool = False
+) -> Federation:
     """Return clients that hold zeros and, each, a canary.
 
     Args:
@@ -122,13 +138,20 @@ def federation(count: int, samples: int, canary: Callable[[int], Sample], all_sa
         x[held], y[held] = canary(i)
         clients[f"c{i}"] = (x, y)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SecureClusterWarning)  # of scales, which canaries are meant to have
-        return Federation.from_arrays(clients, test=dict.fromkeys(clients, test), classes=CLASSES, seed=SEED)
+        # of scales, which canaries are meant to have
+        warnings.simplefilter("ignore", SecureClusterWarning)
+        return Federation.from_arrays(
+            clients, test=dict.fromkeys(clients, test), classes=CLASSES, seed=SEED
+        )
 
 
 def weights(other: bool = False) -> Array:
-    """Return the initial weights (CLASSES, FEATURES) of the linear model, or those of IFCA's second model."""
-    flat = FedAvg(model="linear", rounds=1).flat_model(federation(2, 4, lambda i: (np.zeros(FEATURES, np.float32), 0)))
+    """Return the initial weights (CLASSES, FEATURES) of the linear model, or those of IFCA's second
+    model.
+    """
+    flat = FedAvg(model="linear", rounds=1).flat_model(
+        federation(2, 4, lambda i: (np.zeros(FEATURES, np.float32), 0))
+    )
     drawn = flat.redrawn(Randomness(SEED), "start", 0, 1) if other else flat.initial()
     first = 0
     for shape in flat.shapes.values():
@@ -139,7 +162,9 @@ def weights(other: bool = False) -> Array:
 
 
 def telling_feature() -> tuple[NDArray[np.float32], int, int]:
-    """Return a long sample, the label that the first model is surest of there, and one that it is sure it is not."""
+    """Return a long sample, the label that the first model is surest of there, and one that it is
+    sure it is not.
+    """
     table = weights()
     gaps = np.sort(table, axis=0)
     feature = int(np.argmax(gaps[-1] - gaps[-2]))
@@ -173,7 +198,9 @@ def price(ledger: Ledger, method: str) -> float:
     return Ledger(own, ledger.samples).price(DELTA).epsilon
 
 
-def judged(statistic: Mapping[int, float], confidence: float, present: Callable[[int], bool] = held) -> Audit:
+def judged(
+    statistic: Mapping[int, float], confidence: float, present: Callable[[int], bool] = held
+) -> Audit:
     """Return the audit of statistics by client or cluster."""
     here = [value for i, value in sorted(statistic.items()) if present(i)]
     gone = [value for i, value in sorted(statistic.items()) if not present(i)]
@@ -198,37 +225,62 @@ def dp_sgd(count: int, confidence: float, batch: int, z: float) -> Finding:
     """Audit a round of DP-SGD: the canary's gradient is beyond the clip norm, or it is zero."""
     known = loss_canaries(count, 24, whole=False)
     params = {**LINEAR, "lr": 1e-3, "clip": 0.5, "dp_unit": "example"}
-    plain = first(replies(FedAvg(**params, batch_size=24).fit(known, FULL).transcript_, "contribute", "delta"))
+    plain = first(
+        replies(FedAvg(**params, batch_size=24).fit(known, FULL).transcript_, "contribute", "delta")
+    )
     fitted = FedAvg(**params, batch_size=batch, noise=z).fit(known, FULL)
     rows = first(replies(fitted.transcript_, "contribute", "delta"))
     audit = judged(along(rows, plain[0], plain[1]), confidence)
-    return Finding(f"DP-SGD, q = {batch}/24", "example", price(fitted.ledger_, "contribute"), audit, gaussian=batch == 24)
+    return Finding(
+        f"DP-SGD, q = {batch}/24",
+        "example",
+        price(fitted.ledger_, "contribute"),
+        audit,
+        gaussian=batch == 24,
+    )
 
 
 def local_updates(count: int, confidence: float, z: float = 1.0) -> Finding:
-    """Audit clipped updates with the clients' own noise: a client's is beyond the clip norm, or next to nothing."""
+    """Audit clipped updates with the clients' own noise: a client's is beyond the clip norm, or
+    next to nothing.
+    """
     known = update_canaries(count, held)
     params = {**LINEAR, "lr": 1e-6, "clip": 1e-3}
     plain = first(replies(FedAvg(**params).fit(known, FULL).transcript_, "contribute", "delta"))
     fitted = FedAvg(**params, noise=z).fit(known, FULL)
     rows = first(replies(fitted.transcript_, "contribute", "delta"))
     audit = judged(along(rows, plain[0], plain[1]), confidence)
-    return Finding("updates, noise of clients", "client", price(fitted.ledger_, "contribute"), audit)
+    return Finding(
+        "updates, noise of clients", "client", price(fitted.ledger_, "contribute"), audit
+    )
 
 
 def update_canaries(count: int, canary: Callable[[int], bool]) -> Federation:
-    """Return clients whose updates are long where they hold the canary, and next to nothing elsewhere."""
+    """Return clients whose updates are long where they hold the canary, and next to nothing
+    elsewhere.
+    """
     sample, _, miss = telling_feature()
     nothing = np.zeros(FEATURES, np.float32)
     return federation(count, 8, lambda i: (sample if canary(i) else nothing, miss))
 
 
-def central_sums(count: int, confidence: float, z: float = 1.0, kind: type[RandomClusters] = RandomClusters) -> Finding:
-    """Audit a trusted server's sums: each cluster of two has a canary among its members, or has none.
+def central_sums(
+    count: int, confidence: float, z: float = 1.0, kind: type[RandomClusters] = RandomClusters
+) -> Finding:
+    """Audit a trusted server's sums: each cluster of two has a canary among its members, or has
+    none.
 
-    What the server adds noise to is not in the transcript; the averages that it makes of it, and sends back, are.
+    What the server adds noise to is not in the transcript; the averages that it makes of it, and
+    sends back, are.
     """
-    params = {**LINEAR, "lr": 1e-6, "clip": 1e-3, "placement": "central", "k": count // 2, "rounds": 2}
+    params = {
+        **LINEAR,
+        "lr": 1e-6,
+        "clip": 1e-3,
+        "placement": "central",
+        "k": count // 2,
+        "rounds": 2,
+    }
     anyone = update_canaries(count, held)  # clusters are drawn from the seed alone
     labels = RandomClusters(**{**params, "rounds": 1}).fit(anyone).labels_.tolist()
     holders = {labels.index(c) for c in range(0, count // 2, 2)}
@@ -242,7 +294,9 @@ def central_sums(count: int, confidence: float, z: float = 1.0, kind: type[Rando
 
 
 def averages(fitted: Any, labels: list[int]) -> dict[int, Array]:
-    """Return the average that each cluster's first member was sent after the first round, by cluster."""
+    """Return the average that each cluster's first member was sent after the first round, by
+    cluster.
+    """
     found: dict[int, Array] = {}
     for position, entry in enumerate(fitted.transcript_.entries):
         if entry.method != "contribute" or entry.round != 2:
@@ -261,51 +315,93 @@ def eigenvectors(count: int, confidence: float, z: float = 1.0) -> Finding:
     feature = int(sample.argmax())
     nothing = np.zeros(FEATURES, np.float32)
     known = federation(count, 24, lambda i: (sample if held(i) else nothing, label))
-    params = {**LINEAR, "tasks": 2, "vectors": FEATURES, "sealed": False, "clip": 0.5, "noise": 5.0, "gram_noise": z}
+    params = {
+        **LINEAR,
+        "tasks": 2,
+        "vectors": FEATURES,
+        "sealed": False,
+        "clip": 0.5,
+        "noise": 5.0,
+        "gram_noise": z,
+    }
     made = OneShot(**params, dp_unit="example")
     net, transcript = connected(made, known)
-    net.gather(Relative.eigen, Hello(), to=net.clients)
+    net.gather(OneShotClient.eigen, Empty(), to=net.clients)
     vectors = first(replies(transcript, "eigen", "vectors"))
     statistic = {i: float(rows[0, feature] ** 2) for i, rows in vectors.items()}
-    return Finding("eigenvectors", "example", price(net.state.ledger, "eigen"), judged(statistic, confidence), gaussian=False)
+    return Finding(
+        "eigenvectors",
+        "example",
+        price(net.state.ledger, "eigen"),
+        judged(statistic, confidence),
+        gaussian=False,
+    )
 
 
-def connected(made: Protocol, known: Federation) -> tuple[Any, Transcript]:
+def connected(made: ClusteringProtocol, known: Federation) -> tuple[Any, Transcript]:
     """Return the network of a protocol's own endpoint, and its transcript."""
     endpoint = made.build_client(known, Settings())
     transcript = Transcript("full")
-    net = made.build_network(Recorded(InProcess(endpoint.answer), transcript), made.config(known, "float32"))
+    net = made.build_network(
+        Recorded(InProcess(endpoint.answer), transcript), made.config(known, "float32")
+    )
     net.round = 1
     return net, transcript
 
 
 def choices(count: int, confidence: float, z: float = 2.0, rounds: int = 20) -> Finding:
-    """Audit IFCA's choices: a sample that fits one of two models and not the other, or the other way round."""
+    """Audit IFCA's choices: a sample that fits one of two models and not the other, or the other
+    way round.
+    """
     one, two = weights(), weights(other=True)
     feature = next(k for k in range(FEATURES) if one[:, k].argmax() != two[:, k].argmax())
     sample = np.zeros(FEATURES, np.float32)
     sample[feature] = LONG
     fits = int(two[:, feature].argmax()), int(one[:, feature].argmax())
     known = federation(count, 8, lambda i: (sample, fits[0] if held(i) else fits[1]))
-    params = {**LINEAR, "lr": 1e-9, "clip": 1e-3, "loss_clip": 0.5, "dp_unit": "example", "rounds": rounds}
+    params = {
+        **LINEAR,
+        "lr": 1e-9,
+        "clip": 1e-3,
+        "loss_clip": 0.5,
+        "dp_unit": "example",
+        "rounds": rounds,
+    }
     made = IFCA(**params, k=2, starts=1, noise=z)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SecureClusterWarning)  # models that stand still learn nothing
+        # models that stand still learn nothing
+        warnings.simplefilter("ignore", SecureClusterWarning)
         fitted = made.fit(known, FULL)
-    statistic = {i: float(np.sum(rows)) for i, rows in replies(fitted.transcript_, "choose", "model").items()}
+    statistic = {
+        i: float(np.sum(rows)) for i, rows in replies(fitted.transcript_, "choose", "model").items()
+    }
     claimed = price(fitted.ledger_, "choose")
-    return Finding(f"IFCA's choices, {rounds} of them", "example", claimed, judged(statistic, confidence), gaussian=False)
+    return Finding(
+        f"IFCA's choices, {rounds} of them",
+        "example",
+        claimed,
+        judged(statistic, confidence),
+        gaussian=False,
+    )
 
 
-def srfca_losses(count: int, confidence: float, unit: str = "example", z: float = 1.0, kind: type[SRFCA] = SRFCA) -> Finding:
-    """Audit a row of losses under everyone's model: one sample, or all of a client's, at the bound or at zero."""
+def srfca_losses(
+    count: int, confidence: float, unit: str = "example", z: float = 1.0, kind: type[SRFCA] = SRFCA
+) -> Finding:
+    """Audit a row of losses under everyone's model: one sample, or all of a client's, at the bound
+    or at zero.
+    """
     known = loss_canaries(count, 8, whole=unit == "client")
     params = {**LINEAR, "lr": 1e-6, "clip": 1e-3, "loss_clip": 0.5, "noise": z, "dp_unit": unit}
     net, transcript = connected(kind(**params), known)
-    got = net.gather(Refiner.hand_in, Hello(), to=net.clients)
+    got = net.gather(SRFCAClient.send_model, Empty(), to=net.clients)
     cross_losses(net, got.ids, got.rows.delta.values, got.step)
-    statistic = {i: float(row.mean()) for i, row in first(replies(transcript, "losses", "loss")).items()}
-    return Finding("SR-FCA's losses", unit, price(net.state.ledger, "losses"), judged(statistic, confidence))
+    statistic = {
+        i: float(row.mean()) for i, row in first(replies(transcript, "losses", "loss")).items()
+    }
+    return Finding(
+        "SR-FCA's losses", unit, price(net.state.ledger, "losses"), judged(statistic, confidence)
+    )
 
 
 def loss_canaries(count: int, samples: int, whole: bool) -> Federation:
@@ -314,21 +410,36 @@ def loss_canaries(count: int, samples: int, whole: bool) -> Federation:
     return federation(count, samples, lambda i: (sample, miss if held(i) else hit), whole)
 
 
-def fallback_losses(count: int, confidence: float, unit: str = "example", z: float = 1.0, kind: type[CFL] = CFL) -> Finding:
-    """Audit the losses that CFL's fallback judges by, after a split: of one sample kept aside, or of several."""
-    known = loss_canaries(count, 2 if unit == "example" else 8, whole=True)  # half of its equal samples are kept aside
+def fallback_losses(
+    count: int, confidence: float, unit: str = "example", z: float = 1.0, kind: type[CFL] = CFL
+) -> Finding:
+    """Audit the losses that CFL's fallback judges by, after a split: of one sample kept aside, or
+    of several.
+    """
+    # half of its equal samples are kept aside
+    known = loss_canaries(count, 2 if unit == "example" else 8, whole=True)
     bound = 0.5 if unit == "example" else 0.4  # other losses, hence other draws
-    params = {**LINEAR, "lr": 1e-6, "clip": 1e-3, "loss_clip": bound, "noise": z, "dp_unit": unit, "fallback": 0.5}
+    params = {
+        **LINEAR,
+        "lr": 1e-6,
+        "clip": 1e-3,
+        "loss_clip": bound,
+        "noise": z,
+        "dp_unit": unit,
+        "fallback": 0.5,
+    }
     net, transcript = connected(kind(**params), known)
     half = count // 2
-    tree, labels = Tree.start(count), [int(i >= half) for i in range(count)]
+    tree, labels = ParameterTree.start(count), [int(i >= half) for i in range(count)]
     tree.branch(0, (list(range(half)), list(range(half, count))), 1)
     for node in tree.nodes:
-        node.model = Posted(torch.zeros(net.agreed["dimension"]))
-    fall_back(net, tree, Outbox.start(count, fresh=False), labels)
+        node.model = ModelDelta(torch.zeros(net.agreed["dimension"]))
+    choose_fallback_models(net, tree, PendingUpdates.start(count, fresh=False), labels)
     rows = first(replies(transcript, "judge", "loss"))
     statistic = {i: float(row.mean()) for i, row in rows.items()}
-    return Finding("CFL's fallback", unit, price(net.state.ledger, "judge"), judged(statistic, confidence))
+    return Finding(
+        "CFL's fallback", unit, price(net.state.ledger, "judge"), judged(statistic, confidence)
+    )
 
 
 AUDITS: dict[str, Callable[[int, float], Finding]] = {

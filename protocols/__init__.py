@@ -1,19 +1,18 @@
 """The published methods, one file each. They never import each other."""
 
-from securecluster.protocols.base import Protocol
-from securecluster.protocols.cfl import CFL
+from securecluster.protocols.cfl.protocol import CFL
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.fedavg import FedAvg
 from securecluster.protocols.finetune import FineTune
 from securecluster.protocols.flhc import FLHC
-from securecluster.protocols.ifca import IFCA
+from securecluster.protocols.ifca.protocol import IFCA
 from securecluster.protocols.local import Local
 from securecluster.protocols.local_kmeans import LocalKMeans
-from securecluster.protocols.nsim import NSIM
-from securecluster.protocols.oneshot import OneShot
+from securecluster.protocols.nsim.protocol import NSIM
+from securecluster.protocols.oneshot.protocol import OneShot
 from securecluster.protocols.random_clusters import RandomClusters
-from securecluster.protocols.srfca import SRFCA
-
-from securecluster.settings import Settings
+from securecluster.protocols.srfca.protocol import SRFCA
+from securecluster.runtime.settings import Settings
 
 __all__ = [
     "CFL",
@@ -21,12 +20,12 @@ __all__ = [
     "IFCA",
     "NSIM",
     "SRFCA",
+    "ClusteringProtocol",
     "FedAvg",
     "FineTune",
     "Local",
     "LocalKMeans",
     "OneShot",
-    "Protocol",
     "RandomClusters",
     "Settings",
 ]

@@ -48,7 +48,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that the command line is there before numpy is."""
+    """Import a public name when it is first used, so that the command line is there before numpy
+    is.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":

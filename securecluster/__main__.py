@@ -12,7 +12,7 @@ def entry() -> None:
 
         stops.prepare_process()
         from securecluster.app.cli import main
-        from securecluster.backend import prepare
+        from securecluster.core.lazy_torch import prepare
 
         prepare()
         code = main(sys.argv[1:])

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 
 class SecureClusterError(Exception):
-    """Base of all errors a user can mend; the command line prints it as one sentence and exits with 2."""
+    """Base of all errors a user can mend; the command line prints it as one sentence and exits with
+    2.
+    """
 
 
 class UsageError(SecureClusterError):
@@ -19,7 +21,9 @@ class SecureClusterWarning(UserWarning):
 
 
 class FrameError(SecureClusterError):
-    """A frame that does not parse, is not meant for this party, or was built from another configuration."""
+    """A frame that does not parse, is not meant for this party, or was built from another
+    configuration.
+    """
 
 
 class UnforeseenError(FrameError):

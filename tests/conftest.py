@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: two test processes on two cores would fight
+# before torch loads: two test processes on two cores would fight
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,38 +15,58 @@ import numpy as np
 import pytest
 
 from securecluster import Federation, LabelSwap
-from securecluster.data.stores import FOLDER
+from securecluster.data.locations import FOLDER
 
 
 @pytest.fixture
 def small() -> Federation:
     """Six clients in two clusters, 40 training samples each."""
-    return Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=6, samples=40, seed=0)
+    return Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=6, samples=40, seed=0
+    )
 
 
 @pytest.fixture
 def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mobility folder of six persons with one leg of 60 positions each, every other one near the same of two places."""
+    """A mobility folder of six persons with one leg of 60 positions each, every other one near the
+    same of two places.
+    """
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     draw, rows = np.random.default_rng(0), []
     for person in range(6):
-        path = np.array([2000 + 5000 * (person % 2), 3000]) + np.cumsum(draw.normal(size=(60, 2)), axis=0) * 40
+        path = (
+            np.array([2000 + 5000 * (person % 2), 3000])
+            + np.cumsum(draw.normal(size=(60, 2)), axis=0) * 40
+        )
         rows += [(f"p{person}", 10 * k, float(x), float(y), 0) for k, (x, y) in enumerate(path)]
-    columns = dict(zip(("user_id", "t", "x", "y", "leg"), map(list, zip(*rows, strict=True)), strict=True))
+    columns = dict(
+        zip(("user_id", "t", "x", "y", "leg"), map(list, zip(*rows, strict=True)), strict=True)
+    )
     folder = tmp_path / "data" / "most_mobility"
     folder.mkdir(parents=True)
     pq.write_table(pa.table(columns), folder / "traces.parquet")
-    pq.write_table(pa.table({"user_id": [f"p{k}" for k in range(6)], "slice": [str(k % 2) for k in range(6)]}), folder / "users.parquet")
+    pq.write_table(
+        pa.table({"user_id": [f"p{k}" for k in range(6)], "slice": [str(k % 2) for k in range(6)]}),
+        folder / "users.parquet",
+    )
     monkeypatch.setenv(FOLDER, str(tmp_path / "data"))
 
 
 @pytest.fixture
 def brief_fit() -> Callable[..., Any]:
-    """The fit of NSIM's pair network, of one small network that trains for a moment, whatever grid is asked for."""
-    from securecluster.estimator import fit
-    from securecluster.pair_network import Plan
+    """The fit of NSIM's pair network, of one small network that trains for a moment, whatever grid
+    is asked for.
+    """
+    from securecluster.protocols.nsim.pair_network import PairNetworkConfig
+    from securecluster.protocols.nsim.similarity_model import fit
 
     def brief(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
-        return fit(rows, true, draws, grid=(Plan(width=32, embedding=8, steps=100),), networks=1)
+        return fit(
+            rows,
+            true,
+            draws,
+            grid=(PairNetworkConfig(width=32, embedding=8, steps=100),),
+            networks=1,
+        )
 
     return brief

@@ -11,7 +11,6 @@ from pathlib import Path
 from securecluster.benchmarks import gpu
 from securecluster.benchmarks.gpu.report import Results
 from securecluster.benchmarks.gpu.watchdog import watch
-
 from securecluster.errors import SecureClusterError, UsageError
 
 WORKER = [sys.executable, "-m", "securecluster.benchmarks.gpu.worker"]
@@ -28,19 +27,28 @@ def parse(argv: list[str]) -> argparse.Namespace:
         description=gpu.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--minutes", type=float, default=9.0, help="the time that all of it may take")
-    parser.add_argument("--out", type=Path, required=True, help="an empty or new folder for the results")
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="the time that all of it may take"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="an empty or new folder for the results"
+    )
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     options = parser.parse_args(argv)
     if not (math.isfinite(options.minutes) and options.minutes > 0):
-        raise UsageError(f"--minutes {options.minutes} is no time: give a positive number of minutes")
+        raise UsageError(
+            f"--minutes {options.minutes} is no time: give a positive number of minutes"
+        )
     if options.out.exists() and not (options.out.is_dir() and not any(options.out.iterdir())):
         raise UsageError(f"{options.out} exists and is not empty: give --out a new folder")
     return options
 
 
 def main(argv: list[str]) -> int:
-    """Return the exit code: 0 all checks that ran passed, 1 one failed, 2 the command cannot start."""
+    """Run the command and return its exit code.
+
+    It is 0 if all checks that ran passed, 1 if one failed, and 2 if the command cannot start.
+    """
     began = time.monotonic()
     try:
         options = parse(argv)

@@ -8,17 +8,17 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+
 from securecluster.benchmarks.gpu import oracles, runs
 from securecluster.benchmarks.gpu.data import CPU, SECRET, SIZES, apart, cohort, differing
 from securecluster.benchmarks.gpu.pieces import Check
-
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.messages import Rows
-from securecluster.networks import names
-from securecluster.privacy.blocks import Blocks
-from securecluster.privacy.masks import MASKS, build
-from securecluster.privacy.stages import Stage
-from securecluster.randomness import Randomness
+from securecluster.core.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models.architectures import names
+from securecluster.privacy.masking.block_mask import Blocks
+from securecluster.privacy.masking.masks import MASKS, build
+from securecluster.privacy.pipeline import Stage
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 WIDE, NARROW = torch.float64, torch.float32
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=3, dropout=False)
@@ -29,13 +29,23 @@ OPTIMIZERS = {
     "momentum": replace(LONGER, momentum=0.9),
     "adam": replace(LONGER, optimizer="adam", lr=0.001),
 }
-SLOW = {"resnet9": 1.0, "cnn-briggs": 0.3, "cnn-cifar": 0.3, "lstm-chars-256": 0.4}  # seconds of a check on two cores
+# seconds of a check on two cores
+SLOW = {
+    "resnet9": 1.0,
+    "cnn-briggs": 0.3,
+    "cnn-cifar": 0.3,
+    "lstm-chars-256": 0.4,
+}
 
 EXACT = "the same operations on the same bits"
 LINEAR = "float64 sums in another order differ by some 1e-16 of the terms"
 STEPS64 = "a few steps in float64: 1e-16 a sum, amplified by gradients that cancel"
-STEPS32 = "a few steps in float32: 6e-8 a sum, amplified by gradients that cancel and by ReLUs near 0"
-FUNCTIONS = "logarithms and cosines of a device differ from the CPU's by a few units in the last place"
+STEPS32 = (
+    "a few steps in float32: 6e-8 a sum, amplified by gradients that cancel and by ReLUs near 0"
+)
+FUNCTIONS = (
+    "logarithms and cosines of a device differ from the CPU's by a few units in the last place"
+)
 
 
 def every_check() -> list[Check]:
@@ -72,7 +82,7 @@ def masked(mask: str, dtype: torch.dtype, device: torch.device) -> float:
 
 
 def overwritten(mask: str, device: torch.device) -> float:
-    """Return how far rows that are masked where they lie are from others' on the CPU."""
+    """Return how far rows that are masked in place are from rows masked on the CPU."""
     rows = rows_of(WIDE)
     wanted = unlocked(mask, rows.shape[1]).forward(rows, 1)
     room = rows.new_zeros(wanted.shape)
@@ -96,31 +106,35 @@ def inner_products(mask: str, device: torch.device) -> float:
 
 def in_blocks(device: torch.device) -> float:
     """Return how far a mask in two blocks on the device is from that on the CPU."""
-    rows, found = rows_of(WIDE), []
-    for place in (CPU, device):
+    rows = rows_of(WIDE)
+
+    def masked_on(place: torch.device) -> torch.Tensor:
         stage = Blocks("rotation", 20, 30)
         stage.unlock(bytes(range(32)))
-        found.append(stage.forward(rows.to(place), 1))
-    return apart(found[1], found[0])
+        return stage.forward(rows.to(place), 1)
+
+    return apart(masked_on(device), masked_on(CPU))
 
 
 def mask_checks() -> list[Check]:
-    """Return those of masks."""
-    narrow = "three layers of float32 sums"
-    found = [Check("mask blocks, float64", 1e-12, LINEAR, in_blocks)]
+    """Return the checks of masks."""
+    checks = [Check("mask blocks, float64", 1e-12, LINEAR, in_blocks)]
     for mask in MASKS[1:]:
-        moves = mask in ("permutation", "signed-permutation")
-        wide, why = (0.0, EXACT) if moves else (1e-12, LINEAR)
-        few, reason = (0.0, EXACT) if moves else (1e-5, narrow)
-        found += [
-            Check(f"mask {mask}, float64", wide, why, partial(masked, mask, WIDE)),
-            Check(f"mask {mask}, float32", few, reason, partial(masked, mask, NARROW)),
-            Check(f"mask {mask}, in place", wide, why, partial(overwritten, mask)),
-            Check(f"mask {mask}, undone, float64", wide, why, partial(unmasked, mask, WIDE)),
-            Check(f"mask {mask}, undone, float32", few, reason, partial(unmasked, mask, NARROW)),
-            Check(f"mask {mask}, inner products", 1e-12, LINEAR, partial(inner_products, mask)),
+        name = f"mask {mask}"
+        bound64, why64 = 1e-12, LINEAR
+        bound32, why32 = 1e-5, "three layers of float32 sums"
+        if mask in ("permutation", "signed-permutation"):  # they compute no sums
+            bound64, why64 = 0.0, EXACT
+            bound32, why32 = 0.0, EXACT
+        checks += [
+            Check(f"{name}, float64", bound64, why64, partial(masked, mask, WIDE)),
+            Check(f"{name}, float32", bound32, why32, partial(masked, mask, NARROW)),
+            Check(f"{name}, in place", bound64, why64, partial(overwritten, mask)),
+            Check(f"{name}, undone, float64", bound64, why64, partial(unmasked, mask, WIDE)),
+            Check(f"{name}, undone, float32", bound32, why32, partial(unmasked, mask, NARROW)),
+            Check(f"{name}, inner products", 1e-12, LINEAR, partial(inner_products, mask)),
         ]
-    return [replace(check, cost=0.02) for check in found]
+    return [replace(check, cost=0.02) for check in checks]
 
 
 # Mechanisms
@@ -139,21 +153,21 @@ def on_both(
 
 def sketched(rows: torch.Tensor) -> torch.Tensor:
     """Return sketches of 8 numbers."""
-    from securecluster.privacy.sketches import Sketch
+    from securecluster.privacy.compression.sketches import Sketch
 
     return Sketch(8, Randomness(0)).forward(rows, 1)
 
 
 def clipped(rows: torch.Tensor) -> torch.Tensor:
     """Return rows of norm 0.5 at most."""
-    from securecluster.privacy.gaussian import Clip
+    from securecluster.privacy.dp.gaussian_mechanism import Clip
 
     return Clip(0.5).forward(rows, 1)
 
 
 def noised(rows: torch.Tensor) -> torch.Tensor:
     """Return rows with each client's noise."""
-    from securecluster.privacy.gaussian import Noise
+    from securecluster.privacy.dp.gaussian_mechanism import Noise
 
     noise = Noise(1.0, 0.5)
     noise.arm(SECRET)
@@ -162,25 +176,26 @@ def noised(rows: torch.Tensor) -> torch.Tensor:
 
 def curated(rows: torch.Tensor) -> torch.Tensor:
     """Return sums with a trusted server's noise."""
-    from securecluster.privacy.draws import Draws
-    from securecluster.privacy.gaussian import Curator
+    from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
+    from securecluster.privacy.dp.noise_streams import NoiseStreams
 
-    curator = Curator(1.0, 0.5, Draws(lambda client: bytes(32), "run"))
+    curator = TrustedCurator(1.0, 0.5, NoiseStreams(lambda client: bytes(32), "run"))
     return curator.add(rows, 1, "delta", [2] * len(rows))
 
 
 def gram_noise(rows: torch.Tensor) -> torch.Tensor:
     """Return a Gram matrix of clipped rows with noise."""
-    from securecluster.noisy_gram import gram, packed, unpacked
+    from securecluster.protocols.oneshot.gram_mechanism import gram, packed, unpacked
 
     row = packed(gram(rows))
-    drawn = SECRET.noised(1, "gram", 0, torch.zeros_like(row), 1.0, 1.0)  # the noise belongs to the very bits of a row
+    # the noise belongs to the very bits of a row
+    drawn = SECRET.noised(1, "gram", 0, torch.zeros_like(row), 1.0, 1.0)
     return unpacked(row + drawn, rows.shape[1])
 
 
 def spectrum(rows: torch.Tensor) -> torch.Tensor:
     """Return leading eigenvalues and what rows become in their directions."""
-    from securecluster.spectra import projected, top
+    from securecluster.clustering.eigenvectors import projected, top
 
     values, vectors = top(rows, 3)
     return torch.cat([values, projected(rows, vectors)])
@@ -188,63 +203,71 @@ def spectrum(rows: torch.Tensor) -> torch.Tensor:
 
 def layer_noise(rows: torch.Tensor) -> torch.Tensor:
     """Return rows that leave in another way than a pipeline's, clipped and with noise."""
-    from securecluster.endpoint import Turn
-    from securecluster.noisy_losses import noised_rows
-    from securecluster.privacy.guard import Guard
+    from securecluster.privacy.dp.client_noise import ClientNoise
+    from securecluster.privacy.dp.loss_mechanism import noised_rows
 
     everyone = tuple(range(len(rows)))
-    guard = Guard("client", 1e6, 1e-7, 1.0, SECRET)  # a bound that cuts nothing: the noise belongs to the very bits of a row
-    return noised_rows(guard, "layer", Turn(everyone, everyone, 1, 1), rows)
+    # a bound that cuts nothing: the noise belongs to the very bits of a row
+    guard = ClientNoise("client", 1e6, 1e-7, 1.0, SECRET)
+    return noised_rows(guard, "layer", everyone, 1, rows)
 
 
 def grid_noise(rows: torch.Tensor) -> torch.Tensor:
     """Return Gaussians of ChaCha20 streams on a fine grid, as many as the rows have numbers."""
-    from securecluster.grid_noise import GridNoise
+    from securecluster.privacy.dp.grid_noise import GridNoise
 
     out, count = torch.zeros_like(rows), len(rows)
-    GridNoise([bytes([k] * 32) for k in range(count)]).add_to(out, [2.0**-20] * count, [1.0] * count)
+    GridNoise([bytes([k] * 32) for k in range(count)]).add_to(
+        out, [2.0**-20] * count, [1.0] * count
+    )
     return out
 
 
 def coded(name: str, rows: torch.Tensor) -> torch.Tensor:
     """Return the bytes of compressed rows."""
-    from securecluster.privacy.quantise import build as compression
+    from securecluster.privacy.compression.codecs import build as compression
 
     return compression(name, rows.shape[1])[0].forward(rows, 1)
 
 
 def decoded(name: str, rows: torch.Tensor) -> torch.Tensor:
     """Return what compressed rows stand for."""
-    from securecluster.privacy.quantise import build as compression
+    from securecluster.privacy.compression.codecs import build as compression
 
     (stage,) = compression(name, rows.shape[1])
     return stage.decode(stage.forward(rows, 1))
 
 
 def sealed(device: torch.device) -> float:
-    """Return how many numbers differ after rows of the device were sealed and opened there, and bytes from the CPU's seal."""
-    from securecluster.privacy.seals import Seal
+    """Return how many numbers and bytes a seal on the device gets wrong.
 
-    rows, seal = rows_of(NARROW), Seal("run")
+    Rows are sealed and opened there, and the sealed bytes stand beside the CPU's.
+    """
+    from securecluster.privacy.masking.sealing import Seal
+
+    rows = rows_of(NARROW)
+    seal = Seal("run")
     seal.unlock(bytes(32))
-    ids, step, about = [0, 1, 2], 1, ("eigen", "vectors")
-    boxes = seal.close(rows.to(device), ids, step, *about)
-    opened = seal.open(boxes.to(device), ids, step, *about, rows[0].to(device))
-    return differing(opened, rows) + differing(boxes, seal.close(rows, ids, step, *about))
+    ids, step, method, field = [0, 1, 2], 1, "eigen", "vectors"
+    wanted = seal.close(rows, ids, step, method, field)
+    boxes = seal.close(rows.to(device), ids, step, method, field)
+    opened = seal.open(boxes.to(device), ids, step, method, field, rows[0].to(device))
+    return differing(opened, rows) + differing(boxes, wanted)
 
 
 def distance(metric: str, rows: torch.Tensor) -> torch.Tensor:
     """Return the distances of all pairs."""
-    from securecluster.distances import distances
+    from securecluster.clustering.distances import distances
 
     return distances(rows, metric)
 
 
 def mechanism_checks() -> list[Check]:
-    """Return those of mechanisms, each on the same rows."""
-    found = []
+    """Return the checks of mechanisms, each on the same rows."""
+    checks = []
     linear = {"sketch": sketched, "clip": clipped, "eigenvalues": spectrum}
-    linear |= {f"distances {metric}": partial(distance, metric) for metric in ("l1", "l2", "cosine")}
+    for metric in ("l1", "l2", "cosine"):
+        linear[f"distances {metric}"] = partial(distance, metric)
     random = {
         "noise, local": noised,
         "noise, central": curated,
@@ -253,17 +276,23 @@ def mechanism_checks() -> list[Check]:
         "Gaussians": grid_noise,
     }
     for name, make in linear.items():
-        found.append(Check(f"{name}, float64", 1e-9, LINEAR, partial(on_both, make, WIDE)))
-        found.append(Check(f"{name}, float32", 1e-4, "float32 sums", partial(on_both, make, NARROW)))
+        checks.append(Check(f"{name}, float64", 1e-9, LINEAR, partial(on_both, make, WIDE)))
+        checks.append(
+            Check(f"{name}, float32", 1e-4, "float32 sums", partial(on_both, make, NARROW))
+        )
     for name, make in random.items():
-        found.append(Check(f"{name}, float64", 1e-9, FUNCTIONS, partial(on_both, make, WIDE)))
-        found.append(Check(f"{name}, float32", 1e-4, FUNCTIONS, partial(on_both, make, NARROW)))
+        checks.append(Check(f"{name}, float64", 1e-9, FUNCTIONS, partial(on_both, make, WIDE)))
+        checks.append(Check(f"{name}, float32", 1e-4, FUNCTIONS, partial(on_both, make, NARROW)))
     for name in ("8bit", "4bit", "1bit", "topk:0.2"):
         bytes_of, numbers_of = partial(coded, name), partial(decoded, name)
-        found.append(Check(f"compression {name}, bytes", 0.0, CODES, partial(on_both, bytes_of, NARROW)))
-        found.append(Check(f"compression {name}, numbers", 1e-6, CODES, partial(on_both, numbers_of, NARROW)))
-    found.append(Check("seals", 0.0, "the same bytes are sealed", sealed))
-    return [replace(check, cost=0.03) for check in found]
+        checks.append(
+            Check(f"compression {name}, bytes", 0.0, CODES, partial(on_both, bytes_of, NARROW))
+        )
+        checks.append(
+            Check(f"compression {name}, numbers", 1e-6, CODES, partial(on_both, numbers_of, NARROW))
+        )
+    checks.append(Check("seals", 0.0, "the same bytes are sealed", sealed))
+    return [replace(check, cost=0.03) for check in checks]
 
 
 CODES = "random rows have no number within 1e-7 of where its code changes"
@@ -272,10 +301,11 @@ CODES = "random rows have no number within 1e-7 of where its code changes"
 # Networks
 
 
-def updates(of: Cohort, plan: LocalTraining) -> torch.Tensor:
+def updates(trainer: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
     """Return the updates (m, d) of one call of training."""
-    everyone = range(len(of.ids))
-    return of.train(Rows(of.start[None], (0,) * len(of.ids)), everyone, plan, 1)
+    everyone = range(len(trainer.ids))
+    models = Rows(trainer.start[None], (0,) * len(everyone))
+    return trainer.train(models, everyone, plan, 1)
 
 
 @cache
@@ -291,7 +321,7 @@ def trained(network: str, plan: LocalTraining, dtype: torch.dtype, device: torch
 
 
 def trained_alike(network: str, plan: LocalTraining, device: torch.device) -> float:
-    """Return how far updates made on the device are from this package's on the CPU: with dropout, or noise."""
+    """Return how far updates made on the device are from the CPU's, with dropout or noise."""
     wanted = updates(cohort(network, CPU, WIDE), plan)
     return apart(updates(cohort(network, device, WIDE), plan), wanted)
 
@@ -304,10 +334,12 @@ def trained_twice(network: str, plan: LocalTraining, device: torch.device) -> fl
 
 def forward_and_gradient(network: str, device: torch.device) -> float:
     """Return how far a batch's gradients on the device are from autograd's on the module."""
-    here, there = cohort(network, CPU, WIDE), cohort(network, device, WIDE)
+    here = cohort(network, CPU, WIDE)
+    there = cohort(network, device, WIDE)
     worst = 0.0
     for client, size in enumerate(SIZES):
-        x, first = there.inputs(client)[None], int(there._offsets[client])
+        x = there.inputs(client)[None]
+        first = int(there._offsets[client])
         y = there._y[first : first + size][None]
         weight = x.new_full((1, size), 1 / size, dtype=WIDE)
         views = there.model.views(there.start[None])
@@ -319,41 +351,74 @@ def forward_and_gradient(network: str, device: torch.device) -> float:
 
 def judged(network: str, device: torch.device) -> float:
     """Return how far clients' losses on the device are from the CPU's."""
-    found = []
-    for place in (CPU, device):
-        of = cohort(network, place, WIDE)
-        models = Rows(of.start[None], (0,) * len(of.ids))
-        found.append(torch.from_numpy(of.loss(models, range(len(of.ids)))))
-    return apart(found[1], found[0])
+
+    def losses_on(place: torch.device) -> torch.Tensor:
+        trainer = cohort(network, place, WIDE)
+        clients = range(len(trainer.ids))
+        models = Rows(trainer.start[None], (0,) * len(clients))
+        return torch.from_numpy(trainer.loss(models, clients))
+
+    return apart(losses_on(device), losses_on(CPU))
 
 
 def network_checks() -> list[Check]:
-    """Return those of networks: gradients, local training, DP-SGD, and the same bits twice."""
-    found = []
+    """Return the checks of networks: gradients, training, DP-SGD, and the same bits twice."""
+    checks = []
     for network in names():
         cost = SLOW.get(network, 0.1)
         own = [
             Check(f"{network}: loss", 1e-12, LINEAR, partial(judged, network)),
             Check(f"{network}: gradient", 1e-9, STEPS64, partial(forward_and_gradient, network)),
-            Check(f"{network}: training, float64", 1e-9, STEPS64, partial(trained, network, PLAN, WIDE)),
-            Check(f"{network}: training, float32", 5e-3, STEPS32, partial(trained, network, PLAN, NARROW)),
-            Check(f"{network}: DP-SGD, float64", 1e-9, STEPS64, partial(trained, network, PRIVATE, WIDE)),
+            Check(
+                f"{network}: training, float64",
+                1e-9,
+                STEPS64,
+                partial(trained, network, PLAN, WIDE),
+            ),
+            Check(
+                f"{network}: training, float32",
+                5e-3,
+                STEPS32,
+                partial(trained, network, PLAN, NARROW),
+            ),
+            Check(
+                f"{network}: DP-SGD, float64",
+                1e-9,
+                STEPS64,
+                partial(trained, network, PRIVATE, WIDE),
+            ),
             Check(f"{network}: training twice", 0.0, EXACT, partial(trained_twice, network, PLAN)),
             Check(f"{network}: DP-SGD twice", 0.0, EXACT, partial(trained_twice, network, PRIVATE)),
         ]
-        found += [replace(check, cost=cost) for check in own]
+        checks += [replace(check, cost=cost) for check in own]
     for name, plan in OPTIMIZERS.items():
         private = replace(plan, clip=0.5)
         noisy = replace(private, noise=1.0)
         for network in ("mlp-32", "lstm-trajectory"):
-            found += [
+            checks += [
                 Check(f"{network}: {name}", 1e-8, STEPS64, partial(trained, network, plan, WIDE)),
-                Check(f"{network}: DP-SGD by {name}", 1e-8, STEPS64, partial(trained, network, private, WIDE)),
-                Check(f"{network}: DP-SGD by {name}, with noise", 1e-8, FUNCTIONS, partial(trained_alike, network, noisy)),
+                Check(
+                    f"{network}: DP-SGD by {name}",
+                    1e-8,
+                    STEPS64,
+                    partial(trained, network, private, WIDE),
+                ),
+                Check(
+                    f"{network}: DP-SGD by {name}, with noise",
+                    1e-8,
+                    FUNCTIONS,
+                    partial(trained_alike, network, noisy),
+                ),
             ]
     for network in ("lstm-words", "lstm-trajectory"):
         plan = replace(PLAN, dropout=True)
-        found.append(Check(f"{network}: dropout", 1e-9, STEPS64, partial(trained_alike, network, plan)))
+        checks.append(
+            Check(f"{network}: dropout", 1e-9, STEPS64, partial(trained_alike, network, plan))
+        )
         plan = replace(PRIVATE, dropout=True)
-        found.append(Check(f"{network}: DP-SGD, dropout", 1e-9, STEPS64, partial(trained_alike, network, plan)))
-    return found
+        checks.append(
+            Check(
+                f"{network}: DP-SGD, dropout", 1e-9, STEPS64, partial(trained_alike, network, plan)
+            )
+        )
+    return checks

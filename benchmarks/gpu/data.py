@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from securecluster import Federation, LabelSwap
-from securecluster.cohort import Cohort
-from securecluster.models import FlatModel, build
-from securecluster.networks import NETWORKS
-from securecluster.objectives import OBJECTIVES
-from securecluster.privacy.draws import Draws
-from securecluster.randomness import Randomness
+from securecluster.core.randomness import Randomness
+from securecluster.models.architectures import NETWORKS
+from securecluster.models.objectives import OBJECTIVES
+from securecluster.models.validation import FlatModel, build
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.training.local_trainer import LocalTrainer
 
 CPU = torch.device("cpu")
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {  # of a sample, and classes, by kind of objective
@@ -24,7 +24,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {  # of a sample, and classes, 
 }
 SMALLER = {"resnet9": (1, 8, 8)}
 SIZES = (3, 5)  # samples of the clients, so that they take different numbers of steps
-SECRET = Draws(lambda client: bytes([client] * 32), "run")
+SECRET = NoiseStreams(lambda client: bytes([client] * 32), "run")
 
 
 def kind_of(network: str) -> str:
@@ -32,7 +32,7 @@ def kind_of(network: str) -> str:
     return next(kind for kind, names in NETWORKS.items() if network in names)
 
 
-def cohort(network: str, device: torch.device, dtype: torch.dtype) -> Cohort:
+def cohort(network: str, device: torch.device, dtype: torch.dtype) -> LocalTrainer:
     """Return clients with random samples for a network, the same on every device."""
     kind = kind_of(network)
     shape, classes = SHAPES[kind]
@@ -58,7 +58,7 @@ def cohort(network: str, device: torch.device, dtype: torch.dtype) -> Cohort:
         seed=0,
     )
     flat = model(network)
-    return Cohort(federation, flat, Randomness(0), device, dtype, secret=SECRET)
+    return LocalTrainer(federation, flat, Randomness(0), device, dtype, secret=SECRET)
 
 
 @cache
@@ -77,7 +77,10 @@ def digits() -> Federation:
 
 
 def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the largest difference over the largest magnitude that is wanted; NaN for other shapes."""
+    """Return the largest difference over the largest magnitude of `wanted`.
+
+    It is NaN where the shapes differ.
+    """
     if found.shape != wanted.shape:
         return float("nan")
     if not wanted.numel():

@@ -68,7 +68,8 @@ class Timing:
     Args:
         name: unique.
         measure: returns the rows of timings.csv; it may raise `Skipped` after a look at the budget.
-        cost: seconds on two cores, about, before the first measurement says more; a GPU takes `ON_A_GPU`.
+        cost: seconds on two cores, about, before the first measurement says more; a GPU takes
+            `ON_A_GPU`.
     """
 
     name: str
@@ -90,7 +91,7 @@ Piece = Check | Timing
 
 
 class Budget:
-    """The seconds that are left, and how this machine's pace compares with the pieces' nominal costs.
+    """The seconds that are left, and this machine's pace beside the pieces' nominal costs.
 
     Args:
         seconds: in all.
@@ -116,5 +117,11 @@ class Budget:
         self._paces.append(took / cost)
 
     def estimate(self, cost: float) -> float:
-        """Return the seconds that a piece of some nominal cost takes here, by the pace of those before."""
-        return cost * (median(self._paces) if self._paces else 1.0)
+        """Return the seconds that a piece takes here, by the pace of those before.
+
+        Args:
+            cost: nominal, of the piece.
+        """
+        if not self._paces:
+            return cost
+        return cost * median(self._paces)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from securecluster import files
+from securecluster.core import atomic_files
 
 CHECKS = ("check", "result", "error", "bound", "why", "message")
 TIMINGS = (
@@ -26,6 +26,7 @@ TIMINGS = (
     "ram_peak_gib",
 )
 SKIPPED = ("piece", "kind", "reason")
+ENDS_PIECE = ("check", "timing", "skipped")  # events that come after a piece was done or left out
 
 
 class Results:
@@ -39,7 +40,8 @@ class Results:
     log_name = "worker.log"  # what workers write to standard error
 
     def __init__(self, folder: Path, say: Callable[[str], None] = print) -> None:
-        self.folder, self._say = folder, say
+        self.folder = folder
+        self._say = say
         self.done: set[str] = set()
         self.checks: list[dict[str, Any]] = []
         self.timings: list[dict[str, Any]] = []
@@ -50,35 +52,49 @@ class Results:
 
     @property
     def failed(self) -> list[str]:
-        """The names of the checks that failed."""
+        """Return the names of the checks that failed."""
         return [row["check"] for row in self.checks if row["result"] != "passed"]
 
     def take(self, event: dict[str, Any]) -> None:
         """Keep one event of a worker, and write the files again."""
         kind = event["event"]
+        if kind in ("begin", "end"):
+            return
         if kind == "machine":
-            self._machine, self._pieces = event["machine"], dict(event["pieces"])
-            for note in event["notes"]:
-                self.note(note)
+            self._take_machine(event)
         elif kind == "check":
-            self.checks += event["rows"]
-            for row in event["rows"]:
-                detail = row["message"] or f"error {row['error']}, bound {row['bound']}"
-                self._say(f"{row['result']}: {row['check']} ({detail})")
+            self._take_checks(event["rows"])
         elif kind == "timing":
-            self.timings += event["rows"]
-            for row in event["rows"]:
-                name = f"{row['network']}, {row['clients']} clients, {row['way']}"
-                self._say(f"timed: {name}: {row['median_seconds']} s a round")
+            self._take_timings(event["rows"])
         elif kind == "skipped":
             self._skip(event["piece"], event["kind"], event["reason"])
-        if kind in ("check", "timing", "skipped"):
+        if kind in ENDS_PIECE:
             self.done.add(event["piece"])
-        if kind not in ("begin", "end"):
-            self.write()
+        self.write()
+
+    def _take_machine(self, event: dict[str, Any]) -> None:
+        self._machine = event["machine"]
+        self._pieces = dict(event["pieces"])
+        for note in event["notes"]:
+            self.note(note)
+
+    def _take_checks(self, rows: Sequence[dict[str, Any]]) -> None:
+        self.checks += rows
+        for row in rows:
+            detail = row["message"] or f"error {row['error']}, bound {row['bound']}"
+            self._say(f"{row['result']}: {row['check']} ({detail})")
+
+    def _take_timings(self, rows: Sequence[dict[str, Any]]) -> None:
+        self.timings += rows
+        for row in rows:
+            name = f"{row['network']}, {row['clients']} clients, {row['way']}"
+            self._say(f"timed: {name}: {row['median_seconds']} s a round")
 
     def lost(self, name: str, kind: str, reason: str) -> None:
-        """Note a piece whose worker did not come back from it: a failed check, or a skipped timing."""
+        """Note a piece whose worker did not come back from it.
+
+        A check counts as failed, and a timing as skipped.
+        """
         if kind == "check":
             row = {"check": name, "result": "failed", "message": reason}
             self.take({"event": "check", "piece": name, "rows": [dict.fromkeys(CHECKS, "") | row]})
@@ -113,14 +129,14 @@ class Results:
 
     def write(self) -> None:
         """Write all files, each by one rename."""
-        files.make_folder(self.folder)
+        atomic_files.make_folder(self.folder)
         for name, columns, rows in (
             ("checks.csv", CHECKS, self.checks),
             ("timings.csv", TIMINGS, self.timings),
             ("skipped.csv", SKIPPED, self.skipped),
         ):
-            files.write_atomic(self.folder / name, _csv(columns, rows).encode())
-        files.write_atomic(self.folder / "summary.md", self.summary().encode())
+            atomic_files.write_atomic(self.folder / name, _csv(columns, rows).encode())
+        atomic_files.write_atomic(self.folder / "summary.md", self.summary().encode())
 
     def summary(self) -> str:
         """Return the text of summary.md."""
@@ -128,7 +144,12 @@ class Results:
         lines = ["# Device checks and timings", ""]
         lines += [f"- {name}: {value}" for name, value in self._machine.items()]
         lines += [f"- {note}" for note in self.notes]
-        lines += ["", f"{passed} checks passed, {len(self.failed)} failed, {len(self.skipped)} pieces were skipped.", ""]
+        lines += [
+            "",
+            f"{passed} checks passed, {len(self.failed)} failed, {len(self.skipped)} pieces were "
+            "skipped.",
+            "",
+        ]
         bad = [row for row in self.checks if row["result"] != "passed"]
         if bad:
             lines += ["## Failed", "", *_table(("check", "error", "bound", "message"), bad), ""]
@@ -142,11 +163,12 @@ class Results:
 
 
 TIMED = (
-    "A round is one epoch of every client in mini-batches of 10 samples. All ways of a network take turns; the first turn"
-    " of each is not counted. A plain loop on fewer clients than there are (`clients_timed`) is scaled up to all of them."
-    " The centralised model takes one epoch over all clients' samples, in mini-batches of up to 1,000. `times_batched` is"
-    " the median over that of `batched`. On a GPU all ways compute float32 without TF32, by deterministic kernels."
-    " `ram_peak_gib` is the most that the process has held so far."
+    "A round is one epoch of every client in mini-batches of 10 samples. All ways of a network "
+    "take turns; the first turn of each is not counted. A plain loop on fewer clients than there "
+    "are (`clients_timed`) is scaled up to all of them. The centralised model takes one epoch "
+    "over all clients' samples, in mini-batches of up to 1,000. `times_batched` is the median "
+    "over that of `batched`. On a GPU all ways compute float32 without TF32, by deterministic "
+    "kernels. `ram_peak_gib` is the most that the process has held so far."
 )
 
 
@@ -159,8 +181,13 @@ def _csv(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[str]:
-    lines = ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
+    """Return the lines of a Markdown table."""
+    lines = [_table_row(columns), _table_row(["---"] * len(columns))]
     for row in rows:
         cells = [str(row[column]).replace("|", "\\|") for column in columns]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(_table_row(cells))
     return lines
+
+
+def _table_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

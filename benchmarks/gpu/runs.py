@@ -1,4 +1,7 @@
-"""Whole runs of every protocol on the device: beside the CPU's, stopped and resumed, replayed, with each mechanism."""
+"""Whole runs of every protocol, and of each mechanism, on the device.
+
+They stand beside the CPU's, are stopped and resumed, and replayed.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+
 from securecluster.benchmarks.gpu.data import apart, differing, digits
 from securecluster.benchmarks.gpu.pieces import Check
 from securecluster.protocols import (
@@ -20,20 +24,19 @@ from securecluster.protocols import (
     IFCA,
     NSIM,
     SRFCA,
+    ClusteringProtocol,
     FedAvg,
     FineTune,
     Local,
     LocalKMeans,
     OneShot,
-    Protocol,
     RandomClusters,
     Settings,
 )
-
-from securecluster import synthetic
-from securecluster.estimator import fit
-from securecluster.pair_network import Plan
-from securecluster.run import Line
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runtime.run import Line
 
 ROUNDS = 3
 
@@ -51,12 +54,12 @@ def synthetic_digits(form: Any, users: int, draw: np.random.Generator) -> list[A
 class Case:
     """A protocol with its options."""
 
-    protocol: type[Protocol]
+    protocol: type[ClusteringProtocol]
     mask: str = "none"
     params: dict[str, Any] = field(default_factory=dict)
     cost: float = 1.0
 
-    def make(self) -> Protocol:
+    def make(self) -> ClusteringProtocol:
         """Return it anew."""
         return self.protocol(model="mlp-32", rounds=ROUNDS, mask=self.mask, **self.params)
 
@@ -70,18 +73,23 @@ class Case:
         dtype: str,
         folder: Path | None = None,
         report: Callable[[Line], None] = lambda line: None,
-    ) -> Protocol:
-        """Return it fitted; NSIM's pair network, which is trained in main memory, trains for a few steps."""
-        made, settings = self.make(), self.settings(device, dtype)
-        with patch.object(synthetic, "fit", _few_steps):
+    ) -> ClusteringProtocol:
+        """Return it fitted.
+
+        NSIM's pair network, which is trained in main memory, trains for a few steps.
+        """
+        made = self.make()
+        settings = self.settings(device, dtype)
+        with patch.object(synthetic_users, "fit", _few_steps):
             if folder is None:
                 return made.fit(digits(), settings, report=report)
-            # Checkpoints alone: reports and pictures take packages that a machine with a GPU may lack.
+            # Checkpoints alone: reports and pictures take packages that a machine with a GPU may
+            # lack.
             return made.run_in(folder, digits(), settings, report)
 
 
 def _few_steps(rows: Any, true: Any, draws: Any, grid: Any) -> Any:
-    return fit(rows, true, draws, grid=(Plan(steps=3),), networks=1)
+    return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
 
 
 NSIM_PARAMS = {
@@ -130,38 +138,41 @@ def scratch() -> Path:
 
 
 @cache
-def reference(name: str, dtype: str) -> Protocol:
+def reference(name: str, dtype: str) -> ClusteringProtocol:
     """Return a case's run on the CPU."""
     return CASES[name].fit("cpu", dtype)
 
 
 @cache
-def on_device(name: str, dtype: str, device: str) -> Protocol:
+def on_device(name: str, dtype: str, device: str) -> ClusteringProtocol:
     """Return a case's run on the device, with its frames on disk."""
     return CASES[name].fit(device, dtype, scratch() / f"{name} {dtype}")
 
 
-def models(fitted: Protocol) -> torch.Tensor:
+def models(fitted: ClusteringProtocol) -> torch.Tensor:
     """Return the clients' models (m, d)."""
     return fitted.client_models_.values
 
 
 def first_round(name: str, device: torch.device) -> float:
-    """Return how far the models after one round on the device are from those on the CPU, in updates' size."""
-    case, found = CASES[name], []
+    """Return how far models after one round on the device are from the CPU's, in updates' size."""
+    case = CASES[name]
     options = {"pre_rounds": 0} if case.protocol is FLHC else {}
     made = case.make().set_params(rounds=1, **options)
     start = made.flat_model(digits()).initial().double()
+    updates = []
     for place in ("cpu", device.type):
-        with patch.object(synthetic, "fit", _few_steps):
+        with patch.object(synthetic_users, "fit", _few_steps):
             fitted = made.fit(digits(), Settings(device=place, dtype="float64"))
-        found.append(models(fitted).cpu() - start)
-    return apart(found[1], found[0])
+        updates.append(models(fitted).cpu() - start)
+    wanted, found = updates
+    return apart(found, wanted)
 
 
 def whole_run(name: str, device: torch.device) -> float:
-    """Return how far the models on the device are from those on the CPU; infinite where labels differ."""
-    wanted, found = reference(name, "float64"), on_device(name, "float64", device.type)
+    """Return how far models on the device are from the CPU's; infinite where labels differ."""
+    wanted = reference(name, "float64")
+    found = on_device(name, "float64", device.type)
     if list(wanted.labels_) != list(found.labels_):
         return float("inf")
     return apart(models(found), models(wanted))
@@ -169,7 +180,8 @@ def whole_run(name: str, device: torch.device) -> float:
 
 def accuracy(name: str, device: torch.device) -> float:
     """Return by how much mean accuracies in float32 differ; infinite where labels do."""
-    wanted, found = reference(name, "float32"), on_device(name, "float32", device.type)
+    wanted = reference(name, "float32")
+    found = on_device(name, "float32", device.type)
     if list(wanted.labels_) != list(found.labels_):
         return float("inf")
     return abs(float(np.nanmean(wanted.scores_) - np.nanmean(found.scores_)))
@@ -188,8 +200,9 @@ def _stop_at(number: int) -> Callable[[dict[str, Any]], None]:
 
 
 def resumed(name: str, device: torch.device) -> float:
-    """Return in how many numbers a run that was stopped half-way and resumed differs from one that was not."""
-    whole, folder = on_device(name, "float32", device.type), scratch() / f"{name} stopped"
+    """Return in how many numbers a run that was stopped and resumed differs from a whole one."""
+    whole = on_device(name, "float32", device.type)
+    folder = scratch() / f"{name} stopped"
     try:
         CASES[name].fit(device.type, "float32", folder, report=_stop_at(ROUNDS // 2 + 1))
     except _Stop:
@@ -198,51 +211,67 @@ def resumed(name: str, device: torch.device) -> float:
         return float("nan")  # it was not stopped
     after = CASES[name].fit(device.type, "float32", folder)
     same = after.server_state_ == whole.server_state_ and after.history_ == whole.history_
-    return differing(models(after), models(whole)) + (0.0 if same else 1.0)
+    return differing(models(after), models(whole)) + float(not same)
 
 
 def replayed(name: str, device: torch.device) -> float:
-    """Return 0 where the server alone, against the transcript on disk, ends in the recorded state, else 1."""
+    """Return 0 where the server alone ends in the recorded state, else 1.
+
+    It runs against the transcript on disk.
+    """
     fitted = on_device(name, "float32", device.type)
     config = fitted.kept_.learned.config
-    with patch.object(synthetic, "fit", _few_steps):
+    with patch.object(synthetic_users, "fit", _few_steps):
         state = CASES[name].make().replay(fitted.transcript_, config, device=device.type)
     return float(state != fitted.server_state_)
 
 
 def newcomers(name: str, device: torch.device) -> float:
     """Return how many newcomers are placed elsewhere than on the CPU."""
-    runs = reference(name, "float64"), on_device(name, "float64", device.type)
-    wanted, found = (fitted.predict(digits()) for fitted in runs)
+    wanted = reference(name, "float64").predict(digits())
+    found = on_device(name, "float64", device.type).predict(digits())
     return float((found != wanted).sum())
 
 
 def ledger(name: str, device: torch.device) -> float:
-    """Return in how many ledger events a run on the device differs from the CPU's; NaN where models are not finite."""
-    wanted, found = reference(name, "float32"), on_device(name, "float32", device.type)
+    """Return in how many ledger events a run on the device differs from the CPU's.
+
+    It is NaN where models are not finite.
+    """
+    wanted = reference(name, "float32")
+    found = on_device(name, "float32", device.type)
     if not bool(models(found).isfinite().all()):
         return float("nan")
-    ledgers = [_without_digests(run) for run in (wanted, found)]
-    count = sum(one != other for one, other in zip(*ledgers, strict=False))
-    return float(count + abs(len(ledgers[0]) - len(ledgers[1])))
+    wanted_events = _without_digests(wanted)
+    found_events = _without_digests(found)
+    differing_events = 0
+    for one, other in zip(wanted_events, found_events, strict=False):
+        differing_events += one != other
+    return float(differing_events + abs(len(wanted_events) - len(found_events)))
 
 
 def _without_digests(fitted: Any) -> list[Any]:
-    """Return a ledger's events without the digests of replies, whose bits differ from device to device."""
+    """Return a ledger's events without the digests of replies.
+
+    The bits of replies differ from device to device.
+    """
     return [replace(event, digests=()) for event in fitted.ledger_.events]
 
 
 WHOLE64 = "the same run in float64, from the same draws: 1e-16 a sum, amplified over rounds"
-WHOLE32 = "float32 rounds differently, and a round later so does everything: labels are equal, accuracy nearly"
+WHOLE32 = (
+    "float32 rounds differently, and a round later so does everything: labels are equal, "
+    "accuracy nearly"
+)
 BITS = "a device repeats itself bit for bit"
 LEDGER = "noise belongs to the bits of a row, so models differ, but what is released does not"
 
 
 def protocol_checks() -> list[Check]:
-    """Return those of protocols, and of mechanisms within them."""
-    found = []
+    """Return the checks of protocols, and of mechanisms within them."""
+    checks = []
     for name in PROTOCOLS:
-        found += [
+        checks += [
             Check(f"{name}: one round, float64", 1e-9, WHOLE64, partial(first_round, name)),
             Check(f"{name}: whole run, float64", 1e-9, WHOLE64, partial(whole_run, name)),
             Check(f"{name}: whole run, float32", 0.01, WHOLE32, partial(accuracy, name)),
@@ -250,12 +279,12 @@ def protocol_checks() -> list[Check]:
             Check(f"{name}: replayed", 0.0, BITS, partial(replayed, name)),
         ]
         if name != "nsim":  # its newcomers depend on the pair network's last bits
-            found.append(Check(f"{name}: newcomers", 0.0, WHOLE64, partial(newcomers, name)))
+            checks.append(Check(f"{name}: newcomers", 0.0, WHOLE64, partial(newcomers, name)))
     for name, case in MECHANISMS.items():
         label = f"{case.protocol.name}, {name}"
-        found += [
+        checks += [
             Check(f"{label}: ledger", 0.0, LEDGER, partial(ledger, name)),
             Check(f"{label}: resumed", 0.0, BITS, partial(resumed, name)),
             Check(f"{label}: replayed", 0.0, BITS, partial(replayed, name)),
         ]
-    return found
+    return checks

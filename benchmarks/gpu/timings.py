@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from securecluster.benchmarks.gpu.pieces import Budget, Row, Skipped, Timing
-from securecluster.benchmarks.recurrent import CASES, load, optimizer_of, plain, plain_module
 
 from securecluster import Federation
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.messages import Rows
-from securecluster.models import build
-from securecluster.randomness import Randomness
+from securecluster.benchmarks.gpu.pieces import Budget, Row, Skipped, Timing
+from securecluster.benchmarks.recurrent import CASES, load, optimizer_of, plain, plain_module
+from securecluster.core.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.models.validation import build
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 GIB = 1 << 30
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=10)
@@ -44,22 +44,30 @@ def every_timing() -> list[Timing]:
     found = []
     for clients in CLIENTS:
         for network, cost in PROBES.items():
-            found.append(Timing(f"{network}, {clients} clients", partial(measure, network, clients), cost))
+            found.append(
+                Timing(f"{network}, {clients} clients", partial(measure, network, clients), cost)
+            )
     return found
 
 
-def build_cohort(network: str, clients: int, device: torch.device) -> Cohort:
-    """Return clients with random samples: 100 images each, or as many as the network's own data have."""
+def build_cohort(network: str, clients: int, device: torch.device) -> LocalTrainer:
+    """Return clients with random samples.
+
+    They have 100 images each, or as many samples as the network's own data.
+    """
     if network in CASES:
         return CASES[network].cohort(clients, torch.float32, device)
-    draw, shape = np.random.default_rng(0), IMAGES[network]
+    shape = IMAGES[network]
+    draw = np.random.default_rng(0)
     arrays = {}
     for k in range(clients):
-        arrays[f"c{k}"] = draw.random((100, *shape), dtype=np.float32), draw.integers(0, 10, 100)
+        x = draw.random((100, *shape), dtype=np.float32)
+        y = draw.integers(0, 10, 100)
+        arrays[f"c{k}"] = x, y
     none: dict[str, Any] = {name: ([], []) for name in arrays}
     federation = Federation.from_arrays(arrays, test=none, seed=0)
     flat = build(network, federation.shape, 10, Randomness(0))
-    return Cohort(federation, flat, Randomness(0), device, torch.float32)
+    return LocalTrainer(federation, flat, Randomness(0), device, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -70,15 +78,15 @@ class Way:
     clients: int
 
 
-def batched(cohort: Cohort) -> torch.Tensor:
-    """One round of all clients."""
+def batched(cohort: LocalTrainer) -> torch.Tensor:
+    """Train one round of all clients, and return their updates."""
     everyone = range(len(cohort.ids))
     start = Rows(cohort.start[None], (0,) * len(cohort.ids))
     return cohort.train(start, everyone, PLAN, 1)
 
 
-def centralised(cohort: Cohort, module: torch.nn.Module) -> None:
-    """One epoch of one model over all clients' samples together, in large mini-batches."""
+def centralised(cohort: LocalTrainer, module: torch.nn.Module) -> None:
+    """Train one model for an epoch over all clients' samples, in large mini-batches."""
     load(module, cohort.start)
     module.train()
     optimizer = optimizer_of(PLAN, module)
@@ -135,7 +143,10 @@ def measure(network: str, clients: int, device: torch.device, budget: Budget) ->
     first["plain loop"] = seconds(ways["plain loop"], device, budget)
     rounds = int(min(ROUNDS, budget.left() / 3 / sum(first.values())))
     if rounds < FEWEST:
-        raise Skipped(f"a turn of all ways takes {sum(first.values()):.0f} s, and {budget.left():.0f} s were left")
+        raise Skipped(
+            f"a turn of all ways takes {sum(first.values()):.0f} s, and {budget.left():.0f} s were "
+            "left"
+        )
     taken, peaks = take_turns(ways, rounds, device, budget)
     budget.known[network] = sum(map(median, taken.values())) * PROBED / clients
     middle = {name: median(turns) * clients / ways[name].clients for name, turns in taken.items()}
@@ -181,7 +192,10 @@ def take_turns(
     device: torch.device,
     budget: Budget,
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Return the seconds of each turn by way, and the most memory of the device that each way held."""
+    """Return the seconds of each turn, and the most memory of the device, by way.
+
+    The memory is the most that each way held.
+    """
     taken: dict[str, list[float]] = {name: [] for name in ways}
     peaks = dict.fromkeys(ways, "")
     gc.collect()

@@ -11,25 +11,31 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from securecluster.benchmarks.gpu.report import Results
-
+from securecluster.benchmarks.gpu.report import ENDS_PIECE, Results
 from securecluster.errors import UsageError
 
-MARGIN = 2.0  # seconds before the end at which a worker is ended, so that the files are written in time
+# seconds before the end at which a worker is ended, so that the files are written in time
+MARGIN = 2.0
 LAST = 3.0  # seconds below which no worker is started again
 
 
 @dataclass
-class _Flight:
-    """The piece that the worker is at."""
+class _CurrentPiece:
+    """The piece that the worker is at; without a name between two pieces.
+
+    Args:
+        name: of the piece.
+        kind: "check" or "timing".
+        deadline: when it has taken far longer than it should.
+    """
 
     name: str = ""
     kind: str = ""
-    until: float = field(default=float("inf"))
+    deadline: float = float("inf")
 
 
 def watch(
@@ -41,8 +47,8 @@ def watch(
 ) -> None:
     """Let workers do the pieces until all are done or the time is over.
 
-    A piece that takes far longer than it should, or ends its process, is a failed check or a skipped timing, and a new worker
-    goes on with the rest.
+    A piece that takes far longer than it should, or ends its process, is a failed check or a
+    skipped timing, and a new worker goes on with the rest.
 
     Args:
         command: starts a worker.
@@ -61,7 +67,8 @@ def watch(
                 finished = _one_worker(command, environment, task, errors, end, results, clock)
             finally:
                 results.keep_log(errors)
-            if finished or len(results.done) == before:  # one that dies before its first piece would do so again
+            # one that dies before its first piece would do so again
+            if finished or len(results.done) == before:
                 break
     results.out_of_time()
 
@@ -106,37 +113,61 @@ def _listen(
     results: Results,
     clock: Callable[[], float],
 ) -> bool:
+    """Take the worker's events until it ends, hangs, or the time is over.
+
+    Returns:
+        Whether there is nothing left to do.
+
+    Raises:
+        UsageError: the worker cannot use this device.
+    """
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_read, args=(stream, lines), daemon=True).start()
-    flight = _Flight()
+    current = _CurrentPiece()
     while True:
-        wait = min(end, flight.until) - clock()
+        wait = min(end, current.deadline) - clock()
         try:
             line = lines.get(timeout=max(wait, 0.01))
         except queue.Empty:
             if clock() >= end:
                 return True
-            if clock() >= flight.until:
-                results.lost(flight.name, flight.kind, "it took far longer than it should, and was ended")
+            if clock() >= current.deadline:
+                reason = "it took far longer than it should, and was ended"
+                results.lost(current.name, current.kind, reason)
                 return False
             continue
         if line is None:
-            status = process.wait()
-            if flight.name:
-                results.lost(flight.name, flight.kind, f"its process ended with status {status}")
-            else:
-                results.note(f"a worker ended with status {status} before its first piece: see {results.log_name}")
+            _note_death(process.wait(), current, results)
             return False
         event = json.loads(line)
-        if event["event"] == "usage":
-            raise UsageError(event["message"])
-        if event["event"] == "begin":
-            flight = _Flight(event["piece"], event["kind"], clock() + event["limit"])
-        elif event["event"] in ("check", "timing", "skipped"):
-            flight = _Flight()
+        current = _piece_after(event, current, clock)
         results.take(event)
         if event["event"] == "end":
             return True
+
+
+def _note_death(status: int, current: _CurrentPiece, results: Results) -> None:
+    """Note that the worker's process ended before it said so."""
+    if current.name:
+        results.lost(current.name, current.kind, f"its process ended with status {status}")
+        return
+    results.note(
+        f"a worker ended with status {status} before its first piece: see {results.log_name}"
+    )
+
+
+def _piece_after(
+    event: dict[str, Any], current: _CurrentPiece, clock: Callable[[], float]
+) -> _CurrentPiece:
+    """Return the piece that the worker is at after an event."""
+    kind = event["event"]
+    if kind == "usage":
+        raise UsageError(event["message"])
+    if kind == "begin":
+        return _CurrentPiece(event["piece"], event["kind"], clock() + event["limit"])
+    if kind in ENDS_PIECE:
+        return _CurrentPiece()
+    return current
 
 
 def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:

@@ -1,6 +1,7 @@
-"""Do the pieces in order, within a budget, and tell the watchdog of each beginning and each result.
+"""Do the pieces in order, within a budget, and send the watchdog each beginning and each result.
 
-An event is one line of JSON on standard output. The watchdog may end this process at any moment: it has all that was told.
+An event is one line of JSON on standard output. The watchdog may end this process at any moment: it
+has all that was told.
 """
 
 from __future__ import annotations
@@ -11,20 +12,21 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from securecluster.benchmarks.gpu.pieces import Budget, Check, Piece, Skipped
-
 from securecluster.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
 Tell = Callable[[dict[str, Any]], None]
-PATIENCE = 60.0  # seconds that a piece may take whatever its estimate: libraries are loaded on the way
+# seconds that a piece may take whatever its estimate: libraries are loaded on the way
+PATIENCE = 60.0
 
 
 def work(pieces: Sequence[Piece], device: torch.device, budget: Budget, tell: Tell) -> None:
     """Do what fits into the budget; an exception in one piece is told, and the rest goes on."""
     for piece in pieces:
-        needed, left = piece.needs(device, budget), budget.left()
+        needed = piece.needs(device, budget)
+        left = budget.left()
         if needed > left:
             reason = f"needs about {needed:.0f} s, and {max(left, 0):.0f} s were left"
             tell({"event": "skipped", "piece": piece.name, "kind": piece.kind, "reason": reason})
@@ -51,7 +53,8 @@ def _done(piece: Piece, device: torch.device, budget: Budget) -> list[dict[str, 
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         _forget_memory(device)
         if isinstance(piece, Check):
-            return [{"event": "check", "piece": piece.name, "rows": [piece.row("failed", message=message)]}]
+            row = piece.row("failed", message=message)
+            return [{"event": "check", "piece": piece.name, "rows": [row]}]
         return [_skipped(piece, message)]
 
 
@@ -70,13 +73,15 @@ def _forget_memory(device: torch.device) -> None:
 def machine(device: torch.device) -> dict[str, str]:
     """Return what the results come from."""
     import torch
+
     from securecluster.benchmarks.table import machine as processor
 
     found = {"device": str(device), "processor": processor()}
     if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory / (1 << 30)
         found |= {
             "GPU": torch.cuda.get_device_name(device),
-            "GPU memory": f"{torch.cuda.get_device_properties(device).total_memory / (1 << 30):.0f} GiB",
+            "GPU memory": f"{memory:.0f} GiB",
             "CUDA": str(torch.version.cuda),
             "cuDNN": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
             "driver": _driver(),
@@ -92,11 +97,13 @@ def _driver() -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return done.stdout.splitlines()[0].strip() if done.stdout.strip() else "unknown"
+    if not done.stdout.strip():
+        return "unknown"
+    return done.stdout.splitlines()[0].strip()
 
 
 def main() -> None:
-    """Read the task from standard input: the device's name, the seconds, and the pieces that are done."""
+    """Do the task on standard input: a device's name, seconds, and the pieces that are done."""
     task = json.loads(sys.stdin.readline())
     budget = Budget(float(task["seconds"]))
     events = sys.stdout
@@ -106,7 +113,7 @@ def main() -> None:
         events.write(json.dumps(event) + "\n")
         events.flush()
 
-    from securecluster.devices import choose_device, reproducible
+    from securecluster.core.devices import choose_device, reproducible
 
     try:
         device = choose_device(task["device"])
@@ -120,7 +127,9 @@ def main() -> None:
     names = [[piece.name, piece.kind] for piece in pieces]
     notes = []
     if task["device"] == "auto" and device.type == "cpu":
-        notes.append("no CUDA device is here, so everything ran on the CPU: no CUDA path was checked")
+        notes.append(
+            "no CUDA device is here, so everything ran on the CPU: no CUDA path was checked"
+        )
     tell({"event": "machine", "machine": machine(device), "pieces": names, "notes": notes})
     done = set(task["done"])
     with reproducible(device):

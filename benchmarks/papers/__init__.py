@@ -1,4 +1,6 @@
-"""The papers' figures and tables, one script each: `python -m securecluster.benchmarks.papers.NAME [--seeds 3] [--full] [--minutes 10]`.
+"""The papers' figures and tables, one script each: `python -m securecluster.benchmarks.papers.NAME
+[--seeds 3] [--full] [--minutes 10]`.
 
-Without `--full` a script runs at a scale that two CPU cores finish in minutes; each row says which scale it has.
+Without `--full` a script runs at a scale that two CPU cores finish in minutes; each row says which
+scale it has.
 """

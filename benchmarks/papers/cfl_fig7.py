@@ -1,13 +1,16 @@
-"""Both norms of the split test over rounds, with congruent and incongruent clients (Sattler et al. 2019, Fig. 7; eq. 32 and 33).
+"""Both norms of the split test over rounds, with congruent and incongruent clients (Sattler et al.
+2019, Fig. 7; eq. 32 and 33).
 
 python -m securecluster.benchmarks.papers.cfl_fig7 [--seeds 3] [--full] [--minutes 10]
 
-The paper: MNIST, two clients, 1000 rounds; congruent: one holds all digits 0–4, the other all of 5–9; incongruent: random subsets, each
-client with two labels of its own swapped. ‖mean Δ‖ goes to zero in both; max ‖Δ‖ falls along with it in the congruent case, and stagnates
-or grows in the other. The norms here are those of weight-updates over 3 epochs. `--full` has 20,000 samples a client, 1000 rounds and
-cnn-briggs; the scale for a CPU 2000 samples, 100 rounds and cnn-ali. With few samples the network comes to know each image, swapped labels
-and all, and clients that hold different images are congruent after all: so samples before rounds. Images are read from SECURECLUSTER_DATA
-or the hub.
+The paper: MNIST, two clients, 1000 rounds; congruent: one holds all digits 0–4, the other all of
+    5–9; incongruent: random subsets, each
+client with two labels of its own swapped. ‖mean Δ‖ goes to zero in both; max ‖Δ‖ falls along with
+it in the congruent case, and stagnates or grows in the other. The norms here are those of
+weight-updates over 3 epochs. `--full` has 20,000 samples a client, 1000 rounds and cnn-briggs; the
+scale for a CPU 2000 samples, 100 rounds and cnn-ali. With few samples the network comes to know
+each image, swapped labels and all, and clients that hold different images are congruent after all:
+so samples before rounds. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -17,13 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.papers.cfl_runs import NEVER, training
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
-from securecluster.protocols import CFL
 
 from securecluster import Federation, LabelSwap
-from securecluster.data.sources import source
-from securecluster.randomness import Randomness
+from securecluster.benchmarks.papers.cfl_runs import NEVER, training
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Row,
+    Sheet,
+    figure,
+    numbers,
+    options,
+    summarise,
+)
+from securecluster.core.randomness import Randomness
+from securecluster.data.datasets import source
+from securecluster.protocols import CFL
 
 COMMON = {"data": "mnist", "epochs": 3, "lr": 0.05, "batch_size": 100}
 SCALES: dict[str, dict[str, Any]] = {
@@ -34,7 +45,10 @@ SCALES: dict[str, dict[str, Any]] = {
         "rounds": 1000,
     },  # of the 30,000 a client has in the paper; a fifth as many is held out
 }
-PAPER = {"congruent": "max norm falls along with the mean's", "incongruent": "max norm stagnates or grows while the mean's falls"}
+PAPER = {
+    "congruent": "max norm falls along with the mean's",
+    "incongruent": "max norm stagnates or grows while the mean's falls",
+}
 NORMS = ("mean_norm", "max_norm")
 POINTS = 200  # of each curve in the file
 
@@ -49,35 +63,55 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def halves(data: str, samples: int, seed: int) -> Federation:
-    """Two clients, one with the lower half of the labels and one with the upper; a fifth as many again is held out of each."""
+    """Two clients, one with the lower half of the labels and one with the upper; a fifth as many
+    again is held out of each.
+    """
     given, hands = source(data), {}
-    for name, low, high in (("lower", 0, given.classes // 2), ("upper", given.classes // 2, given.classes)):
+    for name, low, high in (
+        ("lower", 0, given.classes // 2),
+        ("upper", given.classes // 2, given.classes),
+    ):
         rows = np.flatnonzero((given.train.y >= low) & (given.train.y < high))
-        rows = Randomness(seed).generator("benchmark", "fig7", name).permutation(rows)[: samples * 5 // 4]
+        rows = (
+            Randomness(seed)
+            .generator("benchmark", "fig7", name)
+            .permutation(rows)[: samples * 5 // 4]
+        )
         hands[name] = (given.train.read(rows), given.train.y[rows])
     return Federation.from_arrays(hands, seed=seed)
 
 
 def trend(norms: Sequence[float]) -> float:
-    """By what factor a norm grows in 100 rounds, from a least-squares line through its logarithm over the second half of the rounds."""
+    """By what factor a norm grows in 100 rounds, from a least-squares line through its logarithm
+    over the second half of the rounds.
+    """
     late = np.log(np.maximum(norms[len(norms) // 2 :], 1e-12))
     return float(np.exp(100 * np.polyfit(np.arange(len(late)), late, 1)[0]))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Both norms: means over the first and the last tenth of the rounds, the largest, the late trend, and the curves."""
+    """Both norms: means over the first and the last tenth of the rounds, the largest, the late
+    trend, and the curves.
+    """
     if cell["case"] == "congruent":
         federation = halves(cell["data"], cell["samples"], cell["seed"])
     else:
         federation = Federation.simulate(
-            cell["data"], scenario=LabelSwap(clusters=2), clients=2, samples=cell["samples"], seed=cell["seed"]
+            cell["data"],
+            scenario=LabelSwap(clusters=2),
+            clients=2,
+            samples=cell["samples"],
+            seed=cell["seed"],
         )
     history = CFL(**NEVER, **training(cell)).fit(federation).history_
     tenth, every = max(1, len(history) // 10), -(-len(history) // POINTS)
     found: dict[str, Any] = {"accuracy": history[-1]["accuracy"], "every": every}
     for name in NORMS:
-        curve = [line["looks"][0][name] for line in history]
-        found |= {f"{name}_first": float(np.mean(curve[:tenth])), f"{name}_last": float(np.mean(curve[-tenth:]))}
+        curve = [line["split_tests"][0][name] for line in history]
+        found |= {
+            f"{name}_first": float(np.mean(curve[:tenth])),
+            f"{name}_last": float(np.mean(curve[-tenth:])),
+        }
         found |= {f"{name}_peak": max(curve), f"{name}_trend": trend(curve), name: curve[::every]}
     return found
 
@@ -91,7 +125,14 @@ def draw(rows: Sequence[Row]) -> Any:
             for k, (name, label) in enumerate(zip(NORMS, ("‖mean Δ‖", "max ‖Δ‖"), strict=True)):
                 curve = numbers(row[name])
                 rounds = 1 + int(row["every"]) * np.arange(len(curve))
-                place.plot(rounds, curve, color=f"C{k}", linewidth=0.8, alpha=0.8, label=None if n else label)
+                place.plot(
+                    rounds,
+                    curve,
+                    color=f"C{k}",
+                    linewidth=0.8,
+                    alpha=0.8,
+                    label=None if n else label,
+                )
         place.set(title=case, xlabel="round", yscale="log")
         if done:
             place.legend(fontsize=8)
@@ -103,7 +144,11 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen, sheet = options(__doc__, argv), Sheet("cfl_fig7")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise(rows, ["case"], [f"{name}_{what}" for name in NORMS for what in ("first", "peak", "last", "trend")])
+    summarise(
+        rows,
+        ["case"],
+        [f"{name}_{what}" for name in NORMS for what in ("first", "peak", "last", "trend")],
+    )
     return sheet.save(draw(rows), chosen.scale)
 
 

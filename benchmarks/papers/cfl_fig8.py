@@ -1,15 +1,19 @@
-"""CFL on CIFAR-10 with permuted labels (Sattler et al. 2019, Fig. 8): accuracy and separation gap per cluster over rounds.
+"""CFL on CIFAR-10 with permuted labels (Sattler et al. 2019, Fig. 8): accuracy and separation gap
+per cluster over rounds.
 
 python -m securecluster.benchmarks.papers.cfl_fig8 [--seeds 3] [--full] [--minutes 10]
 
-The paper: the training data split evenly among 20 clients in 4 clusters, each with one random permutation of the labels (test labels too),
-a 5-layer convolutional network, 3 local epochs at batch 100; splits in rounds 50, 100 and 150; accuracy stagnates at about 20 % before the
-first and is close to 60 % after the last; g is large before a split and below zero in every cluster at the end. `--full` has this setting
-with cnn-cifar and 200 rounds, and needs a GPU; the scale for a CPU has cnn-ali, 300 samples a client, batch 20 and 60 rounds. Ours: the
-learning rate; and, since ε1 and ε2 are not printed, the rounds of splits are given: clusters may split in 50, 100, 150 of 200 alone (in
-proportion where there are fewer), and do so where CFL's default significance test and γ_max say so. The rows have the true g of those
-rounds, so a correct split that was refused shows. A client is tested on its share of the test set, not on all of it. Images are read from
-SECURECLUSTER_DATA or the hub.
+The paper: the training data split evenly among 20 clients in 4 clusters, each with one random
+    permutation of the labels (test labels too),
+a 5-layer convolutional network, 3 local epochs at batch 100; splits in rounds 50, 100 and 150;
+accuracy stagnates at about 20 % before the first and is close to 60 % after the last; g is large
+before a split and below zero in every cluster at the end. `--full` has this setting with cnn-cifar
+and 200 rounds, and needs a GPU; the scale for a CPU has cnn-ali, 300 samples a client, batch 20 and
+60 rounds. Ours: the learning rate; and, since ε1 and ε2 are not printed, the rounds of splits are
+given: clusters may split in 50, 100, 150 of 200 alone (in proportion where there are fewer), and do
+so where CFL's default significance test and γ_max say so. The rows have the true g of those rounds,
+so a correct split that was refused shows. A client is tested on its share of the test set, not on
+all of it. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -21,28 +25,42 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.papers.cfl_runs import training
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
-from securecluster.protocols import CFL
 
 from securecluster import Federation, LabelPermutation
-from securecluster.looks import Look
-from securecluster.network import Network
-from securecluster.run import Line
-from securecluster.separation import separation_gap
-from securecluster.similarity import cosine
+from securecluster.benchmarks.papers.cfl_runs import training
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Row,
+    Sheet,
+    figure,
+    numbers,
+    options,
+    summarise,
+)
+from securecluster.clustering.similarity import cosine
+from securecluster.protocols import CFL
+from securecluster.protocols.cfl.separation import separation_gap
+from securecluster.protocols.cfl.split_test import SplitStatistics
+from securecluster.runtime.run import Line
+from securecluster.runtime.server_channel import ServerChannel
 
 COMMON = {"data": "cifar10", "clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"model": "cnn-ali", "samples": 300, "batch_size": 20, "rounds": 60},
     "full": {"model": "cnn-cifar", "samples": None, "batch_size": 100, "rounds": 200},
 }
-PAPER = "splits in rounds 50, 100, 150; accuracy 20 % before, close to 60 % after; g below zero at the end"
+PAPER = (
+    "splits in rounds 50, 100, 150; accuracy 20 % before, close to 60 % after; "
+    "g below zero at the end"
+)
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """One run a seed."""
-    return [{"scale": scale, **COMMON, **SCALES[scale], "seed": seed, "paper": PAPER} for seed in range(seeds)]
+    return [
+        {"scale": scale, **COMMON, **SCALES[scale], "seed": seed, "paper": PAPER}
+        for seed in range(seeds)
+    ]
 
 
 def splits(rounds: int) -> list[int]:
@@ -52,31 +70,55 @@ def splits(rounds: int) -> list[int]:
 
 @dataclass
 class Watched(CFL):
-    """CFL that splits in set rounds, and whose observer adds the true gap of each cluster and the accuracy of each true cluster."""
+    """CFL that splits in set rounds, and whose observer adds the true gap of each cluster and the
+    accuracy of each true cluster.
+    """
 
-    looks, seen = tuple[Look, ...](), 0  # of this round, and rounds so far; without annotations, so no hyper-parameters
+    # of this round, and rounds so far; without annotations, so no hyper-parameters
+    split_tests, seen = (
+        tuple[SplitStatistics, ...](),
+        0,
+    )
 
-    def _test(self, net: Network, state: Any, look: Look) -> None:
-        super()._test(net, state, look)
-        self.looks = (*self.looks, look)
+    def _test(self, net: ServerChannel, state: Any, statistics: SplitStatistics) -> None:
+        super()._test(net, state, statistics)
+        self.split_tests = (*self.split_tests, statistics)
 
-    def _incongruent(self, state: Any, look: Look) -> bool:
-        return self.seen + 1 in splits(self.rounds) and super()._incongruent(state, look)
+    def _incongruent(self, state: Any, statistics: SplitStatistics) -> bool:
+        return self.seen + 1 in splits(self.rounds) and super()._incongruent(state, statistics)
 
-    def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
+    def observe(
+        self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
+    ) -> Line:
         """Adds `gaps`, (cluster, g) pairs, and `by_truth`, a list over true clusters."""
         line, truth = super().observe(federation, client, state, accuracy), federation.truth
         assert truth is not None
-        gaps = [(look.cluster, separation_gap(cosine(look.inner).cpu().numpy(), [truth[i] for i in look.came])) for look in self.looks]
+        gaps = [
+            (
+                statistics.cluster,
+                separation_gap(
+                    cosine(statistics.inner).cpu().numpy(), [truth[i] for i in statistics.replied]
+                ),
+            )
+            for statistics in self.split_tests
+        ]
         by_truth = [float(np.nanmean(accuracy[np.equal(truth, c)])) for c in sorted(set(truth))]
-        self.looks, self.seen = (), self.seen + 1
+        self.split_tests, self.seen = (), self.seen + 1
         return {**line, "gaps": gaps, "by_truth": by_truth}
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Splits, accuracy in the round of the first split and at the end, gaps then, and the curves that the picture needs."""
+    """Splits, accuracy in the round of the first split and at the end, gaps then, and the curves
+    that the picture needs.
+    """
     scenario = LabelPermutation(clusters=cell["clusters"])
-    federation = Federation.simulate(cell["data"], scenario=scenario, clients=cell["clients"], samples=cell["samples"], seed=cell["seed"])
+    federation = Federation.simulate(
+        cell["data"],
+        scenario=scenario,
+        clients=cell["clients"],
+        samples=cell["samples"],
+        seed=cell["seed"],
+    )
     fitted = Watched(**training(cell), eps1=1.0, tree=False).fit(federation)
     history, agreement = fitted.history_, fitted.agreement_
     assert agreement is not None
@@ -87,7 +129,9 @@ def measure(cell: Cell) -> dict[str, Any]:
         "accuracy_before": first and first["accuracy"],
         "accuracy_after": history[-1]["accuracy"],
         "gap_at_first_split": first and first["gaps"][0][1],
-        "largest_gap_at_end": max((gap for _, gap in history[-1]["gaps"] if gap is not None), default=None),
+        "largest_gap_at_end": max(
+            (gap for _, gap in history[-1]["gaps"] if gap is not None), default=None
+        ),
     }
     for c in range(cell["clusters"]):
         found[f"accuracy_{c}"] = [line["by_truth"][c] for line in history]
@@ -103,7 +147,13 @@ def draw(rows: Sequence[Row]) -> Any:
         for c in range(int(row["clusters"])):
             for place, name in ((top, f"accuracy_{c}"), (bottom, f"gap_{c}")):
                 curve = numbers(row[name])
-                place.plot(range(1, len(curve) + 1), curve, color=f"C{c}", linewidth=1, label=name.replace("_", " of cluster "))
+                place.plot(
+                    range(1, len(curve) + 1),
+                    curve,
+                    color=f"C{c}",
+                    linewidth=1,
+                    label=name.replace("_", " of cluster "),
+                )
         for place in (top, bottom):
             for number in numbers(row["splits"]):
                 place.axvline(number, color="grey", linestyle=":", linewidth=1)
@@ -119,7 +169,11 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen, sheet = options(__doc__, argv), Sheet("cfl_fig8")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise(rows, ["data", "samples"], ["exact", "accuracy_before", "accuracy_after", "gap_at_first_split", "largest_gap_at_end"])
+    summarise(
+        rows,
+        ["data", "samples"],
+        ["exact", "accuracy_before", "accuracy_after", "gap_at_first_split", "largest_gap_at_end"],
+    )
     for row in rows:
         print(f"seed {row['seed']}: {row['status']}, splits in rounds {row.get('splits')}")
     return sheet.save(draw(rows), chosen.scale)

@@ -1,15 +1,19 @@
-"""CFL on AG-News (Sattler et al. 2019, Fig. 9): perplexity of clusters' models and of the shared model over rounds.
+"""CFL on AG-News (Sattler et al. 2019, Fig. 9): perplexity of clusters' models and of the shared
+model over rounds.
 
 python -m securecluster.benchmarks.papers.cfl_fig9 [--seeds 3] [--full] [--minutes 25]
 
-The paper: 120,000 articles in 20 corpora of one size, each of one of four topics; a two-layer LSTM predicts the next word; 100 rounds of 3
-local epochs at batch 100; clients are separated in rounds 30, 60 and 90; the shared model stagnates at a perplexity of 42 to 43, and after
-the last separation every client is below 36. `--full` has these with all articles at hand, and needs a GPU; the scale for a CPU has 300
-windows of 20 words a client, one epoch at batch 10 and 24 rounds. Ours, since the paper prints none of it: the vocabulary of 2000 words (so
-perplexities cannot be compared with the paper's), the widths of lstm-words and the learning rate. ε1 and ε2 are not printed either: after
-30 %, 60 % and 90 % of the rounds one cluster splits, the one whose halves are the least alike (the smallest α_cross^max), where γ_max
-allows it. So three splits are given, and which clients part is found. A client is tested on windows of its own topic. Articles are read
-from SECURECLUSTER_DATA or the hub.
+The paper: 120,000 articles in 20 corpora of one size, each of one of four topics; a two-layer LSTM
+    predicts the next word; 100 rounds of 3
+local epochs at batch 100; clients are separated in rounds 30, 60 and 90; the shared model stagnates
+at a perplexity of 42 to 43, and after the last separation every client is below 36. `--full` has
+these with all articles at hand, and needs a GPU; the scale for a CPU has 300 windows of 20 words a
+client, one epoch at batch 10 and 24 rounds. Ours, since the paper prints none of it: the vocabulary
+of 2000 words (so perplexities cannot be compared with the paper's), the widths of lstm-words and
+the learning rate. ε1 and ε2 are not printed either: after 30 %, 60 % and 90 % of the rounds one
+cluster splits, the one whose halves are the least alike (the smallest α_cross^max), where γ_max
+allows it. So three splits are given, and which clients part is found. A client is tested on windows
+of its own topic. Articles are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -20,29 +24,43 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.papers import cfl_fig8
-from securecluster.benchmarks.papers.cfl_runs import training
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
-from securecluster.protocols import FedAvg
 
 from securecluster import Federation
-from securecluster.clustering import bipartition
+from securecluster.benchmarks.papers import cfl_fig8
+from securecluster.benchmarks.papers.cfl_runs import training
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Row,
+    Sheet,
+    figure,
+    numbers,
+    options,
+    summarise,
+)
+from securecluster.clustering.bipartition import bipartition
+from securecluster.clustering.similarity import cosine
 from securecluster.data import Topics
-from securecluster.looks import Look
-from securecluster.network import Network
-from securecluster.similarity import cosine
+from securecluster.protocols import FedAvg
+from securecluster.protocols.cfl.split_test import SplitStatistics
+from securecluster.runtime.server_channel import ServerChannel
 
 COMMON = {"data": "ag_news", "clients": 20, "clusters": 4, "model": "lstm-words", "lr": 5.0}
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"samples": 300, "epochs": 1, "batch_size": 10, "rounds": 24},
     "full": {"samples": None, "epochs": 3, "batch_size": 100, "rounds": 100},
 }
-PAPER = "separated in rounds 30, 60 and 90; perplexity 43 before, less than 36 after, 42 for the shared model"
+PAPER = (
+    "separated in rounds 30, 60 and 90; perplexity 43 before, less than 36 after, "
+    "42 for the shared model"
+)
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """One run of CFL and one of FedAvg a seed."""
-    return [{"scale": scale, **COMMON, **SCALES[scale], "seed": seed, "paper": PAPER} for seed in range(seeds)]
+    return [
+        {"scale": scale, **COMMON, **SCALES[scale], "seed": seed, "paper": PAPER}
+        for seed in range(seeds)
+    ]
 
 
 def splits(rounds: int) -> list[int]:
@@ -54,28 +72,34 @@ def splits(rounds: int) -> list[int]:
 class Watched(cfl_fig8.Watched):
     """CFL that splits one cluster in each of the rounds of this figure."""
 
-    def _test(self, net: Network, state: Any, look: Look) -> None:
-        super()._test(net, state, look)
-        rivals = [other for other in self.looks if other.halves]
+    def _test(self, net: ServerChannel, state: Any, statistics: SplitStatistics) -> None:
+        super()._test(net, state, statistics)
+        rivals = [other for other in self.split_tests if other.halves]
         for other in sorted(rivals, key=alike)[1:]:
             other.halves = None
 
-    def _incongruent(self, state: Any, look: Look) -> bool:
+    def _incongruent(self, state: Any, statistics: SplitStatistics) -> bool:
         return self.seen + 1 in splits(self.rounds)
 
     def _significant(self, *_: Any) -> bool:
         return True
 
 
-def alike(look: Look) -> float:
+def alike(statistics: SplitStatistics) -> float:
     """α_cross^max of its bipartition."""
-    return bipartition(cosine(look.inner).cpu().numpy()).cross_max
+    return bipartition(cosine(statistics.inner).cpu().numpy()).cross_max
 
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Splits, perplexities and ARI of both methods, and the curves that the picture needs."""
     scenario = Topics(clusters=cell["clusters"])
-    federation = Federation.simulate(cell["data"], scenario=scenario, clients=cell["clients"], samples=cell["samples"], seed=cell["seed"])
+    federation = Federation.simulate(
+        cell["data"],
+        scenario=scenario,
+        clients=cell["clients"],
+        samples=cell["samples"],
+        seed=cell["seed"],
+    )
     fitted = Watched(**training(cell), eps1=1.0, tree=False).fit(federation)
     shared = [line["perplexity"] for line in FedAvg(**training(cell)).fit(federation).history_]
     history = fitted.history_
@@ -88,7 +112,9 @@ def measure(cell: Cell) -> dict[str, Any]:
         "exact": fitted.agreement_ and fitted.agreement_["exact"],
         "ari": [line["ari"] for line in history],
         "gap_at_first_split": first and first["gaps"][0][1],
-        "largest_gap_at_end": max((gap for _, gap in history[-1]["gaps"] if gap is not None), default=None),
+        "largest_gap_at_end": max(
+            (gap for _, gap in history[-1]["gaps"] if gap is not None), default=None
+        ),
         "shared": shared,
     }
     for c in range(cell["clusters"]):
@@ -98,17 +124,33 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """Perplexity by topic and of the shared model above, g by found cluster below; a column a seed."""
+    """Draw perplexity above and g by found cluster below, with a column for each seed.
+
+    Perplexity is that of each topic and of the shared model.
+    """
     done = [row for row in rows if row.get("exact")]
     made, axes = figure(4.2 * max(1, len(done)), 5.6, rows=2, columns=max(1, len(done)))
     for (top, bottom), row in zip(axes.T, done, strict=False):
         for c in range(int(row["clusters"])):
-            for place, name, label in ((top, f"perplexity_{c}", f"topic {c}"), (bottom, f"gap_{c}", f"found cluster {c}")):
+            for place, name, label in (
+                (top, f"perplexity_{c}", f"topic {c}"),
+                (bottom, f"gap_{c}", f"found cluster {c}"),
+            ):
                 curve = numbers(row[name])
                 place.plot(range(1, len(curve) + 1), curve, color=f"C{c}", linewidth=1, label=label)
         topics = [numbers(row[f"perplexity_{c}"]) for c in range(int(row["clusters"]))]
-        for curve, style, label in ((np.mean(topics, axis=0), "-", "clusters, mean"), (numbers(row["shared"]), ":", "shared model, mean")):
-            top.plot(range(1, len(curve) + 1), curve, color="black", linestyle=style, linewidth=1.6, label=label)
+        for curve, style, label in (
+            (np.mean(topics, axis=0), "-", "clusters, mean"),
+            (numbers(row["shared"]), ":", "shared model, mean"),
+        ):
+            top.plot(
+                range(1, len(curve) + 1),
+                curve,
+                color="black",
+                linestyle=style,
+                linewidth=1.6,
+                label=label,
+            )
         for place in (top, bottom):
             for number in numbers(row["splits"]):
                 place.axvline(number, color="grey", linestyle=":", linewidth=1)
@@ -124,7 +166,14 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen, sheet = options(__doc__, argv, minutes=25.0), Sheet("cfl_fig9")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    values = ["exact", "perplexity_before", "perplexity_after", "perplexity_shared", "gap_at_first_split", "largest_gap_at_end"]
+    values = [
+        "exact",
+        "perplexity_before",
+        "perplexity_after",
+        "perplexity_shared",
+        "gap_at_first_split",
+        "largest_gap_at_end",
+    ]
     summarise(rows, ["data", "samples"], values)
     for row in rows:
         print(f"seed {row['seed']}: {row['status']}, splits in rounds {row.get('splits')}")

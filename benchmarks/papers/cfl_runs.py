@@ -1,6 +1,8 @@
-"""What the scripts for Figures 5 to 8 of Sattler et al. 2019 share: runs that never split, and g from updates and from full gradients.
+"""What the scripts for Figures 5 to 8 of Sattler et al. 2019 share: runs that never split, and g
+from updates and from full gradients.
 
-Ours, since the paper prints neither: learning rates, and batch sizes but for Fig. 8. Gradients and updates are compared at the same point:
+Ours, since the paper prints neither: learning rates, and batch sizes but for Fig. 8. Gradients and
+    updates are compared at the same point:
 the model θ that the round's updates start from.
 """
 
@@ -11,17 +13,24 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.papers.sheet import Cell
-from securecluster.protocols import CFL
 
 from securecluster import Federation, LabelSwap
-from securecluster.clustering import bipartition
-from securecluster.run import Line
-from securecluster.separation import is_correct, separation_gap
-from securecluster.similarity import cosine, gram
-from securecluster.tree import FULL
+from securecluster.benchmarks.papers.sheet import Cell
+from securecluster.clustering.bipartition import bipartition
+from securecluster.clustering.similarity import cosine, gram
+from securecluster.protocols import CFL
+from securecluster.protocols.cfl.separation import is_correct, separation_gap
+from securecluster.runtime.run import Line
+from securecluster.training.config import FULL_GRADIENT
 
-NEVER: dict[str, Any] = {"criterion": "absolute", "eps1": 1e-9, "eps2": 1e9, "mask": "none", "tree": False}  # one model for all
+# one model for all
+NEVER: dict[str, Any] = {
+    "criterion": "absolute",
+    "eps1": 1e-9,
+    "eps2": 1e9,
+    "mask": "none",
+    "tree": False,
+}
 
 
 def training(cell: Cell) -> dict[str, Any]:
@@ -36,13 +45,18 @@ class Watched(CFL):
     since: int = 1
     seen = 0  # rounds; without an annotation, so no hyper-parameter
 
-    def observe(self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]) -> Line:
+    def observe(
+        self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
+    ) -> Line:
         """Adds g and the bipartition's correctness for gradients, and the latter for updates."""
         line = super().observe(federation, client, state, accuracy)
         self.seen += 1
         if self.seen < self.since or federation.truth is None:
             return line
-        gradients = -client.cohort.train(client.models, range(len(federation)), FULL, self.seen)  # a step of rate 1
+        # a step of rate 1
+        gradients = -client.cohort.train(
+            client.models, range(len(federation)), FULL_GRADIENT, self.seen
+        )
         by_gradient = cosine(gram(gradients)).cpu().numpy()
         return {
             **line,
@@ -53,7 +67,16 @@ class Watched(CFL):
 
 
 def watched(cell: Cell, since: int) -> list[Line]:
-    """The history of a cell's run: label swap, one model for all, gradients from round `since` on."""
+    """Return the history of a cell's run, with gradients from round `since` on.
+
+    The run has label swap and one model for all.
+    """
     scenario = LabelSwap(clusters=cell["clusters"])
-    federation = Federation.simulate(cell["data"], scenario=scenario, clients=cell["clients"], samples=cell["points"], seed=cell["seed"])
+    federation = Federation.simulate(
+        cell["data"],
+        scenario=scenario,
+        clients=cell["clients"],
+        samples=cell["points"],
+        seed=cell["seed"],
+    )
     return Watched(**NEVER, **training(cell), since=since).fit(federation).history_

@@ -1,10 +1,12 @@
-"""IID MNIST (Briggs et al. 2020, III-A and III-B): clients that should stay one cluster, over cf and n, and over metric and linkage.
+"""IID MNIST (Briggs et al. 2020, III-A and III-B): clients that should stay one cluster, over cf
+and n, and over metric and linkage.
 
 python -m securecluster.benchmarks.papers.flhc_iid [--seeds 3] [--full] [--minutes 10]
 
-The paper, in words: with l2, ward and the threshold 3.0 one cluster but for n = 1; with l2 and cosine one cluster whatever the linkage,
-with l1 several. Here the pairs of metric and linkage are cut by our default rule. Scales and columns are `flhc_runs`'s. Images are read
-from SECURECLUSTER_DATA or the hub.
+The paper, in words: with l2, ward and the threshold 3.0 one cluster but for n = 1; with l2 and
+    cosine one cluster whatever the linkage,
+with l1 several. Here the pairs of metric and linkage are cut by our default rule. Scales and
+columns are `flhc_runs`'s. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -14,19 +16,36 @@ from collections.abc import Sequence
 from securecluster.benchmarks.papers.flhc_runs import BEFORE, PAIRS, SHARES, grid, pairs, table
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 
-PAPER = {(cf, n): "several clusters, accuracy very slightly lower" if n == 1 else "one cluster, as FL" for cf in SHARES for n in BEFORE}
-BY_PAIR = {(metric, linkage): "several clusters, accuracy lower" if metric == "l1" else "one cluster, as FL" for metric, linkage in PAIRS}
+PAPER = {
+    (cf, n): "several clusters, accuracy very slightly lower" if n == 1 else "one cluster, as FL"
+    for cf in SHARES
+    for n in BEFORE
+}
+BY_PAIR = {
+    (metric, linkage): "several clusters, accuracy lower"
+    if metric == "l1"
+    else "one cluster, as FL"
+    for metric, linkage in PAIRS
+}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """FL, FL+HC with the paper's threshold over cf and n, and with our default rule over metric and linkage."""
-    own = [cell for cell in pairs("mnist", "iid", scale, seeds, "gap", BY_PAIR) if cell["method"] == "flhc"]
+    """FL, FL+HC with the paper's threshold over cf and n, and with our default rule over metric and
+    linkage.
+    """
+    own = [
+        cell
+        for cell in pairs("mnist", "iid", scale, seeds, "gap", BY_PAIR)
+        if cell["method"] == "flhc"
+    ]
     return [*grid("mnist", "iid", scale, seeds, 3.0, PAPER), *own]
 
 
 def main(argv: Sequence[str] | None = None) -> Sheet:
     """Measure, print."""
-    return table("flhc_iid", cells, ("cf", "n", "metric", "linkage", "threshold"), options(__doc__, argv))
+    return table(
+        "flhc_iid", cells, ("cf", "n", "metric", "linkage", "threshold"), options(__doc__, argv)
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""How well the similarity of real users could be told at all, beside what NSIM tells (Pacheco et al. 2021, Figures 1 to 3; all ours).
+"""How well the similarity of real users could be told at all, beside what NSIM tells (Pacheco et
+al. 2021, Figures 1 to 3; all ours).
 
 python -m securecluster.benchmarks.papers.nsim_ceiling [--seeds 3] [--full] [--minutes 15]
 
-The pair network reads the last hidden layer of users' models, or in its place what no server has: the mean, covariance and number of each
-user's true positions. It learns from synthetic users, as NSIM's does, or from real ones, which no server has either; then `pearson_real` is
-over pairs of real users that it never saw. What the true statistics reach bounds what a layer that tells no more than these can reach.
+The pair network reads the last hidden layer of users' models, or in its place what no server has:
+the mean, covariance and number of each user's true positions. It learns from synthetic users, as
+NSIM's does, or from real ones, which no server has either; then `pearson_real` is over pairs of
+real users that it never saw. What the true statistics reach bounds what a layer that tells no more
+than these can reach.
 """
 
 from __future__ import annotations
@@ -15,13 +18,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from securecluster.benchmarks.papers.nsim_runs import SCALES, TRAINED, Users, both, network, real_users, synthetic_users
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
 
-from securecluster.estimator import fit, predict
-from securecluster.layers import find_layer
-from securecluster.metrics import pearson
-from securecluster.randomness import Randomness
+from securecluster.benchmarks.papers.nsim_runs import (
+    SCALES,
+    TRAINED,
+    Users,
+    both,
+    network,
+    real_users,
+    synthetic_users,
+)
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Row,
+    Sheet,
+    figure,
+    numbers,
+    options,
+    summarise,
+)
+from securecluster.clustering.metrics import pearson
+from securecluster.core.randomness import Randomness
+from securecluster.protocols.nsim.client import find_layer
+from securecluster.protocols.nsim.similarity_model import fit, predict
 
 READS, LEARNS = ("layer", "statistics"), ("synthetic", "real")
 
@@ -29,7 +48,12 @@ READS, LEARNS = ("layer", "statistics"), ("synthetic", "real")
 def cells(scale: str, seeds: int) -> list[Cell]:
     """What is read, and whom is learned from, by seed."""
     fixed = {"scale": scale, **SCALES[scale], **TRAINED, "init": "common"}
-    return [{**fixed, "reads": reads, "learns": learns, "seed": seed} for seed in range(seeds) for reads in READS for learns in LEARNS]
+    return [
+        {**fixed, "reads": reads, "learns": learns, "seed": seed}
+        for seed in range(seeds)
+        for reads in READS
+        for learns in LEARNS
+    ]
 
 
 def statistics(users: Users) -> torch.Tensor:
@@ -42,15 +66,24 @@ def statistics(users: Users) -> torch.Tensor:
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    """Pearson's correlations over unseen users of the kind that is learned from, and over real users."""
-    (made, true), (real, true_real) = synthetic_users(cell["synthetic"], cell["seed"]), real_users(cell["clients"], cell["seed"])
+    """Pearson's correlations over unseen users of the kind that is learned from, and over real
+    users.
+    """
+    (made, true), (real, true_real) = (
+        synthetic_users(cell["synthetic"], cell["seed"]),
+        real_users(cell["clients"], cell["seed"]),
+    )
     if cell["reads"] == "layer":
         layer = find_layer(network(cell), "hidden")
         rows, rows_real = (layer.rows(models) for models in both(cell))
     else:
         rows, rows_real = statistics(made), statistics(real)
     if cell["learns"] == "real":
-        return {"pearson_real": fit(rows_real, torch.from_numpy(true_real), Randomness(cell["seed"])).pearson}
+        return {
+            "pearson_real": fit(
+                rows_real, torch.from_numpy(true_real), Randomness(cell["seed"])
+            ).pearson
+        }
     fitted = fit(rows, torch.from_numpy(true), Randomness(cell["seed"]))
     pairs = np.triu_indices(len(real), 1)
     told = predict(fitted.estimator, rows_real, rows_real).numpy()
@@ -62,9 +95,18 @@ def pictures(rows: Sequence[Row]) -> Any:
     made, places = figure(6.0, 3.6)
     axes = places.flat[0]
     for n, (reads, learns) in enumerate((reads, learns) for reads in READS for learns in LEARNS):
-        found = [v for row in rows if (row["reads"], row["learns"]) == (reads, learns) for v in numbers(row.get("pearson_real", ""))]
+        found = [
+            v
+            for row in rows
+            if (row["reads"], row["learns"]) == (reads, learns)
+            for v in numbers(row.get("pearson_real", ""))
+        ]
         axes.plot([n] * len(found), found, "o", color=f"C{n}")
-    axes.set_xticks(range(4), [f"{reads},\nfrom {learns} users" for reads in READS for learns in LEARNS], fontsize=8)
+    axes.set_xticks(
+        range(4),
+        [f"{reads},\nfrom {learns} users" for reads in READS for learns in LEARNS],
+        fontsize=8,
+    )
     axes.set(ylabel="Pearson, real users")
     axes.grid(axis="y", alpha=0.3)
     return made

@@ -1,13 +1,17 @@
-"""How well a layer tells the similarity of users' data (Pacheco et al. 2021, Figures 1 to 3): NSIM, CCA and CKA against LCSS.
+"""How well a layer tells the similarity of users' data (Pacheco et al. 2021, Figures 1 to 3): NSIM,
+CCA and CKA against LCSS.
 
 python -m securecluster.benchmarks.papers.nsim_pearson [--seeds 3] [--full] [--minutes 10]
 
-The paper: 100 synthetic users by random walks, an LSTM of four cells and three layers of 20 on Monaco's traces, the weights of the last
-hidden layer; Pearson's correlation with LCSS is 0.96 for NSIM and low for CCA and CKA. It does not say whether its pairs were seen in
-training, prints neither radius nor training, and shows no numbers for CCA and CKA. Ours: `pearson` is over pairs of synthetic users that
-no part of the fit has seen, `pearson_pairs` over pairs left out between users that were seen, `pearson_real` over real users, whose data
-only this script compares. Mean CCA of a square layer is 1 for every pair, so for the hidden layer it has no correlation; SVCCA, which drops
-weak directions, has one. Common and independent initial weights, hidden and last layer. Traces are read from SECURECLUSTER_DATA.
+The paper: 100 synthetic users by random walks, an LSTM of four cells and three layers of 20 on
+    Monaco's traces, the weights of the last
+hidden layer; Pearson's correlation with LCSS is 0.96 for NSIM and low for CCA and CKA. It does not
+say whether its pairs were seen in training, prints neither radius nor training, and shows no
+numbers for CCA and CKA. Ours: `pearson` is over pairs of synthetic users that no part of the fit
+has seen, `pearson_pairs` over pairs left out between users that were seen, `pearson_real` over real
+users, whose data only this script compares. Mean CCA of a square layer is 1 for every pair, so for
+the hidden layer it has no correlation; SVCCA, which drops weak directions, has one. Common and
+independent initial weights, hidden and last layer. Traces are read from SECURECLUSTER_DATA.
 """
 
 from __future__ import annotations
@@ -17,39 +21,81 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.benchmarks.papers.nsim_runs import SCALES, TRAINED, told
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, summarise
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Row,
+    Sheet,
+    figure,
+    numbers,
+    options,
+    summarise,
+)
+from securecluster.protocols.nsim.client import INITIALIZATIONS, LAYERS
 
-from securecluster.layers import LAYERS, STARTS
-
-VALUES = ("pearson", "pearson_pairs", "pearson_real", "cka", "cka_real", "cca", "cca_real", "svcca", "svcca_real")
+VALUES = (
+    "pearson",
+    "pearson_pairs",
+    "pearson_real",
+    "cka",
+    "cka_real",
+    "cca",
+    "cca_real",
+    "svcca",
+    "svcca_real",
+)
 PAPER = {"hidden": "pearson 0.96 (pairs not said to be unseen); CCA and CKA low", "last": ""}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Every layer and start, by seed; the hidden layer and one start with twice as many synthetic users, too."""
+    """Every layer and start, by seed; the hidden layer and one start with twice as many synthetic
+    users, too.
+    """
     fixed = {"scale": scale, **SCALES[scale], **TRAINED}
     found = [
         {**fixed, "init": init, "layer": layer, "paper": PAPER[layer], "seed": seed}
-        for init in STARTS
+        for init in INITIALIZATIONS
         for seed in range(seeds)
         for layer in LAYERS
     ]
-    more = {"synthetic": 2 * fixed["synthetic"], "init": "common", "layer": "hidden", "paper": PAPER["hidden"]}
+    more = {
+        "synthetic": 2 * fixed["synthetic"],
+        "init": "common",
+        "layer": "hidden",
+        "paper": PAPER["hidden"],
+    }
     return [*found, *({**fixed, **more, "seed": seed} for seed in range(seeds))]
 
 
 def pictures(rows: Sequence[Row]) -> Any:
-    """Figures 1 to 3 for unseen synthetic users (above) and real ones (below), of the first seed with the hidden layer and one start."""
-    row = next((row for row in rows if row.get("points_nsim") and row["layer"] == "hidden" and row["init"] == "common"), None)
+    """Figures 1 to 3 for unseen synthetic users (above) and real ones (below), of the first seed
+    with the hidden layer and one start.
+    """
+    row = next(
+        (
+            row
+            for row in rows
+            if row.get("points_nsim") and row["layer"] == "hidden" and row["init"] == "common"
+        ),
+        None,
+    )
     made, axes = figure(11.4, 7.4, rows=2, columns=3)
     for places, name, who in zip(axes, ("", "_real"), ("synthetic, unseen", "real"), strict=True):
         for place, (kind, score, label) in zip(
-            places, (("nsim", "pearson", "NSIM"), ("cca", "cca", "CCA"), ("cka", "cka", "CKA")), strict=True
+            places,
+            (("nsim", "pearson", "NSIM"), ("cca", "cca", "CCA"), ("cka", "cka", "CKA")),
+            strict=True,
         ):
             if row is not None:
                 found = numbers(row[f"{score}{name}"])
-                title = f"{label}, {who}: " + (f"Pearson {found[0]:.3f}" if found else "no correlation")
-                place.plot(numbers(row[f"points_true{name}"]), numbers(row[f"points_{kind}{name}"]), ".", markersize=3)
+                title = f"{label}, {who}: " + (
+                    f"Pearson {found[0]:.3f}" if found else "no correlation"
+                )
+                place.plot(
+                    numbers(row[f"points_true{name}"]),
+                    numbers(row[f"points_{kind}{name}"]),
+                    ".",
+                    markersize=3,
+                )
                 place.set_title(title, fontsize=10)
                 place.set(xlabel="LCSS", ylabel=label, xlim=(-0.02, 1.02))
     return made

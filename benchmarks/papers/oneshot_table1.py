@@ -2,10 +2,12 @@
 
 python -m securecluster.benchmarks.papers.oneshot_table1 [--seeds 6] [--full] [--minutes 10]
 
-The paper: users 1 and 2 have vehicles, users 3 to 5 animals; Φ is an ImageNet ResNet-18 up to its average pool; R is 0.97–0.98 within a
-task and 0.31–0.32 across. Numbers of samples and of eigenvectors are not printed: ours are 1000 samples (`--full` 5000) and p = 5. Here
-with and without the 10 % minority that the paper's training has. pca takes CIFAR-100 as its public data; resnet18 runs where torchvision
-and its weights are at hand (else its rows say "not run"). Images are read from SECURECLUSTER_DATA or the hub.
+The paper: users 1 and 2 have vehicles, users 3 to 5 animals; Φ is an ImageNet ResNet-18 up to its
+    average pool; R is 0.97–0.98 within a
+task and 0.31–0.32 across. Numbers of samples and of eigenvectors are not printed: ours are 1000
+samples (`--full` 5000) and p = 5. Here with and without the 10 % minority that the paper's training
+has. pca takes CIFAR-100 as its public data; resnet18 runs where torchvision and its weights are at
+hand (else its rows say "not run"). Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -13,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from securecluster import Federation
 from securecluster.benchmarks.papers.oneshot_runs import dealt, judged, mapped, matrices, usable
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-
-from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 
 SAMPLES = {"cpu": 1000, "full": 5000}
@@ -26,8 +27,18 @@ FEATURES = ("identity", "pca", "conv", "resnet18")
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Features by minority by seed."""
-    kinds = [{"minority": minority, "features": features} for features in FEATURES for minority in (0.0, 0.1)]
-    fixed = {"scale": scale, "data": "cifar10", "samples": SAMPLES[scale], "vectors": VECTORS, "paper": "0.97 within, 0.31 across"}
+    kinds = [
+        {"minority": minority, "features": features}
+        for features in FEATURES
+        for minority in (0.0, 0.1)
+    ]
+    fixed = {
+        "scale": scale,
+        "data": "cifar10",
+        "samples": SAMPLES[scale],
+        "vectors": VECTORS,
+        "paper": "0.97 within, 0.31 across",
+    }
     return [{**fixed, **kind, "seed": seed} for kind in kinds for seed in range(seeds)]
 
 
@@ -35,11 +46,15 @@ def measure(cell: Cell) -> dict[str, Any]:
     """R's values within and across tasks; R itself, row by row, users of the first task first."""
     scenario = Tasks(minority=cell["minority"])
     given = dealt(cell["data"], USERS)
-    federation = Federation.simulate(given, scenario=scenario, clients=sum(USERS), samples=cell["samples"], seed=cell["seed"])
+    federation = Federation.simulate(
+        given, scenario=scenario, clients=sum(USERS), samples=cell["samples"], seed=cell["seed"]
+    )
     assert federation.truth is not None
     order = sorted(range(len(federation)), key=federation.truth.__getitem__)
     truth = [federation.truth[i] for i in order]
-    features = mapped([federation.shards[i].x for i in order], cell["features"], cell["data"], cell["seed"])
+    features = mapped(
+        [federation.shards[i].x for i in order], cell["features"], cell["data"], cell["seed"]
+    )
     (r,) = matrices(features, (cell["vectors"],))
     return {"dimension": features[0].shape[1], **judged(r, truth), "R": r.flatten()}
 

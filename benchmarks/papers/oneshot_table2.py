@@ -1,12 +1,16 @@
-"""R between users of two data sets (Ali & Arafa 2024, Table II): vehicles of CIFAR-10, vehicles of CIFAR-100, and the rest of CIFAR-100.
+"""R between users of two data sets (Ali & Arafa 2024, Table II): vehicles of CIFAR-10, vehicles of
+CIFAR-100, and the rest of CIFAR-100.
 
 python -m securecluster.benchmarks.papers.oneshot_table2 [--seeds 6] [--full] [--minutes 10]
 
-The paper: R of user 1 (CIFAR-10 vehicles) is 0.62 with user 2 (CIFAR-100 vehicles) and 0.39 with user 3 (its other classes), with an
-ImageNet ResNet-18 as Φ. Ours: vehicles of CIFAR-100 are the fine labels of its two coarse classes of that name; 250 samples a user
-(`--full` 5000, all there are of user 2's) and p = 5. pca is left out, for its public data, CIFAR-100, are the users' own here. resnet18
-runs where torchvision and its weights are at hand. Images are read from SECURECLUSTER_DATA or the hub; the scale for a CPU needs a subset
-of CIFAR-100 alone, 25 images a class.
+The paper: R of user 1 (CIFAR-10 vehicles) is 0.62 with user 2 (CIFAR-100 vehicles) and 0.39 with
+    user 3 (its other classes), with an
+ImageNet ResNet-18 as Φ. Ours: vehicles of CIFAR-100 are the fine labels of its two coarse classes
+    of that name; 250 samples a user
+(`--full` 5000, all there are of user 2's) and p = 5. pca is left out, for its public data,
+CIFAR-100, are the users' own here. resnet18 runs where torchvision and its weights are at hand.
+Images are read from SECURECLUSTER_DATA or the hub; the scale for a CPU needs a subset of CIFAR-100
+alone, 25 images a class.
 """
 
 from __future__ import annotations
@@ -16,12 +20,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from securecluster.benchmarks.papers.oneshot_runs import mapped, matrices, usable
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-
-from securecluster.data.sources import source
+from securecluster.core.randomness import Randomness
+from securecluster.data.datasets import source
 from securecluster.errors import UsageError
-from securecluster.randomness import Randomness
 
 SAMPLES = {"cpu": 250, "full": 5000}
 USERS = (("cifar10", "vehicles"), ("cifar100", "vehicles"), ("cifar100", "rest"))
@@ -30,8 +34,17 @@ FEATURES = ("identity", "conv", "resnet18")
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Features by seed."""
-    fixed = {"scale": scale, "samples": SAMPLES[scale], "vectors": 5, "paper": "0.62 with user 2, 0.39 with user 3"}
-    return [{**fixed, "features": features, "seed": seed} for features in FEATURES for seed in range(seeds)]
+    fixed = {
+        "scale": scale,
+        "samples": SAMPLES[scale],
+        "vectors": 5,
+        "paper": "0.62 with user 2, 0.39 with user 3",
+    }
+    return [
+        {**fixed, "features": features, "seed": seed}
+        for features in FEATURES
+        for seed in range(seeds)
+    ]
 
 
 def samples(data: str, task: str, count: int, seed: int) -> NDArray[np.float32]:
@@ -40,7 +53,10 @@ def samples(data: str, task: str, count: int, seed: int) -> NDArray[np.float32]:
     labels = next(t.labels for t in given.tasks if t.name == task)
     rows = np.flatnonzero(np.isin(given.train.y, labels))
     if len(rows) < count:
-        raise UsageError(f"{data} here has {len(rows)} training samples of {task}, and {count} are wanted: use the whole data set")
+        raise UsageError(
+            f"{data} here has {len(rows)} training samples of {task}, and {count} are wanted: use "
+            "the whole data set"
+        )
     drawn = Randomness(seed).generator("table2", data, task).permutation(rows)[:count]
     return given.train.read(np.sort(drawn))
 

@@ -3,11 +3,11 @@
 python -m securecluster.benchmarks.papers.oneshot_vectors [--seeds 4] [--minutes 30]
 
 Rotations: 21 clients in four clusters of 3, 6, 6 and 6, whose images are turned by 0, 90, 180 and
-270 degrees. Tasks: ten clients in three tasks, 10 % of the samples of other tasks. The unit of privacy
-is one sample, added or removed; δ = 1e-5; each client releases its Gram matrix once. ARI of the same
-noisy matrices: `alone` compares each eigenvector on its own, as eq. 3 and 4 do without noise; `span` is
-what runs with noise do (`spectra.span_relevance`), both with T given; `found` is `span` without T.
-The constants were chosen on seeds 0 to 2, so seeds are from 10 on.
+270 degrees. Tasks: ten clients in three tasks, 10 % of the samples of other tasks. The unit of
+privacy is one sample, added or removed; δ = 1e-5; each client releases its Gram matrix once. ARI of
+the same noisy matrices: `alone` compares each eigenvector on its own, as eq. 3 and 4 do without
+noise; `span` is what runs with noise do (`spectra.span_relevance`), both with T given; `found` is
+`span` without T. The constants were chosen on seeds 0 to 2, so seeds are from 10 on.
 """
 
 from __future__ import annotations
@@ -19,16 +19,24 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from securecluster.benchmarks.papers.oneshot_noise import multiplier, scored, symmetric
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, spread, summarise
 
 from securecluster import Federation
+from securecluster.benchmarks.papers.oneshot_noise import multiplier, scored, symmetric
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Row,
+    Sheet,
+    figure,
+    options,
+    spread,
+    summarise,
+)
+from securecluster.clustering.eigenvectors import relevance, span_relevance
+from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import Iid, Tasks
-from securecluster.features import Features, build
-from securecluster.noisy_gram import GramNoise, told_by_all
-from securecluster.privacy.draws import Draws
-from securecluster.randomness import Randomness
-from securecluster.spectra import relevance, span_relevance
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.protocols.oneshot.feature_maps import Features, build
+from securecluster.protocols.oneshot.gram_mechanism import GramNoise, told_by_all
 
 FIRST, DEALT, COMPONENTS = 10, 1000, 16
 SIZES = (3, 6, 6, 6)  # clients of each rotation
@@ -64,7 +72,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     features = [phi(torch.from_numpy(np.ascontiguousarray(x))) for x in inputs]
     found: dict[str, Any] = {}
     for e in EPSILONS:
-        draws = Draws.derived(Randomness(cell["seed"]), "oneshot_vectors")
+        draws = NoiseStreams.derived(Randomness(cell["seed"]), "oneshot_vectors")
         noise = GramNoise(multiplier(e), "gram", False, draws)
         matrices = [noise.matrix(x, i) for i, x in enumerate(features)]
         spectra = [noise.spectrum(a, max(VECTORS)) for a in matrices]

@@ -1,14 +1,18 @@
-"""Shakespeare's roles as clients: perplexity of the next character under CFL, FL+HC and SR-FCA, one shared model, and local ones.
+"""Shakespeare's roles as clients: perplexity of the next character under CFL, FL+HC and SR-FCA, one
+shared model, and local ones.
 
 python -m securecluster.benchmarks.papers.shakespeare [--seeds 3] [--full] [--minutes 25]
 
-Vardhan et al. 2024 train a two-layer LSTM on Shakespeare (Caldas et al. 2018, LEAF) for 2400 iterations with one REFINE step and t = 2; the
-part of the paper that was at hand prints no accuracies, and says that SR-FCA outperforms all its baselines on real data. CFL and FL+HC were
-not tried on it by their authors. `--full` has 100 roles with all their text, 256 cells and 2400 iterations of a role of middle length, and
-needs a GPU; the scale for a CPU has 20 roles with at most 100 windows of 80 characters, 96 cells and 25 rounds of one epoch. Ours: roles,
-batches of 10, learning rates and optimizer, the rounds before FL+HC's clustering (a third), λ by default. Every model a method ends with
-has had as many rounds; SR-FCA trains alone that long, and then as long in its REFINE. True clusters are not known. A client is tested on
-the last part of its role. Text is read from SECURECLUSTER_DATA or the hub.
+Vardhan et al. 2024 train a two-layer LSTM on Shakespeare (Caldas et al. 2018, LEAF) for 2400
+iterations with one REFINE step and t = 2; the part of the paper that was at hand prints no
+accuracies, and says that SR-FCA outperforms all its baselines on real data. CFL and FL+HC were not
+tried on it by their authors. `--full` has 100 roles with all their text, 256 cells and 2400
+iterations of a role of middle length, and needs a GPU; the scale for a CPU has 20 roles with at
+most 100 windows of 80 characters, 96 cells and 25 rounds of one epoch. Ours: roles, batches of 10,
+learning rates and optimizer, the rounds before FL+HC's clustering (a third), λ by default. Every
+model a method ends with has had as many rounds; SR-FCA trains alone that long, and then as long in
+its REFINE. True clusters are not known. A client is tested on the last part of its role. Text is
+read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -18,19 +22,42 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, numbers, options, spread, summarise
-from securecluster.protocols import CFL, FLHC, SRFCA, FedAvg, Local, Protocol, Settings
 
 from securecluster import Federation
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Row,
+    Sheet,
+    figure,
+    numbers,
+    options,
+    spread,
+    summarise,
+)
 from securecluster.data import Natural
+from securecluster.protocols import CFL, FLHC, SRFCA, ClusteringProtocol, FedAvg, Local, Settings
 
 TRAINING = ("model", "optimizer", "lr", "batch_size", "epochs", "rounds")
 COMMON = {"data": "shakespeare", "epochs": 1, "batch_size": 10}
 SCALES: dict[str, dict[str, Any]] = {
-    "cpu": {"clients": 20, "samples": 100, "model": "lstm-chars", "optimizer": "adam", "lr": 0.01, "rounds": 25},
-    "full": {"clients": 100, "samples": None, "model": "lstm-chars-256", "optimizer": "adam", "lr": 0.003, "rounds": 600},
+    "cpu": {
+        "clients": 20,
+        "samples": 100,
+        "model": "lstm-chars",
+        "optimizer": "adam",
+        "lr": 0.01,
+        "rounds": 25,
+    },
+    "full": {
+        "clients": 100,
+        "samples": None,
+        "model": "lstm-chars-256",
+        "optimizer": "adam",
+        "lr": 0.003,
+        "rounds": 600,
+    },
 }
-MADE: dict[str, Callable[[dict[str, Any]], Protocol]] = {
+MADE: dict[str, Callable[[dict[str, Any]], ClusteringProtocol]] = {
     "global": lambda given: FedAvg(**given),
     "local": lambda given: Local(**given),
     "cfl": lambda given: CFL(**given, tree=False),
@@ -45,12 +72,24 @@ FIGURES = ("perplexity", "worst", "found", "bytes")
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Methods by seed."""
     common = {"scale": scale, **COMMON, **SCALES[scale]}
-    return [{**common, "seed": seed, "method": method, "paper": PAPER.get(method)} for seed in range(seeds) for method in MADE]
+    return [
+        {**common, "seed": seed, "method": method, "paper": PAPER.get(method)}
+        for seed in range(seeds)
+        for method in MADE
+    ]
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Mean and largest test perplexity over clients, clusters found, bytes, and the mean perplexity after each round."""
-    federation = Federation.simulate(cell["data"], scenario=Natural(), clients=cell["clients"], samples=cell["samples"], seed=cell["seed"])
+    """Mean and largest test perplexity over clients, clusters found, bytes, and the mean perplexity
+    after each round.
+    """
+    federation = Federation.simulate(
+        cell["data"],
+        scenario=Natural(),
+        clients=cell["clients"],
+        samples=cell["samples"],
+        seed=cell["seed"],
+    )
     given = {name: cell[name] for name in TRAINING} | {"mask": "none"}
     fitted = MADE[cell["method"]](given).fit(federation, Settings(transcript="none"))
     return {
@@ -63,18 +102,33 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """Perplexity by method: a dot a seed and their mean; and after each round, of the first seed that every method has done."""
+    """Perplexity by method: a dot a seed and their mean; and after each round, of the first seed
+    that every method has done.
+    """
     made, ((left, right),) = figure(9.0, 3.8, columns=2)
     methods = list(dict.fromkeys(row["method"] for row in rows))
     for (method,), (middle, _, _, _) in spread(rows, ["method"], "perplexity").items():
         x = methods.index(method)
-        points = [value for row in rows if row["method"] == method for value in numbers(row.get("perplexity", ""))]
+        points = [
+            value
+            for row in rows
+            if row["method"] == method
+            for value in numbers(row.get("perplexity", ""))
+        ]
         left.plot([x - 0.3, x + 0.3], [middle, middle], color=f"C{x}", linewidth=1.6)
-        left.plot([x] * len(points), points, color=f"C{x}", linestyle="none", marker="o", markersize=4)
+        left.plot(
+            [x] * len(points), points, color=f"C{x}", linestyle="none", marker="o", markersize=4
+        )
     for row in rows:
         if row["seed"] == "0" and (curve := numbers(row.get("curve", ""))):
             x = methods.index(row["method"])  # curves of equal models lie on each other
-            right.plot(range(1, len(curve) + 1), curve, f"C{x}{STYLES[x]}", linewidth=2.4 - 0.3 * x, label=row["method"])
+            right.plot(
+                range(1, len(curve) + 1),
+                curve,
+                f"C{x}{STYLES[x]}",
+                linewidth=2.4 - 0.3 * x,
+                label=row["method"],
+            )
     left.set_xticks(range(len(methods)), methods)
     left.set(ylabel="mean test perplexity over clients", title="at the end, all seeds")
     right.set(xlabel="round", title="seed 0")

@@ -1,8 +1,11 @@
-"""A sheet: the measurements of one figure or table, kept in a CSV file that is whole at every moment.
+"""A sheet: the measurements of one figure or table, kept in a CSV file that is whole at every
+moment.
 
-A cell is one measurement: its parameters by name, which shape it completely (put all of them in, the seed too), so that they identify its
-row. The key `scale` ("cpu" or "full") tells reduced cells from the paper's own; the key `paper`, what the paper says of this cell, is
-written beside ours and identifies nothing. A sheet that is filled again goes on with the cells that are missing. One script at a time.
+A cell is one measurement: its parameters by name, which shape it completely (put all of them in,
+    the seed too), so that they identify its
+row. The key `scale` ("cpu" or "full") tells reduced cells from the paper's own; the key `paper`,
+what the paper says of this cell, is written beside ours and identifies nothing. A sheet that is
+filled again goes on with the cells that are missing. One script at a time.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from securecluster.benchmarks.table import RESULTS, machine
 
-from securecluster import files
+from securecluster.benchmarks.table import RESULTS, machine
+from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError
 
 Cell = Mapping[str, Any]
@@ -28,14 +31,16 @@ _LAST = ("paper", "status", "seconds")
 
 
 class Sheet:
-    """The rows of `benchmarks/results/papers/NAME.csv`; the first line of the file names the machines that measured them."""
+    """The rows of `benchmarks/results/papers/NAME.csv`; the first line of the file names the
+    machines that measured them.
+    """
 
     def __init__(self, name: str, folder: Path = RESULTS / "papers") -> None:
         self.path = folder / f"{name}.csv"
         self._machines: list[str] = []
         self._rows: list[Row] = []
         if self.path.exists():
-            first, _, rest = files.read(self.path).decode().partition("\n")
+            first, _, rest = atomic_files.read(self.path).decode().partition("\n")
             self._machines = first.removeprefix("# ").split(" | ")
             self._rows = list(csv.DictReader(io.StringIO(rest)))
 
@@ -52,14 +57,17 @@ class Sheet:
         minutes: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> list[Row]:
-        """Measure the cells that are missing; returns the rows of all of them, also of those that were not run.
+        """Measure the cells that are missing; returns the rows of all of them, also of those that
+        were not run.
 
         Args:
-            measure: a cell's results by name: numbers, texts, None, or sequences of numbers (read them again with `numbers`).
+            measure: a cell's results by name: numbers, texts, None, or sequences of numbers (read
+                them again with `numbers`).
             minutes: no cell is started once these are over.
 
         Raises:
-            SystemExit: with one sentence, where a cell cannot be measured (its data are missing, say); what was measured is kept.
+            SystemExit: with one sentence, where a cell cannot be measured (its data are missing,
+                say); what was measured is kept.
         """
         rows, end = self.expect(cells), clock() + 60 * minutes
         for cell, row in zip(cells, rows, strict=True):
@@ -73,17 +81,27 @@ class Sheet:
             row |= {"status": DONE, "seconds": f"{clock() - began:.1f}"}
             self._machines += [here for here in [machine()] if here not in self._machines]
             self._write()
-            print(", ".join(f"{name} {value[:60]}" for name, value in row.items() if value), flush=True)
+            print(
+                ", ".join(f"{name} {value[:60]}" for name, value in row.items() if value),
+                flush=True,
+            )
         for row in rows:
             if row["status"] == NOT_RUN:
-                print(f"not run: {', '.join(f'{name} {value}' for name, value in row.items() if value and name not in _LAST)}")
+                known = {name: value for name, value in row.items() if value and name not in _LAST}
+                print("not run: " + ", ".join(f"{name} {value}" for name, value in known.items()))
         return rows
 
     def save(self, figure: Any, scale: str) -> Path:
-        """Write a picture beside the CSV file: NAME.png for the scale "cpu", else NAME_SCALE.png."""
-        buffer, path = io.BytesIO(), self.path.with_name(self.path.stem + ("" if scale == "cpu" else f"_{scale}") + ".png")
+        """Write a picture beside the CSV file.
+
+        It is NAME.png for the scale "cpu", else NAME_SCALE.png.
+        """
+        buffer, path = (
+            io.BytesIO(),
+            self.path.with_name(self.path.stem + ("" if scale == "cpu" else f"_{scale}") + ".png"),
+        )
         figure.savefig(buffer, format="png", dpi=120)
-        files.write_atomic(path, buffer.getvalue())
+        atomic_files.write_atomic(path, buffer.getvalue())
         return path
 
     def _row(self, cell: Cell) -> Row:
@@ -92,27 +110,38 @@ class Sheet:
             if all(row.get(name) == value for name, value in key.items()):
                 row["paper"] = _text(cell.get("paper"))
                 return row
-        self._rows.append({**key, "paper": _text(cell.get("paper")), "status": NOT_RUN, "seconds": ""})
+        self._rows.append(
+            {**key, "paper": _text(cell.get("paper")), "status": NOT_RUN, "seconds": ""}
+        )
         return self._rows[-1]
 
     def _write(self) -> None:
-        names = [*dict.fromkeys(name for row in self._rows for name in row if name not in _LAST), *_LAST]
+        names = [
+            *dict.fromkeys(name for row in self._rows for name in row if name not in _LAST),
+            *_LAST,
+        ]
         stream = io.StringIO()
         stream.write(f"# {' | '.join(self._machines) or machine()}\n")
         writer = csv.DictWriter(stream, names, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self._rows)
-        files.make_folder(self.path.parent)
-        files.write_atomic(self.path, stream.getvalue().encode())
+        atomic_files.make_folder(self.path.parent)
+        atomic_files.write_atomic(self.path, stream.getvalue().encode())
 
 
 def numbers(text: str) -> list[float]:
-    """The numbers of one value of a row: several where a sequence was measured, 1 and 0 for yes and no, none for an empty value."""
+    """The numbers of one value of a row: several where a sequence was measured, 1 and 0 for yes and
+    no, none for an empty value.
+    """
     return [float({"True": 1, "False": 0}.get(word, word)) for word in text.split()]
 
 
-def spread(rows: Sequence[Row], by: Sequence[str], value: str) -> dict[tuple[str, ...], tuple[float, float, float, int]]:
-    """Mean, least, most and count of a measured number over the rows that agree in `by` (so over seeds); not-run rows do not count."""
+def spread(
+    rows: Sequence[Row], by: Sequence[str], value: str
+) -> dict[tuple[str, ...], tuple[float, float, float, int]]:
+    """Mean, least, most and count of a measured number over the rows that agree in `by` (so over
+    seeds); not-run rows do not count.
+    """
     groups: dict[tuple[str, ...], list[float]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in by), []).extend(numbers(row.get(value, "")))
@@ -125,20 +154,57 @@ def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> 
     for value in values:
         for key, (mean, least, most, count) in spread(rows, by, value).items():
             place = ", ".join(f"{name} {part}" for name, part in zip(by, key, strict=True))
-            print(f"{place}: {value} {mean:.4g} ({least:.4g} – {most:.4g}; {count})" + (f"; paper: {paper[key]}" if paper[key] else ""))
+            print(
+                f"{place}: {value} {mean:.4g} ({least:.4g} – {most:.4g}; {count})"
+                + (f"; paper: {paper[key]}" if paper[key] else "")
+            )
 
 
-def options(description: str | None, argv: Sequence[str] | None = None, seeds: int = 3, minutes: float = 10.0) -> argparse.Namespace:
-    """`seeds`, `full`, `minutes`, and `scale` ("full" or "cpu") of a script of this folder."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(
+    description: str | None, seeds: int = 3, minutes: float = 10.0
+) -> argparse.ArgumentParser:
+    """Return the parser of a script of this folder, which has `--seeds`, `--full`, `--minutes`.
+
+    Args:
+        description: the script's docstring.
+        seeds: the default of `--seeds`.
+        minutes: the default of `--minutes`.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=seeds)
-    parser.add_argument("--full", action="store_true", help="the paper's own scale, meant for a GPU")
-    parser.add_argument("--minutes", type=float, default=minutes, help=f"no cell is started once these are over ({minutes:g})")
-    found = parser.parse_args(argv)
-    if found.seeds < 1 or not found.minutes >= 0:
+    parser.add_argument(
+        "--full", action="store_true", help="the paper's own scale, meant for a GPU"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=minutes,
+        help=f"no cell is started once these are over ({minutes:g})",
+    )
+    return parser
+
+
+def read_options(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """Return a script's options, and `scale`, which is "full" or "cpu"."""
+    options = parser.parse_args(argv)
+    if options.seeds < 1 or not options.minutes >= 0:
         parser.error("--seeds is at least 1, and --minutes at least 0")
-    found.scale = "full" if found.full else "cpu"
-    return found
+    options.scale = "full" if options.full else "cpu"
+    return options
+
+
+def options(
+    description: str | None,
+    argv: Sequence[str] | None = None,
+    seeds: int = 3,
+    minutes: float = 10.0,
+) -> argparse.Namespace:
+    """Return the options of a script that has none of its own."""
+    return read_options(parser_of(description, seeds, minutes), argv)
 
 
 def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:

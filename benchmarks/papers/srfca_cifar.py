@@ -1,12 +1,15 @@
-"""Rotated and label-split CIFAR-10 (Vardhan et al. 2024): SR-FCA beside IFCA, one global and local models.
+"""Rotated and label-split CIFAR-10 (Vardhan et al. 2024): SR-FCA beside IFCA, one global and local
+models.
 
 python -m securecluster.benchmarks.papers.srfca_cifar [--seeds 3] [--full] [--minutes 20]
 
-32 clients in two clusters, half of them in each round: images and images turned by 180 degrees, or the first and the last seven labels, of
-which they share four. The paper: 3125 and 4375 samples a client, which only clients that hold the same samples can have, 2400 iterations
-of a ResNet-9 and two REFINE steps: `--full` has these, with 38 and 27 rounds of one epoch in batches of 50 (batch, learning rate and group
-norm are ours), and `overlap` in its rows flags the samples held twice. The scale for a CPU is ours: cnn-ali, 300 samples a client, none
-held twice, 20 rounds, Adam at 0.001 in batches of 10. Methods and columns are `srfca_runs`'s; clients that train alone do so every round.
+32 clients in two clusters, half of them in each round: images and images turned by 180 degrees, or
+the first and the last seven labels, of which they share four. The paper: 3125 and 4375 samples a
+client, which only clients that hold the same samples can have, 2400 iterations of a ResNet-9 and
+two REFINE steps: `--full` has these, with 38 and 27 rounds of one epoch in batches of 50 (batch,
+learning rate and group norm are ours), and `overlap` in its rows flags the samples held twice. The
+scale for a CPU is ours: cnn-ali, 300 samples a client, none held twice, 20 rounds, Adam at 0.001 in
+batches of 10. Methods and columns are `srfca_runs`'s; clients that train alone do so every round.
 Images are read from SECURECLUSTER_DATA or the hub.
 """
 
@@ -22,12 +25,24 @@ from securecluster.benchmarks.papers.srfca_runs import table
 METHODS = ("global", "local", "ifca", "srfca")
 COMMON = {"data": "cifar10", "clients": 32, "clusters": 2, "participation": 0.5}
 SCALES: dict[str, dict[str, Any]] = {
-    "cpu": {"model": "cnn-ali", "optimizer": "adam", "lr": 1e-3, "batch_size": 10, "overlap": False},
+    "cpu": {
+        "model": "cnn-ali",
+        "optimizer": "adam",
+        "lr": 1e-3,
+        "batch_size": 10,
+        "overlap": False,
+    },
     "full": {"model": "resnet9", "optimizer": "sgd", "lr": 0.05, "batch_size": 50, "overlap": True},
 }
 OWN: dict[str, dict[str, dict[str, int]]] = {
-    "cpu": {"rotation": {"samples": 300, "rounds": 20}, "label-split": {"samples": 300, "rounds": 20}},
-    "full": {"rotation": {"samples": 3125, "rounds": 38}, "label-split": {"samples": 4375, "rounds": 27}},
+    "cpu": {
+        "rotation": {"samples": 300, "rounds": 20},
+        "label-split": {"samples": 300, "rounds": 20},
+    },
+    "full": {
+        "rotation": {"samples": 3125, "rounds": 38},
+        "label-split": {"samples": 4375, "rounds": 27},
+    },
 }
 PAPER = {"srfca": "the correct clusters without k; five points above IFCA"}
 

@@ -1,12 +1,15 @@
-"""Rotated and inverted MNIST (Vardhan et al. 2024): SR-FCA, which is not told the number of clusters, beside its baselines.
+"""Rotated and inverted MNIST (Vardhan et al. 2024): SR-FCA, which is not told the number of
+clusters, beside its baselines.
 
 python -m securecluster.benchmarks.papers.srfca_mnist [--seeds 3] [--full] [--minutes 20]
 
-100 clients, all of them in every round; four clusters of images turned by 0, 90, 180 and 270 degrees, or two of images and negatives. The
-paper: 600 samples a client, two layers of which 200 units are hidden, 250 (rotated) and 280 (inverted) iterations, two REFINE steps, t = 2,
-and from the authors' code batches of 50, Adam at 2e-4 and β = 0.15: `--full` has these, with 21 and 23 rounds of 12 iterations. The scale
-for a CPU is ours: 200 samples, SGD at 0.1 and (where negatives' large inputs ask for less) 0.03 in batches of 20, 25 and 28 rounds of ten
-iterations. Methods and columns are `srfca_runs`'s. Images are read from SECURECLUSTER_DATA or the hub.
+100 clients, all of them in every round; four clusters of images turned by 0, 90, 180 and 270
+degrees, or two of images and negatives. The paper: 600 samples a client, two layers of which 200
+units are hidden, 250 (rotated) and 280 (inverted) iterations, two REFINE steps, t = 2, and from the
+authors' code batches of 50, Adam at 2e-4 and β = 0.15: `--full` has these, with 21 and 23 rounds of
+12 iterations. The scale for a CPU is ours: 200 samples, SGD at 0.1 and (where negatives' large
+inputs ask for less) 0.03 in batches of 20, 25 and 28 rounds of ten iterations. Methods and columns
+are `srfca_runs`'s. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -18,14 +21,26 @@ from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 from securecluster.benchmarks.papers.srfca_runs import MADE, table
 from securecluster.benchmarks.papers.srfca_runs import cells as all_cells
 
-COMMON = {"data": "mnist", "overlap": False, "clients": 100, "model": "mlp-200", "participation": 1.0}
+COMMON = {
+    "data": "mnist",
+    "overlap": False,
+    "clients": 100,
+    "model": "mlp-200",
+    "participation": 1.0,
+}
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"samples": 200, "optimizer": "sgd", "batch_size": 20},
     "full": {"samples": 600, "optimizer": "adam", "batch_size": 50},
 }
 OWN: dict[str, dict[str, dict[str, Any]]] = {
-    "cpu": {"rotation": {"clusters": 4, "lr": 0.1, "rounds": 25}, "inversion": {"clusters": 2, "lr": 0.03, "rounds": 28}},
-    "full": {"rotation": {"clusters": 4, "lr": 2e-4, "rounds": 21}, "inversion": {"clusters": 2, "lr": 2e-4, "rounds": 23}},
+    "cpu": {
+        "rotation": {"clusters": 4, "lr": 0.1, "rounds": 25},
+        "inversion": {"clusters": 2, "lr": 0.03, "rounds": 28},
+    },
+    "full": {
+        "rotation": {"clusters": 4, "lr": 2e-4, "rounds": 21},
+        "inversion": {"clusters": 2, "lr": 2e-4, "rounds": 23},
+    },
 }
 PAPER = {"srfca": "the correct clusters without k; accuracy no worse than the best baseline"}
 

@@ -1,4 +1,6 @@
-"""Flower's client side, a module of its own: ray's actors import it by name, so that what it caches outlives a call."""
+"""Flower's client side, a module of its own: ray's actors import it by name, so that what it caches
+outlives a call.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,17 @@ def train(message: Any, context: Context) -> Any:
     """One pass over the client's samples from the global model."""
     work, net, optimizer, device = setup()
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    client, number = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"]) - 1
+    client, number = (
+        int(context.node_config["partition-id"]),
+        int(message.content["config"]["server-round"]) - 1,
+    )
     order = work.order[number, client]
-    x, y = (torch.as_tensor(part[order]).to(device) for part in (work.images(client), work.y[client]))
+    x, y = (
+        torch.as_tensor(part[order]).to(device) for part in (work.images(client), work.y[client])
+    )
     sgd(net, optimizer, x, y, work.batch)
-    content = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
+    content = {
+        "arrays": ArrayRecord(net.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(y)}),
+    }
     return Message(RecordDict(content), reply_to=message)

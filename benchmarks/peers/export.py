@@ -1,4 +1,6 @@
-"""What all workers read: one .npz with clients, test set, initial weights and the order of the mini-batches."""
+"""What all workers read: one .npz with clients, test set, initial weights and the order of the
+mini-batches.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,20 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.benchmarks.peers.work import NAMES, Work, save
 
+from securecluster.benchmarks.peers.work import NAMES, Work, save
+from securecluster.core.randomness import Randomness
+from securecluster.data.datasets import FOLDER, source
 from securecluster.data.pools import Pool as SourcePool
-from securecluster.data.sources import FOLDER, source
-from securecluster.models import build
-from securecluster.randomness import Randomness
+from securecluster.models.validation import build
 
 SEED = 0  # this project draws the initial weights from it, as every worker must start from them
 LR = 0.1
-SAMPLES, BATCH = 100, 10  # ten steps a client and round: one pass, since pfl's `local_num_steps` only caps within one
+# ten steps a client and round: one pass, since pfl's `local_num_steps` only caps within one
+SAMPLES, BATCH = (
+    100,
+    10,
+)
 Pool = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
@@ -36,9 +42,13 @@ def export(path: Path, model: str, clients: int, rounds: int, samples: int = SAM
 
 
 def dealt(pool: int, clients: int, samples: int, randomness: Randomness) -> NDArray[np.int64]:
-    """Which samples each client holds, (m, n): a shuffled pool dealt out, shuffled anew each time it is used up."""
+    """Which samples each client holds, (m, n): a shuffled pool dealt out, shuffled anew each time
+    it is used up.
+    """
     turns = -(-clients * samples // pool)
-    cards = np.concatenate([randomness.generator("peers", "deal", turn).permutation(pool) for turn in range(turns)])
+    cards = np.concatenate(
+        [randomness.generator("peers", "deal", turn).permutation(pool) for turn in range(turns)]
+    )
     return cards[: clients * samples].reshape(clients, samples)
 
 

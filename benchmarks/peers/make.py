@@ -19,7 +19,8 @@ from securecluster.errors import UsageError, unknown
 
 WHERE = Path.home() / ".cache" / "securecluster" / "peers"
 ROOT = Path(__file__).resolve().parents[2]
-TORCH = "torch>=2.6,<2.14"  # always in the same pip call: an open range may bring another build than this project uses
+# always in the same pip call: an open range may bring another build than this project uses
+TORCH = "torch>=2.6,<2.14"
 NEEDS = {
     "plain": (TORCH, "numpy"),
     "securecluster": (TORCH, "-e", str(ROOT)),
@@ -36,7 +37,10 @@ def python(name: str, where: Path = WHERE) -> Path:
         UsageError: the environment is not there, or its installation was not completed.
     """
     if not _complete(name, where):
-        raise UsageError(f"the environment of {name} is missing in {where}: make it with `python -m securecluster.benchmarks.peers.make`")
+        raise UsageError(
+            f"the environment of {name} is missing in {where}: make it with `python -m "
+            "securecluster.benchmarks.peers.make`"
+        )
     return where / name / "bin" / "python"
 
 
@@ -52,7 +56,9 @@ for name in {VERSIONS!r}:
         pass
 print(json.dumps(found))
 """
-    done = subprocess.run([interpreter, "-I", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [interpreter, "-I", "-c", code], capture_output=True, text=True, check=True
+    )
     found: dict[str, str] = json.loads(done.stdout)
     return found
 
@@ -71,7 +77,12 @@ def make(name: str, where: Path = WHERE) -> None:
     where.mkdir(parents=True, exist_ok=True)
     venv.create(folder, clear=True, with_pip=True)
     with log.open("w") as stream:
-        done = subprocess.run([folder / "bin" / "python", "-m", "pip", "install", *NEEDS[name]], stdout=stream, stderr=stream, check=False)
+        done = subprocess.run(
+            [folder / "bin" / "python", "-m", "pip", "install", *NEEDS[name]],
+            stdout=stream,
+            stderr=stream,
+            check=False,
+        )
     if done.returncode:
         raise UsageError(f"installing {name} failed: read {log}, then run this again")
     _mark(name, where).write_text(_wanted(name))
@@ -91,8 +102,12 @@ def _complete(name: str, where: Path) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make all environments, or the named ones; one that fails does not keep the others from being made."""
-    parser = argparse.ArgumentParser(prog="securecluster.benchmarks.peers.make", description=__doc__)
+    """Make all environments, or the named ones; one that fails does not keep the others from being
+    made.
+    """
+    parser = argparse.ArgumentParser(
+        prog="securecluster.benchmarks.peers.make", description=__doc__
+    )
     parser.add_argument("--where", type=Path, default=WHERE, help="folder of the environments")
     parser.add_argument("--only", nargs="+", default=list(NEEDS), help="which ones")
     chosen = parser.parse_args(arguments)

@@ -1,4 +1,6 @@
-"""A worker as the driver sees it: one process, one line out, one line back, and nothing left behind."""
+"""A worker as the driver sees it: one process, one line out, one line back, and nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from securecluster.backend import ENVIRONMENT
+from securecluster.core.lazy_torch import ENVIRONMENT
 
 HERE = Path(__file__).resolve().parent
 TAG = "SECURECLUSTER_PEERS"
@@ -33,10 +35,21 @@ class Worker:
         log: where everything goes that the worker and its framework print.
     """
 
-    def __init__(self, peer: str, python: Path, export: Path, threads: int, device: str, log: Path) -> None:
+    def __init__(
+        self, peer: str, python: Path, export: Path, threads: int, device: str, log: Path
+    ) -> None:
         self.peer, self.threads, self._log, self._tag = peer, threads, log, uuid.uuid4().hex
         self._scratch = tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True)
-        command = [python, "-m", f"peers.work_{peer}", export, "--threads", str(threads), "--device", device]
+        command = [
+            python,
+            "-m",
+            f"peers.work_{peer}",
+            export,
+            "--threads",
+            str(threads),
+            "--device",
+            device,
+        ]
         with log.open("a") as stream:
             self._process = subprocess.Popen(
                 list(map(str, command)),
@@ -46,13 +59,19 @@ class Worker:
                 env=self._environment(),
                 cwd=self._scratch.name,
             )
-        with suppress(OSError):  # where memory runs out, a worker goes first, and the driver can tell
+        # where memory runs out, a worker goes first, and the driver can tell
+        with suppress(OSError):
             Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("1000")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _environment(self) -> dict[str, str]:
@@ -67,7 +86,8 @@ class Worker:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on any system: ray keeps to the loopback address
+            # on any system: ray keeps to the loopback address
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         }
         return {**os.environ, **own}
 
@@ -101,11 +121,15 @@ class Worker:
 
     def _last(self) -> str:
         """The last line it printed: of a traceback, the one that says what is wrong."""
-        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line for line in self._log.read_text(errors="replace").splitlines() if line.strip()
+        ]
         return lines[-1][:200] if lines else "it printed nothing"
 
     def close(self, patience: float = 15) -> None:
-        """Ask it to quit; what has not ended after `patience` seconds, or was left behind (ray's daemons), is killed."""
+        """Ask it to quit; what has not ended after `patience` seconds, or was left behind (ray's
+        daemons), is killed.
+        """
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()  # the end of the input means quit
@@ -122,8 +146,14 @@ class Worker:
 
 
 def tagged(tag: str) -> list[int]:
-    """The processes that inherited a worker's mark in their environment, whoever their parent is by now."""
-    return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and f"{TAG}={tag}".encode() in _environ(p)]
+    """The processes that inherited a worker's mark in their environment, whoever their parent is by
+    now.
+    """
+    return [
+        int(p.name)
+        for p in Path("/proc").iterdir()
+        if p.name.isdigit() and f"{TAG}={tag}".encode() in _environ(p)
+    ]
 
 
 def wait_until(done: Callable[[], bool], seconds: float) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from securecluster.benchmarks.peers.export import export
 from securecluster.benchmarks.peers.process import PeerError, Worker
 from securecluster.benchmarks.peers.work import CORES
@@ -22,7 +23,8 @@ THREADS = {
     "pfl_mp": (1,),
 }  # the others: one thread or all cores, whichever a short run shows to be faster
 TRIAL = (20, 3)  # clients and rounds of that short run
-Trials = dict[str, tuple[int, float]]  # by peer: threads, and seconds per client and round (0 where nothing was tried)
+# by peer: threads, and seconds per client and round (0 where nothing was tried)
+Trials = dict[str, tuple[int, float]]
 
 
 @dataclass
@@ -37,10 +39,13 @@ class Measured:
     peak: int = 0  # of resident memory, in bytes, and of the device's
     peak_device: int = 0
     accuracy: float = float("nan")
-    weights: dict[str, NDArray[np.float32]] = field(default_factory=dict)  # after the "first" round and at the "end"
+    # after the "first" round and at the "end"
+    weights: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def time(self, of: Callable[[list[float]], Any] = statistics.median) -> float:
-        """The median (or `min`, `max`) of the rounds but the first, in seconds; NaN before there are any."""
+        """The median (or `min`, `max`) of the rounds but the first, in seconds; NaN before there
+        are any.
+        """
         return float(of(self.seconds[1:])) if self.seconds[1:] else float("nan")
 
 
@@ -60,13 +65,20 @@ class Plan:
 
     def worker(self, peer: str, work: Path, threads: int) -> Worker:
         """A started worker."""
-        return Worker(peer, self.pythons[peer], work, threads, self.device, self.scratch / f"{peer}.log")
+        return Worker(
+            peer, self.pythons[peer], work, threads, self.device, self.scratch / f"{peer}.log"
+        )
 
 
 class Turns:
-    """The workers of one configuration; one that fails is stopped and named, and the others go on."""
+    """The workers of one configuration.
 
-    def __init__(self, plan: Plan, work: Path, measured: Sequence[Measured], stack: ExitStack) -> None:
+    A worker that fails is stopped and named, and the others go on.
+    """
+
+    def __init__(
+        self, plan: Plan, work: Path, measured: Sequence[Measured], stack: ExitStack
+    ) -> None:
         self._plan, self._work, self._measured, self._stack = plan, work, measured, stack
         self._workers: dict[str, Worker] = {}
 
@@ -121,7 +133,11 @@ def measure(plan: Plan, model: str, clients: int, trials: Trials) -> list[Measur
         began = time.monotonic()
         for number in range(plan.rounds):
             turns.each(turns.round)
-            latest = (f"{found.peer} {found.seconds[-1]:.3f}" for found in measured if found.status == "ok")
+            latest = (
+                f"{found.peer} {found.seconds[-1]:.3f}"
+                for found in measured
+                if found.status == "ok"
+            )
             print(f"  round {number + 1}: {'  '.join(latest)}", flush=True)
             if time.monotonic() - began > plan.budget:
                 break
@@ -138,7 +154,10 @@ def trials(plan: Plan, model: str) -> Trials:
     found = {}
     for peer in plan.peers:
         choices = THREADS.get(peer, tuple(sorted({1, CORES})))
-        timed = {threads: 0.0 if peer in THREADS else _trial(plan, peer, work, threads) / clients for threads in choices}
+        timed = {
+            threads: 0.0 if peer in THREADS else _trial(plan, peer, work, threads) / clients
+            for threads in choices
+        }
         best = min(timed, key=lambda threads: timed[threads])
         found[peer] = (best, timed[best])
     work.unlink()

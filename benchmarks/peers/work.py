@@ -1,7 +1,8 @@
 """What every worker is given, and how it talks to the driver: one line in, one line of JSON out.
 
-`round` trains one round of all clients and answers {"seconds", "peak_rss_bytes", "peak_device_bytes"}; `accuracy` answers {"accuracy"};
-`weights PATH` saves the global model there; `quit`, or the end of the input, ends the worker. Standard library and numpy only.
+`round` trains one round of all clients and answers {"seconds", "peak_rss_bytes",
+"peak_device_bytes"}; `accuracy` answers {"accuracy"}; `weights PATH` saves the global model there;
+`quit`, or the end of the input, ends the worker. Standard library and numpy only.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ CORES = len(os.sched_getaffinity(0))
 
 @dataclass(frozen=True)
 class Work:
-    """One federation and what to train on it: plain SGD, one pass a round, mini-batches in the exported order."""
+    """One federation and what to train on it: plain SGD, one pass a round, mini-batches in the
+    exported order.
+    """
 
     x: NDArray[np.uint8]  # (m, n, 1, 28, 28) pixels in 0 … 255
     y: NDArray[np.int64]  # (m, n)
@@ -69,7 +72,11 @@ def load(path: str) -> Work:
     """Read it back."""
     with np.load(path) as found:
         arrays = {name: found[name] for name in found.files}
-    scalars: dict[str, Any] = {"model": str(arrays.pop("model")), "lr": float(arrays.pop("lr")), "batch": int(arrays.pop("batch"))}
+    scalars: dict[str, Any] = {
+        "model": str(arrays.pop("model")),
+        "lr": float(arrays.pop("lr")),
+        "batch": int(arrays.pop("batch")),
+    }
     return Work(**arrays, **scalars)
 
 
@@ -92,7 +99,9 @@ def options() -> Options:
 
 
 def processes(device: str) -> int:
-    """How many processes a framework of one process per core gets: of those that share a GPU each keeps memory of its own there."""
+    """How many processes a framework of one process per core gets: of those that share a GPU each
+    keeps memory of its own there.
+    """
     return CORES if device == "cpu" else min(CORES, 4)
 
 
@@ -106,10 +115,16 @@ class Talk:
     Args:
         weights: the global model, (d,).
         accuracy: of such a model on the test set.
-        settle: waits until the device is idle, where it works behind our back, and returns the peak of its memory in bytes.
+        settle: waits until the device is idle, where it works behind our back, and returns the peak
+            of its memory in bytes.
     """
 
-    def __init__(self, weights: Callable[[], Weights], accuracy: Callable[[Weights], float], settle: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        weights: Callable[[], Weights],
+        accuracy: Callable[[Weights], float],
+        settle: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._weights, self._accuracy, self._settle = weights, accuracy, settle
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # whatever a framework prints goes to the log
@@ -139,7 +154,9 @@ class Talk:
         """The round is done: stop the clock and say so."""
         device = self._settle()
         seconds = time.perf_counter() - self._since
-        self._say({"seconds": seconds, "peak_rss_bytes": peak(os.getpid()), "peak_device_bytes": device})
+        self._say(
+            {"seconds": seconds, "peak_rss_bytes": peak(os.getpid()), "peak_device_bytes": device}
+        )
 
     def _say(self, what: dict[str, Any]) -> None:
         self._out.write(json.dumps(what) + "\n")
@@ -149,7 +166,8 @@ class Talk:
 def peak(root: int) -> int:
     """The peaks of resident memory (VmHWM) of a process and its descendants, added up, in bytes.
 
-    Exact for one process; for several an upper bound, since peaks may fall apart in time and shared pages count in each.
+    Exact for one process; for several an upper bound, since peaks may fall apart in time and shared
+    pages count in each.
     """
     return sum(_high_water(pid) for pid in family(root))
 

@@ -1,4 +1,6 @@
-"""One centralised model on all samples: step s of a round takes what the clients' steps s take together, (clients × batch) samples."""
+"""One centralised model on all samples: step s of a round takes what the clients' steps s take
+together, (clients × batch) samples.
+"""
 
 from __future__ import annotations
 

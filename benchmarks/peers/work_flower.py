@@ -1,7 +1,8 @@
-"""Flower's simulation: its FedAvg strategy, taken round by round as `Strategy.start` does, on ray actors of one core each.
+"""Flower's simulation: its FedAvg strategy, taken round by round as `Strategy.start` does, on ray
+actors of one core each.
 
-`flwr.simulation.run_simulation` is deprecated in favour of `flwr run`, which starts a server of its own and leaves it running; both
-use the same simulation engine, and this one ends with its process.
+`flwr.simulation.run_simulation` is deprecated in favour of `flwr run`, which starts a server of its
+own and leaves it running; both use the same simulation engine, and this one ends with its process.
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ class Server:
     def main(self, grid: Grid, context: Context) -> None:
         """Rounds until the driver quits."""
         everyone = self._work.clients
-        strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=everyone, min_available_nodes=everyone)
+        strategy = FedAvg(
+            fraction_train=1.0,
+            fraction_evaluate=0.0,
+            min_train_nodes=everyone,
+            min_available_nodes=everyone,
+        )
         with suppress(Quit):
             for number in range(1, len(self._work.order) + 1):
                 self._pipe.begin()
@@ -52,7 +58,10 @@ class Server:
         replies = list(grid.send_and_receive(messages))
         failed = [reply for reply in replies if reply.has_error()]
         if failed or len(replies) != self._work.clients:
-            raise RuntimeError(f"{len(failed)} of {len(replies)} clients failed: {failed[0].error if failed else 'no reply'}")
+            raise RuntimeError(
+                f"{len(failed)} of {len(replies)} clients failed: "
+                f"{failed[0].error if failed else 'no reply'}"
+            )
         arrays, _ = strategy.aggregate_train(number, replies)
         self._arrays = arrays
 
@@ -64,7 +73,12 @@ def main(given: Options) -> None:
     server, actors = ServerApp(), processes(given.device)
     server.main()(Server(work).main)
     folder = tempfile.mkdtemp(prefix="ray")
-    ray = {"num_cpus": actors, "include_dashboard": False, "object_store_memory": 1 << 29, "_temp_dir": folder}
+    ray = {
+        "num_cpus": actors,
+        "include_dashboard": False,
+        "object_store_memory": 1 << 29,
+        "_temp_dir": folder,
+    }
     share = 1 / actors if given.device == "cuda" else 0
     backend = {"init_args": ray, "client_resources": {"num_cpus": 1, "num_gpus": share}}
     run_simulation(server, app, work.clients, backend_config=backend)

@@ -1,4 +1,6 @@
-"""This project: the real `FedAvg.fit`, held before each round until the driver asks for it. Only the observer's evaluation is left out."""
+"""This project: the real `FedAvg.fit`, held before each round until the driver asks for it. Only
+the observer's evaluation is left out.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,22 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from securecluster.protocols import FedAvg, Settings
 
 from securecluster import Federation
-from securecluster.averaging import Averaged
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.network import Network
-from securecluster.run import Line, Run
+from securecluster.protocols import FedAvg, Settings
+from securecluster.protocols.common.averaging import AveragingState
+from securecluster.runtime.run import Line, Run
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 from .net import accuracy, settle
 from .work import NAMES, Options, Quit, Talk, Weights, Work, load, options
 
 
-class Ordered(Cohort):
-    """A cohort that takes its mini-batches in the exported order, so that every worker does the same steps."""
+class Ordered(LocalTrainer):
+    """A cohort that takes its mini-batches in the exported order, so that every worker does the
+    same steps.
+    """
 
     work: Work
 
@@ -37,9 +41,12 @@ class Stepwise(FedAvg):
 
     work: Work
     pipe: Talk
-    looked: tuple[Any, Any] | None = None  # the clients' end and the server's state, as the observer last met them
+    # the clients' end and the server's state, as the observer last met them
+    looked: tuple[Any, Any] | None = None
 
-    def build_client(self, federation: Federation, settings: Settings, *rest: Any, **named: Any) -> Any:
+    def build_client(
+        self, federation: Federation, settings: Settings, *rest: Any, **named: Any
+    ) -> Any:
         """FedAvg's clients, their batches in the exported order."""
         endpoint: Any = super().build_client(federation, settings, *rest, **named)
         cohort = endpoint.client.cohort
@@ -48,10 +55,10 @@ class Stepwise(FedAvg):
         cohort.__class__, cohort.work = Ordered, self.work
         return endpoint
 
-    def serve(self, net: Network, run: Run) -> Averaged:
+    def run_server(self, net: ServerChannel, run: Run) -> AveragingState:
         """As FedAvg, once the driver asks for the first round."""
         self.pipe.begin()
-        return super().serve(net, run)
+        return super().run_server(net, run)
 
     def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
         """Nothing is evaluated; only where the global model is to be found is kept."""
@@ -62,7 +69,10 @@ class Stepwise(FedAvg):
         """The global model, as every client will have it."""
         if self.looked is None:
             return self.work.start
-        return np.asarray(self.served(*self.looked).select([0]).values[0].cpu().numpy(), dtype=np.float32)
+        return np.asarray(
+            self.models_after_round(*self.looked).select([0]).values[0].cpu().numpy(),
+            dtype=np.float32,
+        )
 
     def next(self, line: Line) -> None:
         """The round is over, checkpoint and all."""
@@ -80,11 +90,17 @@ def federation_of(work: Work) -> Federation:
 def main(given: Options) -> None:
     """Rounds until the driver quits."""
     work = load(given.export)
-    protocol = Stepwise(rounds=len(work.order), model=NAMES[work.model], lr=work.lr, epochs=1, batch_size=work.batch)
+    protocol = Stepwise(
+        rounds=len(work.order), model=NAMES[work.model], lr=work.lr, epochs=1, batch_size=work.batch
+    )
     federation, protocol.work = federation_of(work), work
     protocol.pipe = Talk(protocol.weights, partial(accuracy, work), settle(given.device))
     with suppress(Quit):
-        protocol.fit(federation, Settings(given.device, given.threads, transcript="none"), report=protocol.next)
+        protocol.fit(
+            federation,
+            Settings(given.device, given.threads, transcript="none"),
+            report=protocol.next,
+        )
 
 
 if __name__ == "__main__":

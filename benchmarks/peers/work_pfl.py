@@ -1,8 +1,10 @@
-"""Apple's pfl 0.6: its FederatedAveraging on its SimulatedBackend, held after each central iteration until the driver goes on.
+"""Apple's pfl 0.6: its FederatedAveraging on its SimulatedBackend, held after each central
+iteration until the driver goes on.
 
-Alone, or as one of the processes that work_pfl_mp starts. Users are weighted equally (a user's statistics have weight 1), as all clients
-hold equally many samples. In iteration 0 pfl evaluates the training users before and after, whatever the evaluation frequency: that is part
-of the first round, which is reported apart.
+Alone, or as one of the processes that work_pfl_mp starts. Users are weighted equally (a user's
+statistics have weight 1), as all clients hold equally many samples. In iteration 0 pfl evaluates
+the training users before and after, whatever the evaluation frequency: that is part of the first
+round, which is reported apart.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Net(torch.nn.Module):
 
 
 class Users:
-    """The clients' samples in this round's order; tensors on the device, as in pfl's own benchmarks of small data sets."""
+    """The clients' samples in this round's order; tensors on the device, as in pfl's own benchmarks
+    of small data sets.
+    """
 
     def __init__(self, work: Work, device: str) -> None:
         self._work = work
@@ -80,7 +84,9 @@ class Steps(TrainingProcessCallback):  # type: ignore[misc]
         self._next(0)
         return Metrics()
 
-    def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Any]:
+    def after_central_iteration(
+        self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+    ) -> tuple[bool, Any]:
         """The averaged update is applied."""
         if self._pipe is not None:
             self._pipe.end()
@@ -110,12 +116,22 @@ def main(given: Options) -> None:
     data = FederatedDataset(users, MinimizeReuseUserSampler(list(range(work.clients))))
     pipe = talk(work, net, given) if os.environ.get("RANK", "0") == "0" else None
     rounds = NNAlgorithmParams(
-        central_num_iterations=len(work.order) + 1, evaluation_frequency=1 << 30, train_cohort_size=work.clients, val_cohort_size=0
+        central_num_iterations=len(work.order) + 1,
+        evaluation_frequency=1 << 30,
+        train_cohort_size=work.clients,
+        val_cohort_size=0,
     )
-    local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=work.lr, local_batch_size=work.batch)
+    local = NNTrainHyperParams(
+        local_num_epochs=1, local_learning_rate=work.lr, local_batch_size=work.batch
+    )
     with suppress(Quit):
         FederatedAveraging().run(
-            rounds, SimulatedBackend(data, data), model, local, NNEvalHyperParams(local_batch_size=None), callbacks=[Steps(pipe, users)]
+            rounds,
+            SimulatedBackend(data, data),
+            model,
+            local,
+            NNEvalHyperParams(local_batch_size=None),
+            callbacks=[Steps(pipe, users)],
         )
 
 

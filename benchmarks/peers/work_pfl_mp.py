@@ -1,7 +1,9 @@
-"""Apple's pfl on as many processes as there are cores, one thread each: the users are shared out and the sums all-reduced.
+"""Apple's pfl on as many processes as there are cores, one thread each: the users are shared out
+and the sums all-reduced.
 
-The process that the driver starts is rank 0 and talks to it; it starts the others, which wait for its word before each round. As torchrun
-would do it, except that the processes meet at a file instead of a port that is open to the network.
+The process that the driver starts is rank 0 and talks to it; it starts the others, which wait for
+its word before each round. As torchrun would do it, except that the processes meet at a file
+instead of a port that is open to the network.
 """
 
 from __future__ import annotations
@@ -20,9 +22,18 @@ MEETING = "SECURECLUSTER_PEERS_MEETING"
 
 
 def join(given: Options, rank: int) -> None:
-    """Be one of them: pfl joins the group when it is imported, if torchrun's variables are there."""
+    """Run as one of the processes of a group.
+
+    pfl joins the group when it is imported, if torchrun's variables are there.
+    """
     size, meet = processes(given.device), torch.distributed.init_process_group
-    os.environ.update(TORCHELASTIC_RUN_ID="peers", RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(
+        TORCHELASTIC_RUN_ID="peers",
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(size),
+        GLOO_SOCKET_IFNAME="lo",
+    )
 
     def group(backend: str) -> None:
         """Always gloo: nccl refuses several processes on one GPU."""
@@ -39,7 +50,12 @@ def lead(given: Options) -> None:
     os.environ[MEETING] = str(Path(tempfile.mkdtemp()) / "meeting")
     for rank in range(1, processes(given.device)):
         command = [sys.executable, "-m", "peers.work_pfl_mp", *sys.argv[1:]]
-        subprocess.Popen(command, env={**os.environ, "RANK": str(rank)}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        subprocess.Popen(
+            command,
+            env={**os.environ, "RANK": str(rank)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
     join(given, 0)
 
 

@@ -1,4 +1,6 @@
-"""The plain loop: one network, client after client, `torch.optim.SGD`, the mean of what they end with."""
+"""The plain loop: one network, client after client, `torch.optim.SGD`, the mean of what they end
+with.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The command line, run folders, reports and pictures: the only code that knows protocols by name."""
+"""The command line, run folders, reports and pictures.
+
+No other code knows protocols by name.
+"""

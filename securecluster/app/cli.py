@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import compare, runs
+from securecluster.app import compare, execution
 from securecluster.app.options import PROTOCOLS, as_typed, options_class, protocol_class
 from securecluster.app.stops import Stopped, output
 from securecluster.errors import SecureClusterError, UsageError, unknown
@@ -22,7 +22,8 @@ USAGE = """usage: securecluster COMMAND
   list                           protocols, data sets, scenarios, models and masks
 
 protocols: {protocols}
-`securecluster run PROTOCOL --help` shows every option with its default, and so does `compare PROTOCOLS --help`.
+`securecluster run PROTOCOL --help` shows every option with its default, and so does \
+`compare PROTOCOLS --help`.
 """
 
 
@@ -38,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
     """Run a command.
 
     Returns:
-        The exit code: 0; 2 after a mistake named in one sentence; 130 after Ctrl-C, 143 after SIGTERM, and 141 where
-        nobody reads the output any more.
+        The exit code: 0; 2 after a mistake named in one sentence; 130 after Ctrl-C, 143 after
+        SIGTERM, and 141 where nobody reads the output any more.
     """
     try:
         return _dispatch(list(argv))
@@ -61,7 +62,8 @@ def main(argv: Sequence[str]) -> int:
 def _stopped(stop: KeyboardInterrupt) -> int:
     """Say that a signal stopped the command, and how to go on where that is possible."""
     code = stop.code if isinstance(stop, Stopped) else 130
-    if code != 141 or str(stop):  # a reader such as `head` has had enough, and nothing is left half-way
+    # a reader such as `head` has had enough, and nothing is left half-way
+    if code != 141 or str(stop):
         print(f"securecluster: stopped{stop}", file=sys.stderr)
     return code
 
@@ -112,14 +114,18 @@ def _run(argv: list[str]) -> int:
     import tyro
 
     with output():  # of --help
-        options: Any = tyro.cli(options_class(protocol_class(argv[0])), prog=f"securecluster run {argv[0]}", args=argv[1:])
-    plans, federation = runs.prepare([options.protocol], options)
-    from securecluster.app import folder as folders
+        options: Any = tyro.cli(
+            options_class(protocol_class(argv[0])),
+            prog=f"securecluster run {argv[0]}",
+            args=argv[1:],
+        )
+    plans, federation = execution.prepare([options.protocol], options)
+    from securecluster.app import run_folder
 
     (plan,) = plans
-    texts = {folders.CONFIG: plan.as_json(federation)}
+    texts = {run_folder.CONFIG: plan.as_json(federation)}
     name = f"{plan.protocol.name}-{federation.data}"
-    with folders.claimed(options.output.out, options.output.force, name, texts) as folder:
+    with run_folder.claimed(options.output.out, options.output.force, name, texts) as folder:
         return _carry_out(plan, federation, folder, options.output.quiet)
 
 
@@ -136,30 +142,32 @@ def _resume(argv: list[str]) -> int:
 
     with output():
         quiet = tyro.cli(Resume, prog="securecluster resume DIR", args=rest).quiet
-    from securecluster.app import folder as folders
+    from securecluster.app import run_folder
 
-    if folders.compared(folder) is not None:
+    if run_folder.compared(folder) is not None:
         return compare.resume(folder, quiet)
-    if folders.finished(folder):
+    if run_folder.finished(folder):
         return _show_finished(folder, quiet)
-    with folders.locked(folder):
-        if folders.finished(folder):  # another process ended it meanwhile
+    with run_folder.locked(folder):
+        if run_folder.finished(folder):  # another process ended it meanwhile
             return _show_finished(folder, quiet)
-        plan, config = folders.load(folder)
-        federation = runs.federation_of(folder, plan, config)
+        plan, config = run_folder.load(folder)
+        federation = execution.federation_of(folder, plan, config)
         return _carry_out(plan, federation, folder, quiet)
 
 
 def _show_finished(folder: Path, quiet: bool) -> int:
-    """Show what a run that has ended found, after a check of its files and, where they can be made again, its data."""
-    from securecluster.app import folder as folders
-    from securecluster.app import report
+    """Show the result of a run that has ended.
 
-    plan, config = folders.load(folder)
-    content = folders.result_of(folder)
-    folders.tidy(folder)
+    Its files are checked before and, where they can be made again, its data.
+    """
+    from securecluster.app import report, run_folder
+
+    plan, config = run_folder.load(folder)
+    content = run_folder.result_of(folder)
+    run_folder.tidy(folder)
     if plan.simulation is not None:
-        runs.federation_of(folder, plan, config)
+        execution.federation_of(folder, plan, config)
     if not quiet:
         with output():
             print(f"{folder} is complete")
@@ -171,9 +179,9 @@ def _carry_out(plan: Any, federation: Any, folder: Path, quiet: bool) -> int:
     """Run or resume in a folder, then show what came of it."""
     from securecluster.app import report
 
-    console = runs.console(quiet)
-    with runs.resumable(folder):
-        content, pictures = runs.carry_out(plan, federation, folder, console)
+    console = execution.console(quiet)
+    with execution.resumable(folder):
+        content, pictures = execution.carry_out(plan, federation, folder, console)
     if not quiet:
         with output():
             report.show(content, folder, federation.names)
@@ -185,25 +193,31 @@ def _replay(argv: list[str]) -> int:
     folder, rest = _folder(argv, "replay")
     if rest:
         raise UsageError("replay takes a run folder and nothing else")
-    from securecluster.app import folder as folders
-    from securecluster.app.audit import replay
+    from securecluster.app import run_folder
+    from securecluster.app.replay import replay
 
-    names = folders.compared(folder)
+    names = run_folder.compared(folder)
     if names:
-        raise UsageError(f"{folder} holds a comparison: replay one of its runs, such as {folder / names[0]}")
-    plan, config = folders.load(folder)
-    found = replay(plan, config, folder)
+        raise UsageError(
+            f"{folder} holds a comparison: replay one of its runs, such as {folder / names[0]}"
+        )
+    plan, config = run_folder.load(folder)
+    replayed = replay(plan, config, folder)
     with output():
-        print(f"{folder}: the server alone made the same {found.calls} calls and ended in the same state, bit for bit")
-        if found.unused:
+        print(
+            f"{folder}: the server alone made the same {replayed.calls} calls and ended in the "
+            "same state, bit for bit"
+        )
+        if replayed.unused:
             print(
-                f"the ledger has {found.unused} more releases of single clients, to a server that was killed before it"
-                " used them; epsilon counts them"
+                f"the ledger has {replayed.unused} more releases of single clients, to a server "
+                "that was killed before it used them; epsilon counts them"
             )
     return 0
 
 
 def _folder(argv: list[str], command: str) -> tuple[Path, list[str]]:
+    """Return the run folder that a command was given, and the arguments after it."""
     if not argv or argv[0] in ("-h", "--help"):
         _print_usage()
         raise SystemExit(0 if argv else 2)
@@ -216,10 +230,16 @@ def _list(argv: list[str]) -> int:
     if argv:
         raise UsageError("list takes no arguments")
     from securecluster.data import SCENARIOS, SOURCES
-    from securecluster.networks import names
-    from securecluster.privacy.masks import MASKS
+    from securecluster.models.architectures import names
+    from securecluster.privacy.masking.masks import MASKS
 
-    rows: dict[str, Iterable[str]] = {"protocols": PROTOCOLS, "data": SOURCES, "scenarios": SCENARIOS, "models": names(), "masks": MASKS}
+    rows: dict[str, Iterable[str]] = {
+        "protocols": PROTOCOLS,
+        "data": SOURCES,
+        "scenarios": SCENARIOS,
+        "models": names(),
+        "masks": MASKS,
+    }
     with output():
         for what, known in rows.items():
             print(f"{what:<10} {', '.join(known)}")

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
+from securecluster.data.datasets import default_scenario
 from securecluster.data.scenarios import has_options, scenario
-from securecluster.data.sources import default_scenario
 from securecluster.errors import SecureClusterWarning, UsageError, unknown
-from securecluster.settings import Settings
+from securecluster.runtime.settings import Settings
 
 PROTOCOLS = {  # module and class
     "cfl": "cfl:CFL",
@@ -33,7 +33,7 @@ PROTOCOLS = {  # module and class
 
 
 def protocol_class(name: str) -> Any:
-    """The class of a protocol name."""
+    """Return the class of a protocol by its name."""
     if name not in PROTOCOLS:
         raise unknown("protocol", name, PROTOCOLS)
     module, _, kind = PROTOCOLS[name].partition(":")
@@ -41,8 +41,17 @@ def protocol_class(name: str) -> Any:
 
 
 DEFAULT_CLIENTS = 20
-CLIENTS = {("fashion_mnist", "tasks"): 10}  # by data and scenario: five, three and two (Ali & Arafa 2024)
+# by data and scenario: five, three and two (Ali & Arafa 2024)
+CLIENTS = {("fashion_mnist", "tasks"): 10}
 SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
+# fields of `Simulation` that are about a file of one's own, and those that deal a known data set
+FILE_OPTIONS = (
+    "client_column", "label_column", "truth_column", "feature_columns", "drop_columns",
+)  # fmt: skip
+DEALING_OPTIONS = (
+    "scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority",
+    "task_sizes", "overlap",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,8 +59,9 @@ class Simulation:
     """The clients and their data."""
 
     data: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, cifar100 or femnist, text (ag_news, shakespeare) or trajectories (mobility); or your own
-    parquet file, or a folder of them"""
+    """digits, mnist, fashion_mnist, cifar10, cifar100 or femnist, text (ag_news, shakespeare) or
+    trajectories (mobility); or your own parquet file, or a folder of them
+    """
     client_column: str | None = None
     """your own file: the column that names each row's client"""
     label_column: str | None = None
@@ -63,10 +73,13 @@ class Simulation:
     drop_columns: tuple[str, ...] | None = None
     """your own file: columns that are no features, such as row numbers"""
     scenario: str | None = None
-    """how clients differ: a name from `securecluster list`, or some (rotation+dirichlet); None is what the protocol is made for
-    (of several: what all of them are made for), else label-swap; for femnist, shakespeare and mobility natural, for ag_news topics"""
+    """how clients differ: a name from `securecluster list`, or some (rotation+dirichlet); None is
+    what the protocol is made for (of several: what all of them are made for), else label-swap; for
+    femnist, shakespeare and mobility natural, for ag_news topics
+    """
     clients: int | None = None
-    """number of clients; None is 20 (fashion_mnist in tasks: 10), or all clients of your own file"""
+    """number of clients; None is 20 (fashion_mnist in tasks: 10), or all clients of your own file
+    """
     clusters: int | None = None
     """true clusters; None is the scenario's own default (label-swap, topics: 4)"""
     samples: int | None = None
@@ -85,7 +98,7 @@ class Simulation:
     """of every random draw, keys included"""
 
     def check(self) -> None:
-        """Refuse what can be refused without reading data: unknown names, and options that do not go together.
+        """Refuse unknown names, and options that do not go together, without reading data.
 
         Raises:
             UsageError: the first of them.
@@ -95,31 +108,44 @@ class Simulation:
         else:
             self._check_named()
         if self.clients is not None and self.clients < 2:
-            raise UsageError("clustering needs at least two clients: one alone has nobody to be compared with")
+            raise UsageError(
+                "clustering needs at least two clients: one alone has nobody to be compared with"
+            )
 
     @property
     def own(self) -> bool:
-        """Whether the data is a user's own file and not a known set."""
-        return self.data not in SOURCES and (Path(self.data).exists() or "/" in self.data or self.data.endswith(".parquet"))
+        """Return whether the data is a user's own file and not a known set."""
+        if self.data in SOURCES:
+            return False
+        return Path(self.data).exists() or "/" in self.data or self.data.endswith(".parquet")
 
     def made_for(self, scenarios: Iterable[str | None]) -> Simulation:
-        """The same with the scenario that all protocols are made for, and its number of clients, where the user leaves them open.
+        """Return these options with the scenario that all protocols are made for.
 
-        Data that have clients or topics of their own keep these, and an option that the scenario does not have (--clusters, say) asks for
-        the data set's default.
+        The scenario and the numbers of clients and samples that go with it are filled in where the
+        user leaves them open. Data that have clients or topics of their own keep these, and an
+        option that the scenario does not have (--clusters, say) asks for the data set's default.
         """
         if self.own:
             return self
-        agreed, named = set(scenarios), self.scenario
+        named = self.scenario
+        agreed = set(scenarios)
         if named is None and len(agreed) == 1 and default_scenario(self.data) == LabelSwap.name:
-            named = next((name for name in agreed if name and has_options(name, self._given())), None)
-        clients = CLIENTS.get((self.data, named or "")) if self.clients is None else self.clients
-        samples = SAMPLES.get(self.data) if self.samples is None else self.samples
+            (name,) = agreed
+            if name and has_options(name, self._given()):
+                named = name
+        clients, samples = self.clients, self.samples
+        if clients is None:
+            clients = CLIENTS.get((self.data, named or ""))
+        if samples is None:
+            samples = SAMPLES.get(self.data)
         return replace(self, scenario=named, clients=clients, samples=samples)
 
     def located(self) -> Simulation:
-        """The same with an absolute path, so that a run can be resumed from another folder."""
-        return replace(self, data=str(Path(self.data).resolve())) if self.own else self
+        """Return these options with an absolute path, for a run that another folder resumes."""
+        if not self.own:
+            return self
+        return replace(self, data=str(Path(self.data).resolve()))
 
     @classmethod
     def of(cls, federation: Federation) -> Simulation | None:
@@ -128,14 +154,16 @@ class Simulation:
             return None
         recipe = dict(federation.recipe)
         if "path" in recipe:
-            columns = {name: recipe[name] and tuple(recipe[name]) for name in ("feature_columns", "drop_columns")}
-            return cls(data=recipe.pop("path"), **{**recipe, **columns})
+            for name in ("feature_columns", "drop_columns"):
+                recipe[name] = recipe[name] and tuple(recipe[name])
+            return cls(data=recipe.pop("path"), **recipe)
         kind = recipe.pop("scenario")
         try:
-            made = cls(**recipe, scenario=str(kind), **_scenario_options(kind))
-            return made if made._scenario() == kind else None
-        except (UsageError, TypeError):  # a scenario that the command line has no name or options for
-            return None
+            options = cls(**recipe, scenario=str(kind), **_scenario_options(kind))
+            same = options._scenario() == kind
+        except (UsageError, TypeError):
+            return None  # the command line has no name or options for this scenario
+        return options if same else None
 
     def federation(self) -> Federation:
         """Deal the data, or read the file."""
@@ -150,42 +178,56 @@ class Simulation:
                 seed=self.seed,
             )
         clients = DEFAULT_CLIENTS if self.clients is None else self.clients
-        return Federation.simulate(self.data, scenario=self._scenario(), clients=clients, samples=self.samples, seed=self.seed)
+        return Federation.simulate(
+            self.data,
+            scenario=self._scenario(),
+            clients=clients,
+            samples=self.samples,
+            seed=self.seed,
+        )
 
     def noted_federation(self, note: Callable[[str], None] = lambda text: None) -> Federation:
         """Return `federation()`, whose warnings go to `note` as sentences that name options."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", SecureClusterWarning)
-            found = self.federation()
+            federation = self.federation()
         for each in caught:
             if issubclass(each.category, SecureClusterWarning):
                 note(as_typed(str(each.message)))
             else:
                 warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-        return found
+        return federation
 
     def columns(self, federation: Federation) -> str | None:
-        """Return one line on what the columns of a user's own file are; None for a known data set."""
+        """Return one line on what the columns of a user's own file are.
+
+        Return None for a known data set.
+        """
         if not self.own or federation.feature_names is None:
             return None
-        from securecluster.data.columns import listed
+        from securecluster.data.feature_columns import listed
 
-        roles = {"client": self.client_column, "label": self.label_column, "true cluster": self.truth_column}
+        roles = {
+            "client": self.client_column,
+            "label": self.label_column,
+            "true cluster": self.truth_column,
+        }
         said = [f"{role}: {column}" for role, column in roles.items() if column is not None]
         names = federation.feature_names
         return f"features ({len(names)}): {listed(names, 12)}; {', '.join(said)}"
 
     def _given(self) -> dict[str, Any]:
-        """The scenario's own options that were given, by the names of its fields."""
-        found = {
+        """Return the scenario's own options that were given, by the names of its fields."""
+        sizes = None if self.task_sizes is None else tuple(self.task_sizes)
+        options = {
             "clusters": self.clusters,
             "alpha": self.alpha,
             "labels": self.labels_per_client,
             "minority": self.minority,
-            "sizes": None if self.task_sizes is None else tuple(self.task_sizes),
+            "sizes": sizes,
             "overlap": self.overlap or None,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in options.items() if value is not None}
 
     def _scenario(self) -> Scenario | None:
         if self.scenario is None and not self._given():
@@ -195,42 +237,48 @@ class Simulation:
     def _check_named(self) -> None:
         if self.data not in SOURCES:
             raise unknown("data", self.data, SOURCES)
-        for option, value in (
-            ("--client-column", self.client_column),
-            ("--label-column", self.label_column),
-            ("--truth-column", self.truth_column),
-            ("--feature-columns", self.feature_columns),
-            ("--drop-columns", self.drop_columns),
-        ):
-            if value is not None:
-                raise UsageError(f"{option} belongs to a parquet file of your own (--data FILE), not to {self.data}: leave it out")
+        for name in FILE_OPTIONS:
+            if getattr(self, name) is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"{option} belongs to a parquet file of your own (--data FILE), not to "
+                    f"{self.data}: leave it out"
+                )
         self._scenario()
 
     def _check_own(self) -> None:
         if not Path(self.data).exists():
-            raise UsageError(f"{self.data} does not exist: give a parquet file or a folder of them, or one of {', '.join(SOURCES)}")
+            raise UsageError(
+                f"{self.data} does not exist: give a parquet file or a folder of them, or one of "
+                f"{', '.join(SOURCES)}"
+            )
         if self.client_column is None or self.label_column is None:
             raise UsageError(
-                f"{self.data} is a file of your own: say which columns name the client and the label (--client-column, --label-column)"
+                f"{self.data} is a file of your own: say which columns name the client and the "
+                "label (--client-column, --label-column)"
             )
         default = Simulation()
-        for name in ("scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority", "task_sizes", "overlap"):
+        for name in DEALING_OPTIONS:
             if getattr(self, name) != getattr(default, name):
                 raise UsageError(
-                    f"--{name.replace('_', '-')} deals out a known data set, and the clients of {self.data} are given: leave it out"
+                    f"--{name.replace('_', '-')} deals out a known data set, and the clients of "
+                    f"{self.data} are given: leave it out"
                 )
 
 
 def _scenario_options(kind: Scenario) -> dict[str, Any]:
-    """Return the fields of a scenario's parts that are not at their defaults, by the names of their options."""
+    """Return what a scenario's parts have set, by the names of the options for it.
+
+    Fields at their defaults are left out.
+    """
     names = {"labels": "labels_per_client", "sizes": "task_sizes"}
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for part in kind.parts:
         for each in fields(part):  # type: ignore[arg-type]
             value = getattr(part, each.name)
             if value != each.default:
-                found[names.get(each.name, each.name)] = value
-    return found
+                options[names.get(each.name, each.name)] = value
+    return options
 
 
 @dataclass(frozen=True)
@@ -246,14 +294,15 @@ class Output:
 
 
 def _automatic() -> Settings:
+    """Return the settings that the command line begins with."""
     return Settings(transcript="auto")
 
 
 def as_typed(text: str) -> str:
     """Return a sentence in which options go by their names on the command line.
 
-    Python's sentences name fields (pre_rounds), and users of the command line know options (--pre-rounds).
-    Words in quotes, in paths and before "=" without a space are left as they are.
+    Python's sentences name fields (pre_rounds), and users of the command line know options
+    (--pre-rounds). Words in quotes, in paths and before "=" without a space are left as they are.
     """
     return re.sub(r"(?<![\w'\"./=-])[a-z]+\d*(?:_[a-z\d]+)+(?![\w'\"/(=]|\.\w)", _option, text)
 
@@ -266,28 +315,35 @@ def _option(found: re.Match[str]) -> str:
 @cache
 def _option_names() -> frozenset[str]:
     """Return the fields of all options."""
-    kinds = [Simulation, Settings, Output, *map(protocol_class, PROTOCOLS)]
-    return frozenset(each.name for kind in kinds for each in fields(kind))
+    protocols = [protocol_class(name) for name in PROTOCOLS]
+    names: set[str] = set()
+    for kind in (Simulation, Settings, Output, *protocols):
+        names.update(each.name for each in fields(kind))
+    return frozenset(names)
 
 
 def options_class(protocol: type) -> type:
-    """One flat dataclass of all options of `run PROTOCOL`."""
+    """Return one flat dataclass of all options of `run PROTOCOL`."""
     return flat_class("protocol", protocol)
 
 
 def flat_class(name: str, kind: type) -> type:
-    """One flat dataclass of the options of `kind`, called `name`, and those that every run takes."""
+    """Return one flat dataclass of the options of `kind` and of those that every run takes.
+
+    The options of `kind` are called `name`.
+    """
     import tyro
 
     flat: Any = tyro.conf.OmitArgPrefixes
-
+    # of each part its class, and what makes its default
     parts: dict[str, tuple[Any, Any]] = {
         name: (kind, kind),
         "simulation": (Simulation, Simulation),
         "settings": (Settings, _automatic),
         "output": (Output, Output),
     }
-    return make_dataclass(
-        "Options",
-        [(part, flat[each], field(default_factory=make)) for part, (each, make) in parts.items()],
-    )
+    options = [
+        (part, flat[part_class], field(default_factory=make))
+        for part, (part_class, make) in parts.items()
+    ]
+    return make_dataclass("Options", options)

@@ -1,7 +1,8 @@
-"""What a finished run says: result.json, models, and the closing table."""
+"""The report of a finished run: result.json, the lines of its rounds, and the closing tables."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -9,22 +10,34 @@ from typing import Any
 import numpy as np
 
 import securecluster
-from securecluster.app import privacy
-from securecluster.app.folder import SCHEMA, Plan
-from securecluster.app.shown import METRICS, number, printable, shown
+from securecluster.app import privacy_report
+from securecluster.app.number_format import METRICS, number, printable, shown
+from securecluster.app.run_folder import SCHEMA, RunPlan
+from securecluster.clustering.metrics import mean, share_at
 from securecluster.data import Federation
-from securecluster.metrics import mean, share_at
-from securecluster.protocols.base import Protocol
+from securecluster.protocols.common.base import ClusteringProtocol
+
+MOST_CLUSTERS = 12  # rows of the closing table, and sizes or clients in a line
+MOST_NAMES = 20  # clients or true clusters in a cell
+MOST_RATIOS, MOST_SPLITS = 8, 4  # in the line of a round
 
 
-def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> dict[str, Any]:
-    """The content of result.json.
+def result(
+    plan: RunPlan, federation: Federation, fitted: ClusteringProtocol, state: Any
+) -> dict[str, Any]:
+    """Return the content of result.json.
 
     Args:
-        state: the server's final state. From its parameter tree, where it has one, come each cluster's leaf (`leaves`) and the node
-            whose model it was handed in the end, with the validation losses that decided (`fallback`).
+        plan: what was run.
+        federation: the clients and their data.
+        fitted: the protocol after the run.
+        state: the server's final state. From its parameter tree, where it has one, come each
+            cluster's leaf (`leaves`) and the node whose model it was handed in the end, with the
+            validation losses that decided (`fallback`).
     """
     labels = [int(c) for c in fitted.labels_]
+    truth = None if federation.truth is None else list(federation.truth)
+    dropped = {federation.names[i]: rounds for i, rounds in fitted.dropped_.items()}
     return {
         "schema": SCHEMA,
         "protocol": fitted.name,
@@ -38,78 +51,134 @@ def result(plan: Plan, federation: Federation, fitted: Protocol, state: Any) -> 
         "names": list(federation.names),
         "clusters": len(set(labels)),
         "labels": labels,
-        "truth": None if federation.truth is None else list(federation.truth),
-        "dropped": {federation.names[i]: rounds for i, rounds in fitted.dropped_.items()},
+        "truth": truth,
+        "dropped": dropped,
         "rounds": fitted.rounds,
-        "metrics": {
-            **(fitted.agreement_ or {"ari": None, "nmi": None, "purity": None, "exact": None}),
-            fitted.metric_: _judged(fitted, labels),
-            "at_target": share_at(fitted.scores_, plan.settings.target) if federation.objective.higher else None,
-        },
+        "metrics": _metrics(plan, federation, fitted, labels),
         "metric": fitted.metric_,
         "unit": federation.objective.unit,
         "target": plan.settings.target,
         **_nodes(state, max(labels) + 1),
         "observer": True,
         "bytes": fitted.bytes_,
-        "privacy": privacy.section(fitted),
+        "privacy": privacy_report.section(fitted),
         "seconds": round(fitted.seconds_, 3),
     }
 
 
+def _metrics(
+    plan: RunPlan, federation: Federation, fitted: ClusteringProtocol, labels: list[int]
+) -> dict[str, Any]:
+    """Return agreement with the true clusters, and the metric on test samples."""
+    unknown = {"ari": None, "nmi": None, "purity": None, "exact": None}
+    at_target = None
+    if federation.objective.higher:
+        at_target = share_at(fitted.scores_, plan.settings.target)
+    return {
+        **(fitted.agreement_ or unknown),
+        fitted.metric_: _scores(fitted, labels),
+        "at_target": at_target,
+    }
+
+
 def _nodes(state: Any, clusters: int) -> dict[str, Any]:
-    tree, handed = getattr(state, "tree", None), getattr(state, "handed", None)
-    found: dict[str, Any] = {} if tree is None else {"leaves": [tree.leaf(c) for c in range(clusters)]}
-    return found if handed is None else {**found, "fallback": {"nodes": handed.nodes, "losses": handed.losses}}
+    """Return what result.json has of a parameter tree; nothing where there is none."""
+    tree = getattr(state, "tree", None)
+    handed = getattr(state, "fallback_models", None)
+    entries: dict[str, Any] = {}
+    if tree is not None:
+        entries["leaves"] = [tree.leaf(c) for c in range(clusters)]
+    if handed is not None:
+        entries["fallback"] = {"nodes": handed.nodes, "losses": handed.losses}
+    return entries
 
 
-def _judged(fitted: Protocol, labels: list[int]) -> dict[str, Any]:
-    """The metric, before the first clusters and at the end."""
-    shared = [line[fitted.metric_] for line in takewhile(lambda line: line["clusters"] == 1, fitted.history_)]
-    first_split = next((line[fitted.metric_] for line in fitted.history_ if line.get("splits")), None)
-    before = first_split if first_split is not None else (shared[-1] if shared else None)
-    per = [mean(fitted.scores_[np.asarray(labels) == c]) for c in range(max(labels) + 1)]
-    return {"before": before, "after": mean(fitted.scores_), "per_cluster": per}
+def _scores(fitted: ClusteringProtocol, labels: list[int]) -> dict[str, Any]:
+    """Return the metric before the first clusters, at the end, and in each cluster at the end."""
+    cluster_of = np.asarray(labels)
+    per_cluster = [mean(fitted.scores_[cluster_of == c]) for c in range(max(labels) + 1)]
+    return {
+        "before": _score_before_clusters(fitted),
+        "after": mean(fitted.scores_),
+        "per_cluster": per_cluster,
+    }
+
+
+def _score_before_clusters(fitted: ClusteringProtocol) -> Any:
+    """Return the metric in the round of the first split, else in the last round of one model."""
+    metric = fitted.metric_
+    for line in fitted.history_:
+        if line.get("splits"):
+            if line[metric] is not None:
+                return line[metric]
+            break  # that round was not evaluated
+    shared = list(takewhile(lambda line: line["clusters"] == 1, fitted.history_))
+    return shared[-1][metric] if shared else None
 
 
 def line_text(line: dict[str, Any], total: int) -> str:
-    """One round as one printed line."""
+    """Return one round as one printed line."""
     parts = [f"round {line['round']:>3}/{total}", f"clusters {line['clusters']}"]
     for metric in METRICS:
         if line.get(metric) is not None:
             parts.append(f"{metric} {shown(line[metric], metric)}")
     if "ari" in line:
         parts.append(f"ARI {line['ari']:.2f}")
-    looks = line.get("looks") or []
-    if looks:
-        shares = [f"{look['mean_norm'] / look['max_norm'] if look['max_norm'] else 0:.2f}" for look in looks]
-        parts.append("‖mean‖/max " + " ".join(_first(shares, 8)))
+    split_tests = line.get("split_tests")
+    if split_tests:
+        ratios = [_norm_ratio(test) for test in split_tests]
+        parts.append("‖mean‖/max " + " ".join(_first(ratios, MOST_RATIOS)))
     parts.append(f"up {megabytes(line['up'])} down {megabytes(line['down'])}")
-    splits = [f"[bold]split {len(one) + len(two)} into {len(one)} + {len(two)}[/bold]" for _, one, two in line.get("splits", [])]
-    clustered = [f"[bold]clustered into {_sizes(line['clustered'])}[/bold]"] if line.get("clustered") else []
-    return "  ".join(parts + _first(splits, 4) + clustered + _reach(line))
+    splits = [_split_text(one, two) for _, one, two in line.get("splits", [])]
+    parts += _first(splits, MOST_SPLITS)
+    if line.get("clustered"):
+        parts.append(f"[bold]clustered into {_sizes(line['clustered'])}[/bold]")
+    if "lambda" in line:
+        parts.append(_threshold_text(line))
+    return "  ".join(parts)
 
 
-def _reach(line: dict[str, Any]) -> list[str]:
-    """λ of a graph of models, and whether it joins anyone."""
-    edges = line.get("edges") or []
-    alone = f" joins nobody: the nearest models are {edges[0]:.3g} apart" if edges and edges[0] > line["lambda"] else ""
-    return [f"λ {line['lambda']:.3g}{alone}"] if "lambda" in line else []
+def _norm_ratio(test: dict[str, Any]) -> str:
+    """Return the norm of a cluster's mean update over the largest norm of its updates."""
+    if not test["max_norm"]:
+        return "0.00"
+    return f"{test['mean_norm'] / test['max_norm']:.2f}"
+
+
+def _split_text(one: Sequence[int], two: Sequence[int]) -> str:
+    return f"[bold]split {len(one) + len(two)} into {len(one)} + {len(two)}[/bold]"
+
+
+def _threshold_text(line: dict[str, Any]) -> str:
+    """Return λ of a graph of models, and whether it joins anyone."""
+    text = f"λ {line['lambda']:.3g}"
+    edges = line.get("edges")
+    if edges and edges[0] > line["lambda"]:
+        text += f" joins nobody: the nearest models are {edges[0]:.3g} apart"
+    return text
 
 
 def _sizes(clusters: list[list[int]]) -> str:
-    """5 + 5 + 3, the largest first."""
+    """Return the sizes of clusters, the largest first: "5 + 5 + 3"."""
     sizes = [str(size) for size in sorted(map(len, clusters), reverse=True)]
-    return " + ".join(_first(sizes, 12)) + (f" ({len(sizes)} clusters)" if len(sizes) > 12 else "")
+    text = " + ".join(_first(sizes, MOST_CLUSTERS))
+    if len(sizes) > MOST_CLUSTERS:
+        text += f" ({len(sizes)} clusters)"
+    return text
 
 
 def _first(texts: list[str], most: int) -> list[str]:
-    return texts if len(texts) <= most else [*texts[:most], "…"]
+    """Return the first `most` texts, and an ellipsis where there are more."""
+    if len(texts) <= most:
+        return texts
+    return [*texts[:most], "…"]
 
 
 def megabytes(count: int) -> str:
-    """Bytes for reading: kB and MB are 10³ and 10⁶ bytes."""
-    return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+    """Return bytes for reading: kB and MB are 10³ and 10⁶ bytes."""
+    if count >= 1e6:
+        return f"{count / 1e6:.2f} MB"
+    return f"{count / 1e3:.1f} kB"
 
 
 def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
@@ -117,57 +186,103 @@ def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
     from rich.console import Console
 
     console = Console(markup=False, highlight=False)  # clients' names are theirs, and no markup
-    names = tuple(map(printable, names))
-    score = content["metrics"]
-    metric, unit = content["metric"], content["unit"]
-    before, after = (shown(score[metric][when], metric, unit) for when in ("before", "after"))
-    reached = "" if score["at_target"] is None else f"share of clients at {content['target']:g}: {number(score['at_target'])}; "
+    names = tuple(printable(name) for name in names)
     _show_clusters(console, content, names)
-    exact = "–" if score["exact"] is None else score["exact"]
-    console.print(
-        f"{metric} before clusters {before}, after {after}; {reached}"
-        f"ARI {number(score['ari'])}, NMI {number(score['nmi'])}, purity {number(score['purity'])}, exact {exact}"
-    )
+    _show_scores(console, content)
     _show_bytes(console, content["bytes"])
-    privacy.show(console, content["privacy"])
-    if content["dropped"]:
-        dropped = content["dropped"].items()
-        lost = [f"{printable(name)}: {_few(list(map(str, rounds)))}" for name, rounds in dropped]
-        console.print("did not reply (client: rounds): " + "; ".join(_first(lost, 12)))
-    console.print(f"{content['seconds']:.1f} s on {content['device']}; everything is in {folder}", soft_wrap=True)
+    privacy_report.show(console, content["privacy"])
+    _show_dropped(console, content["dropped"])
+    console.print(
+        f"{content['seconds']:.1f} s on {content['device']}; everything is in {folder}",
+        soft_wrap=True,
+    )
+
+
+def _show_scores(console: Any, content: dict[str, Any]) -> None:
+    scores = content["metrics"]
+    metric, unit = content["metric"], content["unit"]
+    before = shown(scores[metric]["before"], metric, unit)
+    after = shown(scores[metric]["after"], metric, unit)
+    at_target = ""
+    if scores["at_target"] is not None:
+        share = number(scores["at_target"])
+        at_target = f"share of clients at {content['target']:g}: {share}; "
+    exact = "–" if scores["exact"] is None else scores["exact"]
+    console.print(
+        f"{metric} before clusters {before}, after {after}; {at_target}"
+        f"ARI {number(scores['ari'])}, NMI {number(scores['nmi'])}, purity "
+        f"{number(scores['purity'])}, exact {exact}"
+    )
+
+
+def _show_dropped(console: Any, dropped: dict[str, list[int]]) -> None:
+    """Print in which rounds clients did not reply."""
+    if not dropped:
+        return
+    clients = [f"{printable(name)}: {_few(rounds)}" for name, rounds in dropped.items()]
+    console.print("did not reply (client: rounds): " + "; ".join(_first(clients, MOST_CLUSTERS)))
 
 
 def _show_bytes(console: Any, sent: dict[str, Any]) -> None:
-    """Bytes by message; what went between servers has a column where there are such bytes."""
+    """Print bytes by message, with a column for what went between servers if anything did."""
     from rich.table import Table
 
-    ways = ["up", "down", *(["servers"] if sent.get("servers") else [])]
+    headings = {"up": "up", "down": "down"}
+    if sent.get("servers"):
+        headings["servers"] = "between servers"
     table = Table("message", title="bytes on the wire")
-    for way in ways:
-        table.add_column("between servers" if way == "servers" else way, justify="right")
+    for heading in headings.values():
+        table.add_column(heading, justify="right")
     for name, counts in [*sent["by_message"].items(), ("all", sent)]:
-        table.add_row(name, *(f"{counts.get(way, 0):,}" for way in ways))
+        cells = [f"{counts.get(way, 0):,}" for way in headings]
+        table.add_row(name, *cells)
     console.print(table)
 
 
 def _show_clusters(console: Any, content: dict[str, Any], names: tuple[str, ...]) -> None:
+    """Print a table of the first clusters."""
     from rich.table import Table
 
-    data = printable(content["data"])
-    clusters = Table(title=f"{content['protocol']} on {data} ({content['scenario']}), {content['clients']} clients")
     handed = content.get("fallback", {}).get("nodes")
-    for heading in ("cluster", "clients", "true clusters in it", content["metric"], *(["model of"] if handed else [])):
-        clusters.add_column(heading, overflow="fold")
-    for c in range(content["clusters"])[:12]:
-        members = [i for i, label in enumerate(content["labels"]) if label == c]
-        true = "–" if content["truth"] is None else _few(list(map(str, sorted({content["truth"][i] for i in members}))))
-        own = content["metrics"][content["metric"]]["per_cluster"][c]
-        row = [str(c), _few([names[i] for i in members]), true, shown(own, content["metric"])]
-        clusters.add_row(*row, *([f"node {handed[c]}" if handed[c] != content["leaves"][c] else "its own"] if handed else []))
-    console.print(clusters)
-    if content["clusters"] > 12:
-        console.print(f"… and {content['clusters'] - 12} more clusters in result.json")
+    headings = ["cluster", "clients", "true clusters in it", content["metric"]]
+    if handed:
+        headings.append("model of")
+    run = f"{content['protocol']} on {printable(content['data'])} ({content['scenario']})"
+    table = Table(title=f"{run}, {content['clients']} clients")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for cluster in range(min(content["clusters"], MOST_CLUSTERS)):
+        cells = _cluster_cells(content, names, cluster)
+        if handed:
+            cells.append(_model_of(handed[cluster], content["leaves"][cluster]))
+        table.add_row(*cells)
+    console.print(table)
+    rest = content["clusters"] - MOST_CLUSTERS
+    if rest > 0:
+        console.print(f"… and {rest} more clusters in result.json")
 
 
-def _few(names: list[str]) -> str:
-    return " ".join(names[:20]) + (f" … ({len(names)})" if len(names) > 20 else "")
+def _cluster_cells(content: dict[str, Any], names: tuple[str, ...], cluster: int) -> list[str]:
+    """Return a cluster's number, clients, true clusters and metric."""
+    metric = content["metric"]
+    members = [i for i, label in enumerate(content["labels"]) if label == cluster]
+    clients = _few(names[i] for i in members)
+    true_clusters = "–"
+    if content["truth"] is not None:
+        true_clusters = _few(sorted({content["truth"][i] for i in members}))
+    score = content["metrics"][metric]["per_cluster"][cluster]
+    return [str(cluster), clients, true_clusters, shown(score, metric)]
+
+
+def _model_of(node: int, leaf: int) -> str:
+    """Say which node's model a cluster has."""
+    return "its own" if node == leaf else f"node {node}"
+
+
+def _few(things: Iterable[Any]) -> str:
+    """Return things for a cell of a table, the first of many."""
+    texts = [str(thing) for thing in things]
+    text = " ".join(texts[:MOST_NAMES])
+    if len(texts) > MOST_NAMES:
+        text += f" … ({len(texts)})"
+    return text

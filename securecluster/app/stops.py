@@ -16,10 +16,11 @@ from types import FrameType
 from securecluster.errors import OutputError
 
 READABLE = {
-    "‖": "||", "σ": "sigma", "ε": "epsilon", "δ": "delta", "λ": "lambda", "γ": "gamma", "θ": "theta", "α": "alpha",
-    "β": "beta", "Δ": "Delta", "Σ": "Sum", "Φ": "Phi", "ω": "omega", "∞": "infinite", "√": "sqrt", "∈": "in",
-    "–": "-", "−": "-", "…": "...", "·": "*", "×": "x", "±": "+-", "≤": "<=", "≥": ">=", "←": "<-", "→": "->",
-    "⁻": "^-", "¹": "1", "²": "^2", "ᵀ": "^T", "½": "1/2", "₀": "_0", "ᵢ": "_i", "é": "e", "’": "'", "“": '"', "”": '"',
+    "‖": "||", "σ": "sigma", "ε": "epsilon", "δ": "delta", "λ": "lambda", "γ": "gamma",
+    "θ": "theta", "α": "alpha", "β": "beta", "Δ": "Delta", "Σ": "Sum", "Φ": "Phi", "ω": "omega",
+    "∞": "infinite", "√": "sqrt", "∈": "in", "–": "-", "−": "-", "…": "...", "·": "*", "×": "x",
+    "±": "+-", "≤": "<=", "≥": ">=", "←": "<-", "→": "->", "⁻": "^-", "¹": "1", "²": "^2",
+    "ᵀ": "^T", "½": "1/2", "₀": "_0", "ᵢ": "_i", "é": "e", "’": "'", "“": '"', "”": '"',
 }  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def _unwritten(error: OSError) -> str:
 
 
 def _give_up(descriptor: int) -> None:
-    """Point a stream at nothing, so that the interpreter does not trip over it again on its way out."""
+    """Point a stream at nothing, so that the interpreter does not trip over it at its end."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, descriptor)
     os.close(nothing)

@@ -1,5 +1,6 @@
 """Clients' data: sources, scenarios that deal them, and the federation they make."""
 
+from securecluster.data.datasets import SOURCES, Source
 from securecluster.data.federation import Federation, Shard
 from securecluster.data.scenarios import (
     SCENARIOS,
@@ -17,7 +18,6 @@ from securecluster.data.scenarios import (
     Tasks,
     Topics,
 )
-from securecluster.data.sources import SOURCES, Source
 
 __all__ = [
     "SCENARIOS",

@@ -1,4 +1,7 @@
-"""Pools of samples and their targets: targets are read at once, images are decoded only for the rows that are asked for."""
+"""Pools of samples and their targets.
+
+Targets are read at once, and images are decoded only for the rows that are asked for.
+"""
 
 from __future__ import annotations
 
@@ -21,36 +24,58 @@ Features = NDArray[np.float32]
 Labels = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
 
-_PACKAGES = {"pyarrow": "pyarrow", "pyarrow.parquet": "pyarrow", "PIL.Image": "Pillow", "datasets": "datasets"}
+_PACKAGES = {
+    "pyarrow": "pyarrow",
+    "pyarrow.parquet": "pyarrow",
+    "PIL.Image": "Pillow",
+    "datasets": "datasets",
+}
 _BATCH = 1000  # rows whose bytes or floats are in memory besides the result
 
 
 class Pool(Protocol):
-    """Samples and their targets `y` (n, …), natural `owners` and `groups` (n,) where samples have them, and `read`."""
+    """Samples and their targets, with their natural owners and groups where they have some."""
 
     @property
     def y(self) -> NDArray[Any]:
-        """Labels (n,) in 0 … classes − 1, or the targets of another objective."""
+        """Return labels (n,) in 0 … classes − 1, or the targets (n, …) of another objective."""
 
     @property
     def owners(self) -> NDArray[Any] | None:
-        """The name of the client each sample belongs to by nature (n,), or None."""
+        """Return the name of the client each sample belongs to by nature (n,), or None."""
 
     @property
     def groups(self) -> NDArray[Any] | None:
-        """The name of the group each sample belongs to (n,), such as its topic, or None; an owner's samples belong to one group."""
+        """Return the name of the group each sample belongs to (n,), such as its topic, or None.
+
+        All samples of an owner belong to one group.
+        """
 
     @property
     def gap(self) -> int | None:
-        """None where an owner's rows are in no order; where they ascend in time, how many are left out before the held-out ones."""
+        """Return how many rows of an owner are left out before the held-out ones.
+
+        It is None where an owner's rows are in no order; otherwise they ascend in time.
+        """
 
     def read(self, rows: Labels) -> NDArray[Any]:
-        """Samples (k, …) of the given rows (k,), in their order, float32 or int64 tokens: copies, which the caller may change."""
+        """Return samples (k, …) of the given rows (k,), in their order, float32 or int64 tokens.
+
+        They are copies, which the caller may change.
+        """
 
 
 @dataclass(frozen=True)
 class ArrayPool:
-    """Samples x (n, …), float32 or int64 tokens, and targets y (n, …) that lie in memory; the rest as in `Pool`."""
+    """Samples and targets in memory.
+
+    Args:
+        x: samples (n, …), float32 or int64 tokens.
+        y: targets (n, …).
+        owners: as in `Pool`.
+        groups: as in `Pool`.
+        gap: as in `Pool`.
+    """
 
     x: NDArray[Any]
     y: NDArray[Any]
@@ -59,19 +84,23 @@ class ArrayPool:
     gap: int | None = None
 
     def read(self, rows: Labels) -> NDArray[Any]:
-        """Copies of the rows."""
+        """Return copies of the rows."""
         return self.x[rows]
 
 
 def lasting(owners: NDArray[Any], gap: int) -> Labels:
-    """Rows of owners who have enough of them to hold out the last fifth, leave a gap out, and keep one to train on."""
+    """Return the rows of owners who have enough of them.
+
+    An owner holds out the last fifth, leaves a gap out, and keeps one row or more to train on.
+    """
     _, number, counts = np.unique(owners, return_inverse=True, return_counts=True)
     held = counts // 5
-    return np.flatnonzero(((held > 0) & (counts - held > gap))[number])
+    enough = (held > 0) & (counts - held > gap)
+    return np.flatnonzero(enough[number])
 
 
 class _Images(ABC):
-    """What pools of encoded images share; their owners' images are in no order."""
+    """A pool of encoded images; those of an owner are in no order."""
 
     shape: tuple[int, int, int]
     groups = None
@@ -79,18 +108,24 @@ class _Images(ABC):
 
     @abstractmethod
     def blobs(self, rows: Labels) -> Iterator[tuple[str, bytes | None]]:
-        """(where it lies, encoded image) of the given rows, which are ascending."""
+        """Yield (where it lies, encoded image) of the given rows, which are ascending."""
         ...
 
     def read(self, rows: Labels) -> Features:
-        """Images (k, channels, height, width) in [0, 1]; each row is decoded once, however often it is asked for."""
+        """Return images (k, channels, height, width) in [0, 1].
+
+        Each row is decoded once, however often it is asked for.
+        """
         unique, order = np.unique(rows, return_inverse=True)
         return floats(decode(self.blobs(unique), len(unique), self.shape), order)
 
 
 @dataclass(frozen=True)
 class ParquetPool(_Images):
-    """Rows of parquet files in the hub's layout: an image column (struct of bytes and path) and a label column."""
+    """Rows of parquet files in the hub's layout.
+
+    They have an image column (struct of bytes and path) and a label column.
+    """
 
     files: tuple[Path, ...]
     image: str
@@ -100,27 +135,33 @@ class ParquetPool(_Images):
 
     @cached_property
     def y(self) -> Labels:
-        """Labels, without touching the images."""
-        return np.concatenate([_integers(column(path, self.label), path, self.label) for path in self.files])
+        """Return labels, without touching the images."""
+        return np.concatenate(
+            [_integers(column(path, self.label), path, self.label) for path in self.files]
+        )
 
     @cached_property
     def owners(self) -> NDArray[Any] | None:
-        """The owner column, where there is one."""
-        owner = self.owner
-        return None if owner is None else np.concatenate([column(path, owner).to_numpy() for path in self.files])
+        """Return the owner column, where there is one."""
+        if self.owner is None:
+            return None
+        return np.concatenate([column(path, self.owner).to_numpy() for path in self.files])
 
     def blobs(self, rows: Labels) -> Iterator[tuple[str, bytes | None]]:
-        """Reads only the row groups that hold one of the rows."""
+        """Yield encoded images; only the row groups that hold one of the rows are read."""
         start = 0
         for path in self.files:
             file = open_parquet(path, (self.image,))
             for group in range(file.num_row_groups):
                 stop = start + file.metadata.row_group(group).num_rows
-                own = rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)] - start
-                if len(own):
+                first, last = np.searchsorted(rows, (start, stop))
+                within = rows[first:last]
+                if len(within):
                     with reading(path):
-                        cells = file.read_row_group(group, columns=[self.image]).column(self.image).take(own)
-                    yield from ((f"image {r} of {path}", b) for r, b in zip(own + start, encoded(cells, path), strict=True))
+                        table = file.read_row_group(group, columns=[self.image])
+                        cells = table.column(self.image).take(within - start)
+                    for row, blob in zip(within, encoded(cells, path), strict=True):
+                        yield f"image {row} of {path}", blob
                 start = stop
 
 
@@ -136,28 +177,33 @@ class HubPool(_Images):
 
     @cached_property
     def y(self) -> Labels:
-        """Labels, without touching the images."""
+        """Return labels, without touching the images."""
         return np.asarray(self._column(self.label), dtype=np.int64)
 
     @cached_property
     def owners(self) -> NDArray[Any] | None:
-        """The owner column, where there is one."""
-        return None if self.owner is None else np.asarray(self._column(self.owner), dtype=object)
+        """Return the owner column, where there is one."""
+        if self.owner is None:
+            return None
+        return np.asarray(self._column(self.owner), dtype=object)
 
     def blobs(self, rows: Labels) -> Iterator[tuple[str, bytes | None]]:
-        """In batches, so that encoded images do not pile up."""
+        """Yield encoded images, read in batches so that they do not pile up."""
         images = self.dataset.select_columns([self.image])
         for start in range(0, len(rows), _BATCH):
-            part = rows[start : start + _BATCH].tolist()
-            for row, cell in zip(part, images[part][self.image], strict=True):
-                yield f"image {row}", cell["bytes"] if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
+            batch = rows[start : start + _BATCH].tolist()
+            for row, cell in zip(batch, images[batch][self.image], strict=True):
+                blob = cell["bytes"]
+                if blob is None:
+                    blob = Path(cell["path"]).read_bytes()
+                yield f"image {row}", blob
 
     def _column(self, name: str) -> Any:
         return self.dataset.select_columns([name])[:][name]
 
 
 def need(module: str) -> Any:
-    """An optional module.
+    """Return an optional module.
 
     Raises:
         UsageError: it is not installed.
@@ -165,7 +211,9 @@ def need(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UsageError(f"this data needs {_PACKAGES[module]}: pip install 'securecluster[data]'") from None
+        raise UsageError(
+            f"this data needs {_PACKAGES[module]}: pip install 'securecluster[data]'"
+        ) from None
 
 
 @contextmanager
@@ -176,12 +224,17 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, broken) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
-            raise UsageError(f"{path} cannot be opened ({error.strerror or 'no access'}): check the path and its permissions") from None
-        raise UsageError(f"{path} is no parquet file, or not a whole one: download or write it again") from None
+            raise UsageError(
+                f"{path} cannot be opened ({error.strerror or 'no access'}): check the path and "
+                "its permissions"
+            ) from None
+        raise UsageError(
+            f"{path} is no parquet file, or not a whole one: download or write it again"
+        ) from None
 
 
 def open_parquet(path: Path, columns: Iterable[str]) -> Any:
-    """The opened file, which has these columns.
+    """Return the opened file, which has these columns.
 
     Raises:
         UsageError: a file that is missing, damaged or without one of the columns.
@@ -199,67 +252,106 @@ def open_parquet(path: Path, columns: Iterable[str]) -> Any:
 
 
 def column(path: Path, name: str) -> Any:
-    """One column (pyarrow) of a file, which has no empty cell."""
+    """Return one column (pyarrow) of a file, which has no empty cell."""
     file = open_parquet(path, (name,))
     with reading(path):
         cells = file.read(columns=[name]).column(name)
     if cells.null_count:
-        raise UsageError(f"column {name!r} of {path} has {cells.null_count} empty cells (null): fill or drop these rows")
+        raise UsageError(
+            f"column {name!r} of {path} has {cells.null_count} empty cells (null): fill or drop "
+            "these rows"
+        )
     return cells
 
 
 def _integers(cells: Any, path: Path, name: str) -> Labels:
+    """Return a column of class numbers."""
     if not need("pyarrow").types.is_integer(cells.type):
-        raise UsageError(f"column {name!r} of {path} holds {cells.type}, not class numbers: this is not the layout of the hub")
+        raise UsageError(
+            f"column {name!r} of {path} holds {cells.type}, not class numbers: this is not the "
+            "layout of the hub"
+        )
     return np.asarray(cells.to_numpy(), dtype=np.int64)
 
 
 def encoded(cells: Any, path: Path) -> list[bytes | None]:
-    """The encoded images of a pyarrow column of bytes or of structs with a field `bytes`."""
+    """Return the encoded images of a pyarrow column of bytes or of structs with a field `bytes`."""
     arrow = need("pyarrow")
     if arrow.types.is_struct(cells.type) and cells.type.get_field_index("bytes") >= 0:
         cells = importlib.import_module("pyarrow.compute").struct_field(cells, "bytes")
     if not (arrow.types.is_binary(cells.type) or arrow.types.is_large_binary(cells.type)):
-        raise UsageError(f"{path} has no images where they should be, but {cells.type}: images are bytes, or structs with a field bytes")
+        raise UsageError(
+            f"{path} has no images where they should be, but {cells.type}: images are bytes, or "
+            "structs with a field bytes"
+        )
     return list(cells.to_pylist())
 
 
 def opened(where: str, blob: bytes | None) -> Any:
-    """A decoded Pillow image.
+    """Return a decoded Pillow image.
 
     Raises:
         UsageError: no bytes, or bytes that Pillow cannot decode.
     """
     pillow = need("PIL.Image")
+    # Pillow raises SyntaxError on a broken PNG
+    refusals = (OSError, ValueError, SyntaxError, pillow.DecompressionBombError)
     try:
         image = pillow.open(io.BytesIO(blob or b""))
         image.load()
-    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError):  # Pillow raises SyntaxError on a broken PNG
-        raise UsageError(f"{where} cannot be decoded as an image: download or write the file again") from None
+    except refusals:
+        raise UsageError(
+            f"{where} cannot be decoded as an image: download or write the file again"
+        ) from None
     return image
 
 
-def decode(blobs: Iterable[tuple[str, bytes | None]], count: int, shape: tuple[int, int, int]) -> Pixels:
-    """Encoded images as pixels (count, height, width, channels); grey where the shape has one channel, else RGB."""
+def decode(
+    blobs: Iterable[tuple[str, bytes | None]], count: int, shape: tuple[int, int, int]
+) -> Pixels:
+    """Return encoded images as pixels (count, height, width, channels).
+
+    They are grey where the shape has one channel, else RGB.
+
+    Args:
+        blobs: where each image lies, for errors, and its bytes.
+        count: how many images there must be.
+        shape: (channels, height, width) of each.
+    """
     channels, height, width = shape
     pixels = np.empty((count, height, width, channels), np.uint8)
     mode = "L" if channels == 1 else "RGB"
-    came = 0
-    for k, (where, blob) in enumerate(blobs):
-        came, image = k + 1, opened(where, blob)
+    decoded = 0
+    for where, blob in blobs:
+        image = opened(where, blob)
         if image.size != (width, height):
-            raise UsageError(f"{where} has {image.size[0]} × {image.size[1]} pixels, the first one {width} × {height}: use one size")
-        pixels[k] = np.asarray(image if image.mode == mode else image.convert(mode)).reshape(height, width, channels)
-    if came != count:
-        raise IndexError(f"{count} images were asked for and {came} are there: the rows lie beyond the pool")
+            raise UsageError(
+                f"{where} has {image.size[0]} × {image.size[1]} pixels, the first one {width} × "
+                f"{height}: use one size"
+            )
+        if image.mode != mode:
+            image = image.convert(mode)
+        pixels[decoded] = np.asarray(image).reshape(height, width, channels)
+        decoded += 1
+    if decoded != count:
+        raise IndexError(
+            f"{count} images were asked for and {decoded} are there: the rows lie beyond the pool"
+        )
     return pixels
 
 
 def floats(pixels: Pixels, order: NDArray[np.intp]) -> Features:
-    """Pixels (u, height, width, channels) as float32 (k, channels, height, width) in [0, 1], row order[k] each, without a second copy."""
-    n, height, width, channels = len(order), *pixels.shape[1:]
-    out = np.empty((n, channels, height, width), np.float32)
-    for start in range(0, n, _BATCH):
-        part = slice(start, start + _BATCH)
-        np.divide(pixels[order[part]].transpose(0, 3, 1, 2), 255, out=out[part], dtype=np.float32)
-    return out
+    """Return pixels (u, height, width, channels) as float32 images in [0, 1].
+
+    They are converted in batches, without a second copy of all of them.
+
+    Returns:
+        Images (k, channels, height, width), number k made of pixels[order[k]].
+    """
+    _, height, width, channels = pixels.shape
+    images = np.empty((len(order), channels, height, width), np.float32)
+    for start in range(0, len(order), _BATCH):
+        batch = slice(start, start + _BATCH)
+        channels_first = pixels[order[batch]].transpose(0, 3, 1, 2)
+        np.divide(channels_first, 255, out=images[batch], dtype=np.float32)
+    return images

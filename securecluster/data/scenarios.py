@@ -1,4 +1,4 @@
-"""Scenarios by name: how clients come to hold data from different distributions, with each client's true cluster known."""
+"""Scenarios by name: ways in which clients come to hold data from different distributions."""
 
 from __future__ import annotations
 
@@ -6,27 +6,56 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from securecluster.data.changes import Inversion, LabelPermutation, LabelSwap, Rotation
-from securecluster.data.dealing import Iid, Natural
-from securecluster.data.parts import Change, Combined, Deal, Dealing, Part, Scenario, arrange
-from securecluster.data.skew import Dirichlet, LabelSplit, Pathological, Tasks
-from securecluster.data.sources import Source
+from securecluster.data.datasets import Source
+from securecluster.data.label_skew import Dirichlet, LabelSplit, Pathological, Tasks
+from securecluster.data.partitioners import Iid, Natural
+from securecluster.data.scenario_base import (
+    Combined,
+    Part,
+    Partition,
+    Partitioner,
+    Scenario,
+    Transform,
+    arrange,
+)
 from securecluster.data.topics import Topics
+from securecluster.data.transforms import Inversion, LabelPermutation, LabelSwap, Rotation
 from securecluster.errors import UsageError, unknown
 
 SCENARIOS: dict[str, type[Part]] = {
     part.name: part
-    for part in (Iid, LabelSwap, LabelPermutation, Rotation, Inversion, Pathological, Dirichlet, LabelSplit, Tasks, Natural, Topics)
+    for part in (
+        Iid,
+        LabelSwap,
+        LabelPermutation,
+        Rotation,
+        Inversion,
+        Pathological,
+        Dirichlet,
+        LabelSplit,
+        Tasks,
+        Natural,
+        Topics,
+    )
 }
-_WORDS = {"alpha": "alpha", "labels": "labels per client", "minority": "minority", "sizes": "task sizes", "overlap": "overlap"}
+_WORDS = {
+    "alpha": "alpha",
+    "labels": "labels per client",
+    "minority": "minority",
+    "sizes": "task sizes",
+    "overlap": "overlap",
+}
 
 
 def scenario(text: str, clusters: int | None = None, **given: Any) -> Scenario:
-    """The named scenario, or the combination of names joined by "+".
+    """Return the named scenario, or the combination of names joined by "+".
 
     Args:
-        clusters: true clusters, of the change where there is one; None is the scenario's own default.
-        given: the scenario's own fields (alpha, labels, minority, sizes, overlap); those that are None are left at their defaults.
+        text: the name, or names.
+        clusters: true clusters, of the transform where there is one; None is the scenario's own
+            default.
+        given: the scenario's own fields (alpha, labels, minority, sizes, overlap); those that are
+            None are left at their defaults.
 
     Raises:
         UsageError: an unknown name, or a field that the scenario does not have.
@@ -37,8 +66,8 @@ def scenario(text: str, clusters: int | None = None, **given: Any) -> Scenario:
             raise unknown("scenario", name, SCENARIOS)
     kinds = [SCENARIOS[name] for name in names]
     fields = {name: value for name, value in given.items() if value is not None}
-    if "overlap" in fields and not any(issubclass(kind, Dealing) for kind in kinds):
-        kinds.append(Iid)  # which is how a change alone deals
+    if "overlap" in fields and not any(issubclass(kind, Partitioner) for kind in kinds):
+        kinds.append(Iid)  # a transform alone deals in this way
     values: list[dict[str, Any]] = [{} for _ in kinds]
     if clusters is not None:
         values[_counted(text, kinds)]["clusters"] = clusters
@@ -49,7 +78,7 @@ def scenario(text: str, clusters: int | None = None, **given: Any) -> Scenario:
 
 
 def has_options(name: str, options: Iterable[str]) -> bool:
-    """Whether a scenario takes all these fields; overlap suits each."""
+    """Return whether a scenario takes all these fields; overlap suits each."""
     return all(option == "overlap" or _has(SCENARIOS[name], option) for option in options)
 
 
@@ -58,27 +87,39 @@ def _has(kind: type[Part], name: str) -> bool:
 
 
 def _holder(text: str, kinds: list[type[Part]], name: str) -> int:
-    """Which part has this field."""
+    """Return the number of the part that has this field."""
     for k, kind in enumerate(kinds):
         if _has(kind, name):
             return k
     owners = ", ".join(other for other, kind in SCENARIOS.items() if _has(kind, name))
-    raise UsageError(f"scenario {text!r} has no {_WORDS.get(name, name)}: leave it out, or use {owners}")
+    raise UsageError(
+        f"scenario {text!r} has no {_WORDS.get(name, name)}: leave it out, or use {owners}"
+    )
 
 
 def _counted(text: str, kinds: list[type[Part]]) -> int:
-    """The part whose clusters are counted: the change, else the dealing."""
-    changes = [k for k, kind in enumerate(kinds) if issubclass(kind, Change)]
+    """Return the number of the part whose clusters are counted.
+
+    It is the transform, else the partitioner.
+    """
+    changes = [k for k, kind in enumerate(kinds) if issubclass(kind, Transform)]
     if len(changes) > 1:
-        raise UsageError(f"scenario {text!r} has several numbers of clusters: leave --clusters out, or combine the scenarios in Python")
+        raise UsageError(
+            f"scenario {text!r} has several numbers of clusters: leave --clusters out, or combine "
+            "the scenarios in Python"
+        )
     if changes:
         return changes[0]
     if not _has(kinds[0], "clusters"):
-        raise UsageError(f"scenario {text!r} takes its clusters from the data set: leave the number of clusters out")
+        raise UsageError(
+            f"scenario {text!r} takes its clusters from the data set: leave the number of clusters "
+            "out"
+        )
     return 0
 
 
 __all__ = [
-    "SCENARIOS", "Change", "Combined", "Deal", "Dealing", "Dirichlet", "Iid", "Inversion", "LabelPermutation", "LabelSplit", "LabelSwap",
-    "Natural", "Part", "Pathological", "Rotation", "Scenario", "Source", "Tasks", "Topics", "arrange", "has_options", "scenario",
+    "SCENARIOS", "Combined", "Dirichlet", "Iid", "Inversion", "LabelPermutation", "LabelSplit",
+    "LabelSwap", "Natural", "Part", "Partition", "Partitioner", "Pathological", "Rotation",
+    "Scenario", "Source", "Tasks", "Topics", "Transform", "arrange", "has_options", "scenario",
 ]  # fmt: skip

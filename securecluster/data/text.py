@@ -11,16 +11,24 @@ from pathlib import Path
 
 import numpy as np
 
-from securecluster.data.base import Source
+from securecluster.data.dataset import Source
+from securecluster.data.locations import (
+    folder,
+    hub_rows,
+    hub_texts,
+    numbers,
+    parquet_files,
+    texts,
+    the_file,
+)
 from securecluster.data.pools import ArrayPool, Labels, lasting, open_parquet
-from securecluster.data.stores import folder, hub_rows, hub_texts, numbers, parquet_files, texts, the_file
 from securecluster.errors import UsageError
-from securecluster.objectives import Language
+from securecluster.models.objectives import Language
 
 HUBS = {"shakespeare": "flwrlabs/shakespeare", "ag_news": "fancyzhx/ag_news"}
 
 CHARACTERS = " !\"&'(),-.0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz}"
-"""what a role's text is made of; any other character is number 0, and a line's end counts as a space"""
+"""characters of a role's text; any other character is number 0, and a line's end is a space"""
 SPAN = 80
 """characters of a window (Caldas et al. 2018, LEAF)"""
 
@@ -36,12 +44,13 @@ Windows = tuple[Labels, Labels]
 
 
 def shakespeare() -> Source:
-    """Speeches by role: x and y (n, 80) int64 characters, where every place of y is the character after that place of x.
+    """Return Shakespeare's speeches by role: x and y (n, 80) int64 characters.
 
-    Windows of a role do not overlap (ours: LEAF predicts one character from each window of 80, which costs 80 times as much a
-    prediction; McMahan et al. 2017 predict every next character as well). Owners are roles, which are named by play and character; their
-    windows are in the order of the play, and one is left out before the held-out ones, as in LEAF. Roles with less than five windows are
-    left out here.
+    Every place of y is the character after that place of x. Windows of a role do not overlap (ours:
+    LEAF predicts one character from each window of 80, which costs 80 times as much a prediction;
+    McMahan et al. 2017 predict every next character as well). Owners are roles, which are named by
+    play and character; their windows are in the order of the play, and one is left out before the
+    held-out ones, as in LEAF. Roles with less than five windows are left out here.
 
     Raises:
         UsageError: files, packages or the connection are missing, or the columns are others.
@@ -50,11 +59,13 @@ def shakespeare() -> Source:
 
 
 def ag_news() -> Source:
-    """News articles of four topics: x and y (n, 20) int64 words, where every place of y is the word after that place of x.
+    """Return news articles of four topics: x and y (n, 20) int64 words.
 
-    The articles of a topic are one stream in the order of the file, each ended by <eos>, cut into windows without overlap; groups are the
-    topics. Words are runs of letters, lower-cased, or of digits. The vocabulary are the 1998 most frequent words of the training
-    articles, <unk> and <eos>: it is taken as public, so clients reveal nothing by it only where that holds.
+    Every place of y is the word after that place of x. The articles of a topic are one stream in
+    the order of the file, each ended by <eos>, cut into windows without overlap; groups are the
+    topics. Words are runs of letters, lower-cased, or of
+    digits. The vocabulary are the 1998 most frequent words of the training articles, <unk> and
+    <eos>: it is taken as public, so clients reveal nothing by it only where that holds.
 
     Raises:
         UsageError: files, packages or the connection are missing, or the columns are others.
@@ -64,81 +75,126 @@ def ag_news() -> Source:
 
 @cache
 def _shakespeare(where: Path | None) -> Source:
-    pieces = [(role, _cut(characters(piece), SPAN)) for role, own in _roles(where).items() for piece in own]
-    owners = np.repeat(np.array([role for role, _ in pieces], object), [len(x) for _, (x, _) in pieces])
+    roles = []
+    pieces = []
+    for role, texts_of_role in _roles(where).items():
+        for text in texts_of_role:
+            roles.append(role)
+            pieces.append(_cut(characters(text), SPAN))
+    owners = np.repeat(np.array(roles, object), [len(x) for x, _ in pieces])
     keep = lasting(owners, gap=1)
     if not len(keep):
-        raise UsageError(f"no role of shakespeare has five windows of {SPAN} characters: download or write the set again")
-    x, y = _joined([windows for _, windows in pieces])
-    return Source("shakespeare", 1 + len(CHARACTERS), (SPAN,), ArrayPool(x[keep], y[keep], owners[keep], gap=1), objective=Language())
+        raise UsageError(
+            f"no role of shakespeare has five windows of {SPAN} characters: download or write the "
+            "set again"
+        )
+    x, y = _joined(pieces)
+    pool = ArrayPool(x[keep], y[keep], owners[keep], gap=1)
+    return Source("shakespeare", 1 + len(CHARACTERS), (SPAN,), pool, objective=Language())
 
 
 def _roles(where: Path | None) -> dict[str, list[str]]:
-    """Each role's pieces of text, in order."""
-    name, hub, windows = "shakespeare", HUBS["shakespeare"], ("character_id", "x", "y")
+    """Return each role's pieces of text, in order."""
+    hub = HUBS["shakespeare"]
+    file = "shakespeare/shakespeare.parquet"
     if where is None:
-        rows = hub_rows(name, hub, "train", windows, files=f"{name}/{name}.parquet")
-        return _whole(*(hub_texts(rows, column) for column in windows))
-    path = the_file(where, f"{name}/{name}.parquet", hub)
-    if "x" in open_parquet(path, ("character_id",)).schema_arrow.names:
-        return _whole(*(texts(path, column) for column in windows))
-    found: dict[str, list[str]] = {}
-    for role, text in zip(texts(path, "character_id"), texts(path, "text"), strict=True):
-        found.setdefault(role, []).append(text)
-    return found
+        rows = hub_rows("shakespeare", hub, "train", ("character_id", "x", "y"), files=file)
+        roles = hub_texts(rows, "character_id")
+        return _whole(roles, hub_texts(rows, "x"), hub_texts(rows, "y"))
+    path = the_file(where, file, hub)
+    columns = open_parquet(path, ("character_id",)).schema_arrow.names
+    roles = texts(path, "character_id")
+    if "x" in columns:
+        return _whole(roles, texts(path, "x"), texts(path, "y"))
+    pieces: dict[str, list[str]] = {}
+    for role, text in zip(roles, texts(path, "text"), strict=True):
+        pieces.setdefault(role, []).append(text)
+    return pieces
 
 
 def _whole(names: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> dict[str, list[str]]:
-    """The joined texts, unless they are scraps: windows cut from rows that overlap would lie on both sides of the gap."""
-    found = joined(names, xs, ys)
-    if len(names) < SPAN * sum(len(pieces) for pieces in found.values()):
-        raise UsageError("the windows of shakespeare do not follow each other, so they make no text: keep the rows in their order")
-    return found
+    """Return the joined texts.
+
+    Raises:
+        UsageError: they are scraps. Windows cut from rows that overlap would lie on both sides of
+            the gap.
+    """
+    texts_of = joined(names, xs, ys)
+    pieces = sum(len(own) for own in texts_of.values())
+    if len(names) < SPAN * pieces:
+        raise UsageError(
+            "the windows of shakespeare do not follow each other, so they make no text: keep the "
+            "rows in their order"
+        )
+    return texts_of
 
 
 def joined(names: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> dict[str, list[str]]:
-    """Texts from the hub's form, windows x of 80 characters that move on by one and their next characters y.
+    """Return each role's pieces of text, from the hub's form.
 
     Where a window does not go on from the one before, a new piece of text begins.
+
+    Args:
+        names: the role of each row.
+        xs: windows of 80 characters, each one character further than the one before.
+        ys: the character after each window.
     """
-    found: dict[str, list[list[str]]] = {}
-    ahead: dict[str, str] = {}
+    pieces_of: dict[str, list[list[str]]] = {}
+    next_window: dict[str, str] = {}
     for name, x, y in zip(names, xs, ys, strict=True):
-        if ahead.get(name) != x:
-            found.setdefault(name, []).append([x])
-        found[name][-1].append(y or " ")
-        ahead[name] = x[1:] + (y or " ")
-    return {name: ["".join(piece) for piece in pieces] for name, pieces in found.items()}
+        next_character = y or " "
+        if next_window.get(name) != x:
+            pieces_of.setdefault(name, []).append([x])
+        pieces_of[name][-1].append(next_character)
+        next_window[name] = x[1:] + next_character
+    texts_of: dict[str, list[str]] = {}
+    for name, pieces in pieces_of.items():
+        texts_of[name] = ["".join(piece) for piece in pieces]
+    return texts_of
 
 
 def characters(text: str) -> Labels:
-    """The numbers (n,) of a text's characters."""
-    table = np.zeros(129, np.int64)  # the last place stands for all that is not ASCII
-    table[[ord(c) for c in CHARACTERS]] = 1 + np.arange(len(CHARACTERS))
-    table[ord("\n")] = table[ord(" ")]
-    found: Labels = table[np.minimum(np.frombuffer(text.encode("utf-32-le"), "<u4"), 128)]
-    return found
+    """Return the numbers (n,) of a text's characters."""
+    number_of = np.zeros(129, np.int64)  # the last place stands for all that is not ASCII
+    number_of[[ord(c) for c in CHARACTERS]] = 1 + np.arange(len(CHARACTERS))
+    number_of[ord("\n")] = number_of[ord(" ")]
+    code_points = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    tokens: Labels = number_of[np.minimum(code_points, 128)]
+    return tokens
 
 
 @cache
 def _ag_news(where: Path | None) -> Source:
-    train, test = (_articles(where, split) for split in ("train", "test"))
-    number = vocabulary(train)
-    return Source("ag_news", WORDS, (LENGTH,), _pool(train, number), _pool(test, number), objective=Language())
+    articles = _articles(where, "train")
+    number = vocabulary(articles)
+    train = _pool(articles, number)
+    test = _pool(_articles(where, "test"), number)
+    return Source("ag_news", WORDS, (LENGTH,), train, test, objective=Language())
 
 
 def _articles(where: Path | None, split: str) -> list[list[str]]:
-    """Each topic's words, the articles in the order of the file."""
-    name, hub = "ag_news", HUBS["ag_news"]
+    """Return each topic's words, the articles in the order of the file."""
+    hub = HUBS["ag_news"]
+    articles: list[str] = []
     if where is None:
-        rows = hub_rows(name, hub, split, ("text", "label"))
-        labels, found = np.asarray(rows.select_columns(["label"])[:]["label"]), hub_texts(rows, "text")
+        rows = hub_rows("ag_news", hub, split, ("text", "label"))
+        labels = np.asarray(rows.select_columns(["label"])[:]["label"])
+        articles = hub_texts(rows, "text")
     else:
-        files = parquet_files(where, name, hub, split)
-        labels, found = np.concatenate([numbers(f, "label") for f in files]), [text for f in files for text in texts(f, "text")]
+        files = parquet_files(where, "ag_news", hub, split)
+        labels = np.concatenate([numbers(file, "label") for file in files])
+        for file in files:
+            articles += texts(file, "text")
     if not np.isin(labels, np.arange(len(TOPICS))).all():
-        raise UsageError(f"{name} has a label outside 0 … {len(TOPICS) - 1}: this is not the data set that the hub calls {hub}")
-    return [words([found[row] for row in np.flatnonzero(labels == topic)]) for topic in range(len(TOPICS))]
+        raise UsageError(
+            f"ag_news has a label outside 0 … {len(TOPICS) - 1}: this is not the data set that the "
+            f"hub calls {hub}"
+        )
+    streams = []
+    for topic in range(len(TOPICS)):
+        rows_of_topic = np.flatnonzero(labels == topic)
+        streams.append(words(articles[row] for row in rows_of_topic))
+    return streams
 
 
 _MARKUP = re.compile(r"&lt;.*?&gt;|<[^>\n]*>")
@@ -148,10 +204,15 @@ _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*|[0-9]+|\n")
 
 
 def words(articles: Iterable[str]) -> list[str]:
-    r"""All words, each article's followed by \n, without the marks kept from the raw form (#39; quot; &lt;b&gt; and backslashes)."""
-    plain = "".join(article.replace("\n", " ") + "\n" for article in articles).lower()  # one text: far fewer calls
+    r"""Return all words, each article's followed by \n.
+
+    Marks that are left of the raw form (#39; quot; &lt;b&gt; and backslashes) are taken out.
+    """
+    # one text: far fewer calls
+    plain = "".join(article.replace("\n", " ") + "\n" for article in articles).lower()
     plain = _MARKUP.sub(" ", plain).replace("#146;", "#39;").replace(" #39;", "#39;")
-    plain = _ENTITY.sub(" ", _APOSTROPHE.sub("'", plain))
+    plain = _APOSTROPHE.sub("'", plain)
+    plain = _ENTITY.sub(" ", plain)
     for mark in ("quot;", "amp;", "lt;", "gt;", "nbsp;", "hellip;", "mdash;", "ndash;", "\\"):
         plain = plain.replace(mark, " ")
     found: list[str] = _WORD.findall(plain)
@@ -159,27 +220,40 @@ def words(articles: Iterable[str]) -> list[str]:
 
 
 def vocabulary(streams: Iterable[Sequence[str]]) -> dict[str, int]:
-    """Numbers from 2 for the most frequent words, ties in alphabetical order, and that of an article's end."""
+    """Return the numbers of the most frequent words, and that of an article's end.
+
+    Words are numbered from 2, those that are equally frequent in alphabetical order.
+    """
     counts = Counter(chain.from_iterable(streams))
     counts.pop("\n", None)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return {"\n": END} | {word: 2 + k for k, word in enumerate(ranked[: WORDS - 2])}
+    number_of = {"\n": END}
+    for number, word in enumerate(ranked[: WORDS - 2], 2):
+        number_of[word] = number
+    return number_of
 
 
-def _pool(streams: Sequence[Sequence[str]], number: dict[str, int]) -> ArrayPool:
-    """Windows of each topic's stream."""
-    pieces = [_cut(np.array([number.get(word, UNKNOWN) for word in stream], np.int64), LENGTH) for stream in streams]
-    return ArrayPool(*_joined(pieces), groups=np.repeat(np.array(TOPICS, object), [len(x) for x, _ in pieces]))
+def _pool(streams: Sequence[Sequence[str]], number_of: dict[str, int]) -> ArrayPool:
+    """Return the windows of each topic's stream of words."""
+    pieces = []
+    for stream in streams:
+        tokens = [number_of.get(word, UNKNOWN) for word in stream]
+        pieces.append(_cut(np.array(tokens, np.int64), LENGTH))
+    x, y = _joined(pieces)
+    groups = np.repeat(np.array(TOPICS, object), [len(windows) for windows, _ in pieces])
+    return ArrayPool(x, y, groups=groups)
 
 
 def _joined(pieces: Sequence[Windows]) -> Windows:
+    """Return the windows of all pieces, and those moved on by one."""
     return np.concatenate([x for x, _ in pieces]), np.concatenate([y for _, y in pieces])
 
 
 def _cut(stream: Labels, length: int) -> Windows:
-    """Windows (w, length) of a stream without overlap, and the same moved on by one."""
+    """Return windows (w, length) of a stream without overlap, and the same moved on by one."""
     count = max(0, len(stream) - 1) // length
-    return stream[: count * length].reshape(count, length), stream[1 : 1 + count * length].reshape(count, length)
+    end = count * length
+    return stream[:end].reshape(count, length), stream[1 : 1 + end].reshape(count, length)
 
 
 __all__ = ["CHARACTERS", "HUBS", "LENGTH", "SPAN", "TOPICS", "WORDS", "ag_news", "shakespeare"]

@@ -15,7 +15,9 @@ from securecluster.app.options import PROTOCOLS
 SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "3"]
 
 
-def test_the_run_folder_holds_what_the_contract_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_run_folder_holds_what_the_contract_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "deep" / "run"
     assert main(["run", "cfl", *SMALL, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
@@ -23,34 +25,61 @@ def test_the_run_folder_holds_what_the_contract_says(tmp_path: Path, capsys: pyt
     for part in ("accuracy before", "train", "did not see", "infinite", str(out)):
         assert part in printed
     result = json.loads((out / "result.json").read_text())
-    assert set(result) >= {"schema", "protocol", "data", "scenario", "model", "seed", "device", "version", "clients", "clusters", "labels",
-                           "truth", "dropped", "metrics", "observer", "bytes", "privacy", "seconds"}  # fmt: skip
+    assert set(result) >= {
+        "schema", "protocol", "data", "scenario", "model", "seed", "device", "version", "clients",
+        "clusters", "labels", "truth", "dropped", "metrics", "observer", "bytes", "privacy",
+        "seconds",
+    }  # fmt: skip
     assert set(result["metrics"]) == {"ari", "nmi", "purity", "exact", "accuracy", "at_target"}
     assert set(result["metrics"]["accuracy"]) == {"before", "after", "per_cluster"}
     assert set(result["bytes"]) == {"up", "down", "servers", "by_message"}
     privacy = result["privacy"]
-    priced = {"epsilon", "epsilon_rdp", "epsilon_replace", "delta", "accountant", "unit", "neighbouring", "placement", "clip", "noise"}
-    shown = {"masks", "sees", "unseen", "unprotected", "fields", "free"}
+    priced = {
+        "epsilon",
+        "epsilon_rdp",
+        "epsilon_replace",
+        "delta",
+        "accountant",
+        "unit",
+        "neighbouring",
+        "placement",
+        "clip",
+        "noise",
+    }
+    shown = {"masks", "server_view", "unseen", "unprotected", "fields", "free"}
     said = {"reproducible_keys", "releases", "exact", "assumed", "not_covered", "uncovered_files"}
     assert set(privacy) == shown | said | priced
     assert privacy["epsilon"] is None
     assert privacy["reproducible_keys"] is True
-    assert (result["schema"], result["protocol"], result["clients"], len(result["labels"]), result["observer"]) == (1, "cfl", 6, 6, True)
+    assert (
+        result["schema"],
+        result["protocol"],
+        result["clients"],
+        len(result["labels"]),
+        result["observer"],
+    ) == (2, "cfl", 6, 6, True)
     assert len((out / "history.jsonl").read_text().splitlines()) == 3
-    assert set(load_file(out / "models.safetensors")) == {f"cluster0.{n}" for n in ("1.weight", "1.bias", "3.weight", "3.bias")}
+    assert set(load_file(out / "models.safetensors")) == {
+        f"cluster0.{n}" for n in ("1.weight", "1.bias", "3.weight", "3.bias")
+    }
     for picture in ("similarity.png", "accuracy.png", "separation.png"):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
     assert not list(out.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - {"nsim"}))  # which needs positions: see tests/app/test_nsim_run.py
+# which needs positions: see tests/app/test_nsim_run.py
+@pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - {"nsim"}))
 def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path) -> None:
     longer = [*SMALL, "--rounds", "12", "--epochs", "1"]  # some methods cluster after ten rounds
     assert main(["run", protocol, *longer, "--quiet", "--out", str(tmp_path / "r")]) == 0
     result = json.loads((tmp_path / "r" / "result.json").read_text())
     first = json.loads((tmp_path / "r" / "history.jsonl").read_text().splitlines()[0])
     assert (result["metrics"]["accuracy"]["before"] is None) == (first["clusters"] > 1)
-    assert result["clusters"] == len(set(result["labels"])) == len(result["metrics"]["accuracy"]["per_cluster"])
+    assert (
+        result["clusters"]
+        == len(set(result["labels"]))
+        == len(result["metrics"]["accuracy"]["per_cluster"])
+    )
     assert result["privacy"]["epsilon"] == (0.0 if protocol == "local" else None)
     assert (result["clusters"] == 6) if protocol == "local" else (result["clusters"] < 6)
     assert (tmp_path / "r" / "tree.png").exists() == (protocol == "cfl")
@@ -87,7 +116,11 @@ def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path
     ],
 )
 def test_mistakes_get_one_sentence_and_leave_nothing(
-    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
@@ -97,16 +130,24 @@ def test_mistakes_get_one_sentence_and_leave_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_updates_that_are_not_finite_stop_the_run_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_updates_that_are_not_finite_stop_the_run_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     assert main(["run", "cfl", *SMALL, "--lr", "1e30", "--quiet", "--out", str(out)]) == 2
     said = capsys.readouterr().err
-    assert re.fullmatch(r"securecluster: round \d+: delta of client\(s\) .* is not finite: lower the learning rate \(--lr\)\n", said)
+    assert re.fullmatch(
+        r"securecluster: round \d+: delta of client\(s\) .* is not finite: lower the learning rate "
+        r"\(--lr\)\n",
+        said,
+    )
     assert not (out / "result.json").exists()
     assert json.loads((out / "config.json").read_text())["protocol"]["lr"] == 1e30
 
 
-def test_a_folder_in_use_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_in_use_is_never_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
@@ -131,8 +172,12 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
 def test_help_shows_every_option_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "cfl", "--help"]) == 0
     text = capsys.readouterr().out
-    for option in ("data", "scenario", "clients", "clusters", "samples", "rounds", "seed", "device", "threads", "model", "lr", "epochs",
-                   "batch-size", "participation", "mask", "transcript", "out", "force", "quiet", "eps1", "eps2", "gamma-max"):  # fmt: skip
+    options = (
+        "data", "scenario", "clients", "clusters", "samples", "rounds", "seed", "device", "threads",
+        "model", "lr", "epochs", "batch-size", "participation", "mask", "transcript", "out",
+        "force", "quiet", "eps1", "eps2", "gamma-max",
+    )  # fmt: skip
+    for option in options:
         assert re.search(rf"--{option}[ ,]", text), option
     assert "default: 40" in text
     assert main(["--help"]) == 0
@@ -140,7 +185,9 @@ def test_help_shows_every_option_with_its_default(capsys: pytest.CaptureFixture[
     assert "permutation" in capsys.readouterr().out
 
 
-def test_a_complete_run_resumes_to_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_run_resumes_to_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     assert main(["run", "cfl", *SMALL, "--quiet", "--out", str(out)]) == 0
     before = {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
@@ -149,8 +196,12 @@ def test_a_complete_run_resumes_to_itself(tmp_path: Path, capsys: pytest.Capture
     assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()} == before
 
 
-@pytest.mark.parametrize("damage", ["{", '{"schema": 7}', '{"schema": 1, "protocol": {"name": "cfl", "zeta": 1}}'])
-def test_a_damaged_folder_is_refused_in_one_sentence(damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "damage", ["{", '{"schema": 7}', '{"schema": 2, "protocol": {"name": "cfl", "zeta": 1}}']
+)
+def test_a_damaged_folder_is_refused_in_one_sentence(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.json").write_text(damage)
     assert main(["resume", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1

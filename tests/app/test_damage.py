@@ -1,4 +1,6 @@
-"""Damage to any file that is read back is a refusal that names the file: bit flips, cuts, zeros, missing files."""
+"""Damage to any file that is read back is a refusal that names the file: bit flips, cuts, zeros,
+missing files.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,37 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from securecluster.protocols import CFL
 
-from securecluster import manifest
-from securecluster.app import folder as folders
+from securecluster.app import run_folder
 from securecluster.app.cli import main
+from securecluster.core import manifest
 from securecluster.errors import SecureClusterError
-from securecluster.run import Run
+from securecluster.protocols import CFL
+from securecluster.runtime.run import Run
 
-OPTIONS = ["--clients", "6", "--clusters", "2", "--samples", "24", "--model", "linear", "--epochs", "1", "--rounds", "5"]
+OPTIONS = [
+    "--clients",
+    "6",
+    "--clusters",
+    "2",
+    "--samples",
+    "24",
+    "--model",
+    "linear",
+    "--epochs",
+    "1",
+    "--rounds",
+    "5",
+]
 RUN = ["run", "cfl", *OPTIONS, "--dropout", "0.1", "--fallback", "0.2", "--threads", "1", "--quiet"]
-UNREAD = {".lock", *folders.PICTURES}
+UNREAD = {".lock", *run_folder.PICTURES}
 
 
 def _flip(data: bytes, draw: random.Random) -> bytes:
     position = draw.randrange(len(data))
-    return data[:position] + bytes([data[position] ^ (1 << draw.randrange(8))]) + data[position + 1 :]
+    return (
+        data[:position] + bytes([data[position] ^ (1 << draw.randrange(8))]) + data[position + 1 :]
+    )
 
 
 DAMAGES: dict[str, Callable[[bytes, random.Random], bytes | None]] = {
@@ -65,8 +82,12 @@ def files_of(folder: Path) -> list[Path]:
     return [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in UNREAD]
 
 
-def check_refusals(folder: Path, commands: list[list[str]], wanted: list[Path], capsys: pytest.CaptureFixture[str]) -> int:
-    """Damage each file in each way; every command must refuse in a sentence that names it. Returns how often."""
+def check_refusals(
+    folder: Path, commands: list[list[str]], wanted: list[Path], capsys: pytest.CaptureFixture[str]
+) -> int:
+    """Damage each file in each way; every command must refuse in a sentence that names it. Returns
+    how often.
+    """
     draw, tried = random.Random(5), 0
     for path in wanted:
         whole = path.read_bytes()
@@ -87,26 +108,54 @@ def check_refusals(folder: Path, commands: list[list[str]], wanted: list[Path], 
     return tried
 
 
-def test_a_stopped_run_goes_on_from_whole_files_alone(stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_run_goes_on_from_whole_files_alone(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = shutil.copytree(stopped, tmp_path / "run")
-    wanted = [p for p in files_of(folder) if not p.stem.isdigit()]  # frames are read by replay alone
+    # frames are read by replay alone
+    wanted = [p for p in files_of(folder) if not p.stem.isdigit()]
     names = {p.name for p in wanted}
-    assert {"config.json", "history.jsonl", "ledger.jsonl", "index.jsonl", "clock", "loop-train", "clients", "network"} <= names
+    assert {
+        "config.json",
+        "history.jsonl",
+        "ledger.jsonl",
+        "index.jsonl",
+        "clock",
+        "loop-train",
+        "clients",
+        "network",
+    } <= names
     assert check_refusals(folder, [["resume"]], wanted, capsys) >= 80
 
 
-def test_a_stopped_run_that_nobody_damaged_goes_on(stopped: Path, ended: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_that_nobody_damaged_goes_on(
+    stopped: Path, ended: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(stopped, tmp_path / "run")
     assert main(["resume", str(folder), "--quiet"]) == 0
-    for name in ("models.safetensors", "server.safetensors", "history.jsonl", "ledger.jsonl", "transcript/index.jsonl"):
+    for name in (
+        "models.safetensors",
+        "server.safetensors",
+        "history.jsonl",
+        "ledger.jsonl",
+        "transcript/index.jsonl",
+    ):
         assert (folder / name).read_bytes() == (ended / name).read_bytes()
 
 
-def test_an_ended_run_is_shown_and_replayed_from_whole_files_alone(ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_ended_run_is_shown_and_replayed_from_whole_files_alone(
+    ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = shutil.copytree(ended, tmp_path / "run")
     frames = [p for p in files_of(folder) if p.stem.isdigit()]
     others = [p for p in files_of(folder) if not p.stem.isdigit()]
-    assert {"result.json", "manifest.json", "learned.safetensors", "clients.safetensors", ".securecluster"} <= {p.name for p in others}
+    assert {
+        "result.json",
+        "manifest.json",
+        "learned.safetensors",
+        "clients.safetensors",
+        ".securecluster",
+    } <= {p.name for p in others}
     assert check_refusals(folder, [["resume"], ["replay"]], others, capsys) >= 120
     assert check_refusals(folder, [["replay"]], frames[:3] + frames[-2:], capsys) >= 30
 
@@ -127,7 +176,8 @@ def test_a_protocol_is_loaded_from_whole_files_alone(ended: Path, tmp_path: Path
     assert CFL.load(folder).transcript_.mode == "full"
     index = folder / "transcript" / "index.jsonl"
     whole = index.read_bytes()
-    for damage in DAMAGES.values():  # a transcript that lost its index would say that nobody saw anything
+    # a transcript that lost its index would say that nobody saw anything
+    for damage in DAMAGES.values():
         damaged = damage(whole, draw)
         index.unlink()
         if damaged is not None:
@@ -139,24 +189,34 @@ def test_a_protocol_is_loaded_from_whole_files_alone(ended: Path, tmp_path: Path
         CFL.load("x" * 300)
 
 
-def test_a_damaged_history_of_rounds_after_the_checkpoint_does_not_matter(stopped: Path, tmp_path: Path) -> None:
+def test_a_damaged_history_of_rounds_after_the_checkpoint_does_not_matter(
+    stopped: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(stopped, tmp_path / "run")
     with (folder / "history.jsonl").open("ab") as stream:
         stream.write(b"\xff\xfe{ torn")
     assert main(["resume", str(folder), "--quiet"]) == 0
 
 
-def test_settings_cannot_be_edited_in_a_stopped_run(stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_cannot_be_edited_in_a_stopped_run(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = shutil.copytree(stopped, tmp_path / "run")
     text = (folder / "config.json").read_text()
-    for old, new in (('"dropout": 0.1', '"dropout": 0.3'), ('"target": 0.99', '"target": 0.5'), ('"clients": 6', '"clients": "6"')):
+    for old, new in (
+        ('"dropout": 0.1', '"dropout": 0.3'),
+        ('"target": 0.99', '"target": 0.5'),
+        ('"clients": 6', '"clients": "6"'),
+    ):
         assert old in text
         (folder / "config.json").write_text(text.replace(old, new))
         assert main(["resume", str(folder), "--quiet"]) == 2
         assert "config.json differs" in capsys.readouterr().err
 
 
-def test_a_foreign_file_among_the_frames_is_named_or_left_alone(ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_foreign_file_among_the_frames_is_named_or_left_alone(
+    ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = shutil.copytree(ended, tmp_path / "run")
     (folder / "transcript" / "notes.safetensors").write_text("mine")
     assert main(["replay", str(folder)]) == 0
@@ -169,7 +229,7 @@ def test_a_foreign_file_among_the_frames_is_named_or_left_alone(ended: Path, tmp
 def reseal(folder: Path) -> None:
     """Make the digests fit again, as a forger would."""
     result = (folder / "result.json").read_bytes()
-    folders.seal(folder, result)
+    run_folder.seal(folder, result)
 
 
 @pytest.mark.parametrize("field", ["method", "up", "down", "lost", "round", "step"])
@@ -180,7 +240,12 @@ def test_replay_finds_an_index_that_was_forged_with_its_digests(
     index = folder / "transcript" / "index.jsonl"
     lines = [json.loads(line) for line in index.read_text().splitlines()]
     k = next(n for n, line in enumerate(lines) if line["method"] == "train" and len(line["to"]) > 1)
-    wrong = {"method": "receive", "up": [1, *lines[k]["up"][1:]], "down": [9, *lines[k]["down"][1:]], "lost": [0]}
+    wrong = {
+        "method": "receive",
+        "up": [1, *lines[k]["up"][1:]],
+        "down": [9, *lines[k]["down"][1:]],
+        "lost": [0],
+    }
     lines[k][field] = wrong[field] if field in wrong else lines[k][field] + 1
     index.write_text("".join(json.dumps(line) + "\n" for line in lines))
     reseal(folder)
@@ -194,7 +259,21 @@ def test_a_run_without_a_transcript_does_not_say_that_nobody_saw_anything(tmp_pa
         list(CFL.load(tmp_path / "r").transcript_.seen_by("server"))
 
 
-@pytest.mark.parametrize("field", ["labels", "bytes", "clusters", "names", "seed", "epsilon", "exact", "releases", "masks", "sees"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "labels",
+        "bytes",
+        "clusters",
+        "names",
+        "seed",
+        "epsilon",
+        "exact",
+        "releases",
+        "masks",
+        "server_view",
+    ],
+)
 def test_replay_finds_a_result_that_was_forged_with_its_digests(
     field: str, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,7 +294,9 @@ def test_replay_finds_a_result_that_was_forged_with_its_digests(
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"labels": 3}', '{"privacy": 3}'])
-def test_a_forged_result_that_is_none_is_a_sentence(text: str, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_forged_result_that_is_none_is_a_sentence(
+    text: str, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = shutil.copytree(ended, tmp_path / "run")
     (folder / "result.json").write_text(text)
     reseal(folder)
@@ -223,7 +304,9 @@ def test_a_forged_result_that_is_none_is_a_sentence(text: str, ended: Path, tmp_
     assert "result.json" in capsys.readouterr().err
 
 
-def test_replay_finds_a_ledger_that_was_forged_with_its_digests(ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_finds_a_ledger_that_was_forged_with_its_digests(
+    ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = shutil.copytree(ended, tmp_path / "run")
     lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
     (folder / "ledger.jsonl").write_text("".join(lines[:-1]))

@@ -28,7 +28,12 @@ def own(tmp_path: Path) -> Path:
     x, site = draw.normal(size=(n, 3)), np.arange(n) % 4
     y = np.where((x[:, 0] > 0) ^ (site % 2 == 1), "yes", "no")
     path = tmp_path / "own.parquet"
-    pq.write_table(pa.table({"site": site, "a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "ill": y, "kind": site % 2}), path)
+    pq.write_table(
+        pa.table(
+            {"site": site, "a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "ill": y, "kind": site % 2}
+        ),
+        path,
+    )
     return path
 
 
@@ -47,7 +52,9 @@ def own(tmp_path: Path) -> Path:
         (["--scenario", "rotation", "--clusters", "2", "--overlap"], "rotation+iid", 2),
     ],
 )
-def test_every_scenario_runs(arguments: list[str], scenario: str, clusters: int | None, tmp_path: Path) -> None:
+def test_every_scenario_runs(
+    arguments: list[str], scenario: str, clusters: int | None, tmp_path: Path
+) -> None:
     assert main(["run", "fedavg", *arguments, *SMALL, "--out", str(tmp_path / "r")]) == 0
     result = json.loads((tmp_path / "r" / "result.json").read_text())
     assert result["scenario"] == scenario and result["data"] == "digits"
@@ -61,9 +68,18 @@ def test_options_make_the_scenario_they_name() -> None:
     def dealt(kind: object) -> str:
         return Federation.simulate("digits", scenario=kind, clients=6, samples=20, seed=0).digest()  # type: ignore[arg-type]
 
-    assert digest(scenario="dirichlet", alpha=5.0) == dealt(Dirichlet(5.0)) != digest(scenario="dirichlet")
-    assert digest(scenario="tasks", minority=0.3, task_sizes=[2.0, 1.0]) == dealt(Tasks(0.3, (2.0, 1.0)))  # a list, as a run folder has it
-    assert digest(scenario="rotation+dirichlet", clusters=2, alpha=5.0) == dealt(Rotation(2) + Dirichlet(5.0))
+    assert (
+        digest(scenario="dirichlet", alpha=5.0)
+        == dealt(Dirichlet(5.0))
+        != digest(scenario="dirichlet")
+    )
+    # a list, as a run folder has it
+    assert digest(scenario="tasks", minority=0.3, task_sizes=[2.0, 1.0]) == dealt(
+        Tasks(0.3, (2.0, 1.0))
+    )
+    assert digest(scenario="rotation+dirichlet", clusters=2, alpha=5.0) == dealt(
+        Rotation(2) + Dirichlet(5.0)
+    )
     assert digest(clusters=2) == digest(scenario="label-swap", clusters=2)
 
 
@@ -71,11 +87,34 @@ def test_an_own_file_runs_resumes_from_anywhere_and_notices_other_data(
     own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(own.parent)
-    assert main(["run", "cfl", "--data", "own.parquet", *OWN, "--truth-column", "kind", "--rounds", "3", "--quiet"]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "cfl",
+                "--data",
+                "own.parquet",
+                *OWN,
+                "--truth-column",
+                "kind",
+                "--rounds",
+                "3",
+                "--quiet",
+            ]
+        )
+        == 0
+    )
     (folder,) = (own.parent / "runs").iterdir()
     assert folder.name.startswith("cfl-own-")
-    result, config = (json.loads((folder / name).read_text()) for name in ("result.json", "config.json"))
-    assert (result["data"], result["scenario"], result["truth"], result["clients"]) == ("own", "own", [0, 1, 0, 1], 4)
+    result, config = (
+        json.loads((folder / name).read_text()) for name in ("result.json", "config.json")
+    )
+    assert (result["data"], result["scenario"], result["truth"], result["clients"]) == (
+        "own",
+        "own",
+        [0, 1, 0, 1],
+        4,
+    )
     assert config["simulation"]["data"] == str(own) and config["clients"] == ["0", "1", "2", "3"]
     (own.parent / "elsewhere").mkdir()
     monkeypatch.chdir(own.parent / "elsewhere")
@@ -94,9 +133,15 @@ def test_an_own_file_runs_resumes_from_anywhere_and_notices_other_data(
     [
         (["--data", "own.parquet"], "say which columns name the client and the label"),
         (["--data", "own.parquet", "--client-column", "site"], "say which columns"),
-        (["--data", "own.parquet", "--client-column", "sit", "--label-column", "ill"], "did you mean 'site'"),
+        (
+            ["--data", "own.parquet", "--client-column", "sit", "--label-column", "ill"],
+            "did you mean 'site'",
+        ),
         (["--data", "own.parquet", *OWN, "--truth-column", "knd"], "did you mean 'kind'"),
-        (["--data", "own.parquet", *OWN, "--scenario", "iid"], "--scenario deals out a known data set"),
+        (
+            ["--data", "own.parquet", *OWN, "--scenario", "iid"],
+            "--scenario deals out a known data set",
+        ),
         (["--data", "own.parquet", *OWN, "--clients", "4"], "--clients deals out"),
         (["--data", "own.parquet", *OWN, "--overlap"], "--overlap deals out"),
         (["--data", "own.parquet", *OWN, "--task-sizes", "1"], "--task-sizes deals out"),
@@ -104,19 +149,29 @@ def test_an_own_file_runs_resumes_from_anywhere_and_notices_other_data(
         (["--data", "./here", *OWN], "does not exist"),
         (["--data", "mnist", *OWN], "--client-column belongs to a parquet file of your own"),
         (["--data", "mnits"], "did you mean 'mnist'"),
-        (["--scenario", "rotation", "--alpha", "1"], "has no alpha: leave it out, or use dirichlet"),
+        (
+            ["--scenario", "rotation", "--alpha", "1"],
+            "has no alpha: leave it out, or use dirichlet",
+        ),
         (["--scenario", "tasks", "--labels-per-client", "2"], "has no labels per client"),
         (["--minority", "0.2"], "'label-swap' has no minority"),
         (["--scenario", "tasks", "--clusters", "2"], "takes its clusters from the data set"),
         (["--scenario", "iid+dirichlet"], "choose one of them"),
         (["--scenario", "rotation+rotation"], "name it once"),
         (["--scenario", "natural"], "needs a data set whose samples belong to clients"),
-        (["--scenario", "label-split", "--samples", "60"], "at most 48 each, not 60; with overlap=True (--overlap)"),
+        (
+            ["--scenario", "label-split", "--samples", "60"],
+            "at most 48 each, not 60; with overlap=True (--overlap)",
+        ),
         (["--overlap"], "say how many"),
     ],
 )
 def test_mistakes_get_one_sentence_and_leave_nothing(
-    arguments: list[str], sentence: str, own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    sentence: str,
+    own: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(own.parent)
     assert main(["run", "cfl", *arguments]) == 2
@@ -129,7 +184,12 @@ def test_help_and_refusals_load_nothing_heavy() -> None:
     code = """
 import sys
 from securecluster.app.cli import main
-calls = (["run", "cfl", "--help"], ["list"], ["run", "cfl", "--scenario", "rotation", "--alpha", "1"], ["run", "cfl", "--data", "x"])
+calls = (
+    ["run", "cfl", "--help"],
+    ["list"],
+    ["run", "cfl", "--scenario", "rotation", "--alpha", "1"],
+    ["run", "cfl", "--data", "x"],
+)
 codes = [main(call) for call in calls]
 heavy = {"pyarrow", "PIL", "datasets", "pandas", "sklearn", "scipy"} & set(sys.modules)
 sys.exit(f"{codes} loaded {heavy}" if heavy or codes != [0, 0, 2, 2] else 0)
@@ -143,35 +203,64 @@ def patients(tmp_path: Path) -> Path:
     """Four sites with a row number, an age in years and two measurements."""
     n, draw = 160, np.random.default_rng(0)
     x, site = draw.normal(size=(n, 2)), np.arange(n) % 4
-    columns = {"site": site, "patient_id": np.arange(n) + 10**9, "age": draw.integers(20, 90, n), "a": x[:, 0], "b": x[:, 1]}
+    columns = {
+        "site": site,
+        "patient_id": np.arange(n) + 10**9,
+        "age": draw.integers(20, 90, n),
+        "a": x[:, 0],
+        "b": x[:, 1],
+    }
     path = tmp_path / "patients.parquet"
     pq.write_table(pa.table(columns | {"ill": x[:, 0] > 0}), path)
     return path
 
 
-def test_features_are_said_and_what_is_probably_not_meant_is_noted(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_are_said_and_what_is_probably_not_meant_is_noted(
+    patients: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["run", "fedavg", "--data", str(patients), *OWN, "--rounds", "1"]
     assert main([*command, "--out", str(patients.parent / "r")]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("features (4): patient_id, age, a, b; client: site, label: ill\n")
     ids, scale = said.err.splitlines()
     assert ids == (
-        "securecluster: note: column 'patient_id' looks like an id (a whole number that differs in nearly every row):"
-        " leave it out (--drop-columns)"
+        "securecluster: note: column 'patient_id' looks like an id (a whole number that differs "
+        "in nearly every row): leave it out (--drop-columns)"
     )
-    assert scale.startswith("securecluster: note: the root mean square of column 'age' is 5") and "standardise" in scale
+    assert (
+        scale.startswith("securecluster: note: the root mean square of column 'age' is 5")
+        and "standardise" in scale
+    )
     assert main([*command, "--quiet", "--out", str(patients.parent / "q")]) == 0
     assert capsys.readouterr() == ("", ""), "quiet prints nothing but errors"
     assert main(["resume", str(patients.parent / "r"), "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("options", [["--drop-columns", "patient_id", "age"], ["--feature-columns", "a", "b"]])
+@pytest.mark.parametrize(
+    "options", [["--drop-columns", "patient_id", "age"], ["--feature-columns", "a", "b"]]
+)
 def test_columns_are_left_out_and_a_run_goes_on_without_them(
     options: list[str], patients: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = patients.parent / "r"
-    assert main(["run", "fedavg", "--data", str(patients), *OWN, *options, "--rounds", "2", "--out", str(out)]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "fedavg",
+                "--data",
+                str(patients),
+                *OWN,
+                *options,
+                "--rounds",
+                "2",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr()
     assert said.out.startswith("features (2): a, b; client: site, label: ill\n") and said.err == ""
     config = json.loads((out / "config.json").read_text())
@@ -182,15 +271,28 @@ def test_columns_are_left_out_and_a_run_goes_on_without_them(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--data", "patients.parquet", *OWN, "--drop-columns", "patient"], "unknown column of patients.parquet 'patient'"),
-        (["--data", "patients.parquet", *OWN, "--drop-columns", "site"], "column 'site' names the client"),
-        (["--data", "patients.parquet", *OWN, "--drop-columns", "a", "--feature-columns", "b"], "--feature-columns and --drop-columns say"),
+        (
+            ["--data", "patients.parquet", *OWN, "--drop-columns", "patient"],
+            "unknown column of patients.parquet 'patient'",
+        ),
+        (
+            ["--data", "patients.parquet", *OWN, "--drop-columns", "site"],
+            "column 'site' names the client",
+        ),
+        (
+            ["--data", "patients.parquet", *OWN, "--drop-columns", "a", "--feature-columns", "b"],
+            "--feature-columns and --drop-columns say",
+        ),
         (["--drop-columns", "a"], "--drop-columns belongs to a parquet file of your own"),
         (["--feature-columns", "a"], "--feature-columns belongs to a parquet file"),
     ],
 )
 def test_columns_that_cannot_be_chosen_are_refused(
-    arguments: list[str], sentence: str, patients: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    sentence: str,
+    patients: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(patients.parent)
     assert main(["run", "fedavg", *arguments]) == 2
@@ -201,13 +303,25 @@ def test_columns_that_cannot_be_chosen_are_refused(
 @pytest.mark.parametrize(
     ("sentence", "typed"),
     [
-        ("pre_rounds = 10 of 8 rounds leave none: lower pre_rounds", "--pre-rounds = 10 of 8 rounds leave none: lower --pre-rounds"),
+        (
+            "pre_rounds = 10 of 8 rounds leave none: lower pre_rounds",
+            "--pre-rounds = 10 of 8 rounds leave none: lower --pre-rounds",
+        ),
         ("lower pre_rounds.", "lower --pre-rounds."),
         ("oneshot: local_rounds, batch_size", "oneshot: --local-rounds, --batch-size"),
         ("column 'batch_size' of x", "column 'batch_size' of x"),
-        ("runs/pre_rounds/config.json and pre_rounds.json", "runs/pre_rounds/config.json and pre_rounds.json"),
-        ("pass dp_unit='client', no_such_field, rounds = 3", "pass dp_unit='client', no_such_field, rounds = 3"),
-        ("say which (--client-column, --label-column)", "say which (--client-column, --label-column)"),
+        (
+            "runs/pre_rounds/config.json and pre_rounds.json",
+            "runs/pre_rounds/config.json and pre_rounds.json",
+        ),
+        (
+            "pass dp_unit='client', no_such_field, rounds = 3",
+            "pass dp_unit='client', no_such_field, rounds = 3",
+        ),
+        (
+            "say which (--client-column, --label-column)",
+            "say which (--client-column, --label-column)",
+        ),
         ("ag_news lacks fine_label", "ag_news lacks fine_label"),
     ],
 )
@@ -215,8 +329,13 @@ def test_sentences_name_options_as_they_are_typed(sentence: str, typed: str) -> 
     assert as_typed(sentence) == typed
 
 
-def test_a_refusal_on_the_command_line_names_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_on_the_command_line_names_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for command in (["run", "flhc"], ["compare", "flhc", "fedavg"]):
-        assert main([*command, "--pre-rounds", "10", "--rounds", "8", "--out", str(tmp_path / "r")]) == 2
+        assert (
+            main([*command, "--pre-rounds", "10", "--rounds", "8", "--out", str(tmp_path / "r")])
+            == 2
+        )
         said = capsys.readouterr().err
         assert "pre_rounds" not in said and "--pre-rounds" in said

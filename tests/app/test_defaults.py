@@ -9,12 +9,12 @@ from types import ModuleType
 from typing import ClassVar
 
 import pytest
-from securecluster.protocols import FedAvg
 
 from securecluster.app import options
 from securecluster.app.cli import main
 from securecluster.app.options import Simulation
 from securecluster.data import Federation, LabelSwap, Tasks
+from securecluster.protocols import FedAvg
 
 FAST = ["--samples", "20", "--rounds", "2", "--epochs", "1", "--threads", "1", "--quiet"]
 
@@ -25,7 +25,7 @@ class Grouped(FedAvg):
     name: ClassVar[str] = "grouped"
     scenario: ClassVar[str | None] = "tasks"
 
-    def lps_sees(self) -> list[str]:
+    def lps_view(self) -> list[str]:
         """What the result must repeat."""
         return ["updates of its clients"]
 
@@ -52,10 +52,14 @@ def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"data": "fashion_mnist", "clients": 30}, "tasks", 30),
     ],
 )
-def test_a_protocol_names_the_default(given: dict[str, object], scenario: str | None, clients: int | None) -> None:
+def test_a_protocol_names_the_default(
+    given: dict[str, object], scenario: str | None, clients: int | None
+) -> None:
     found = Simulation(**given).made_for(["tasks"])  # type: ignore[arg-type]
     assert (found.scenario, found.clients) == (scenario, clients)
-    assert found.made_for(["tasks"]) == found == found.made_for([None]), "what is written is read as the same"
+    assert found.made_for(["tasks"]) == found == found.made_for([None]), (
+        "what is written is read as the same"
+    )
 
 
 def test_several_protocols_must_agree() -> None:
@@ -68,29 +72,84 @@ def test_the_default_is_dealt_written_resumed_and_replayed(tmp_path: Path) -> No
     out = tmp_path / "r"
     assert main(["run", "grouped", *FAST, "--clients", "6", "--out", str(out)]) == 0
     config = json.loads((out / "config.json").read_text())
-    assert config["simulation"]["scenario"] == json.loads((out / "result.json").read_text())["scenario"] == "tasks"
-    assert config["data_digest"] == Federation.simulate("digits", scenario=Tasks(), clients=6, samples=20, seed=0).digest()
-    assert json.loads((out / "result.json").read_text())["privacy"]["lps_sees"] == ["updates of its clients"]
+    assert (
+        config["simulation"]["scenario"]
+        == json.loads((out / "result.json").read_text())["scenario"]
+        == "tasks"
+    )
+    assert (
+        config["data_digest"]
+        == Federation.simulate("digits", scenario=Tasks(), clients=6, samples=20, seed=0).digest()
+    )
+    assert json.loads((out / "result.json").read_text())["privacy"]["lps_view"] == [
+        "updates of its clients"
+    ]
     assert main(["replay", str(out)]) == 0
     assert main(["resume", str(out), "--quiet"]) == 0
 
 
 def test_a_comparison_keeps_label_swap_unless_all_agree(tmp_path: Path) -> None:
-    assert main(["compare", "grouped", "fedavg", *FAST, "--clients", "6", "--clusters", "2", "--out", str(tmp_path / "a")]) == 0
-    assert main(["compare", "fedavg", "grouped", *FAST, "--clients", "8", "--out", str(tmp_path / "b")]) == 0
+    assert (
+        main(
+            [
+                "compare",
+                "grouped",
+                "fedavg",
+                *FAST,
+                "--clients",
+                "6",
+                "--clusters",
+                "2",
+                "--out",
+                str(tmp_path / "a"),
+            ]
+        )
+        == 0
+    )
+    assert (
+        main(
+            ["compare", "fedavg", "grouped", *FAST, "--clients", "8", "--out", str(tmp_path / "b")]
+        )
+        == 0
+    )
     for name in ("grouped", "fedavg"):
         digest = json.loads((tmp_path / "b" / name / "config.json").read_text())["data_digest"]
-        assert digest == Federation.simulate("digits", scenario=LabelSwap(), clients=8, samples=20, seed=0).digest()
+        assert (
+            digest
+            == Federation.simulate(
+                "digits", scenario=LabelSwap(), clients=8, samples=20, seed=0
+            ).digest()
+        )
 
 
-@pytest.mark.parametrize("arguments", [["--minority", "0.7"], ["--clients", "1"], ["--scenario", "task"], ["--clusters", "9"]])
-def test_mistakes_are_still_refused(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [["--minority", "0.7"], ["--clients", "1"], ["--scenario", "task"], ["--clusters", "9"]],
+)
+def test_mistakes_are_still_refused(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", "grouped", *FAST, *arguments, "--out", str(tmp_path / "r")]) == 2
     assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "r").exists()
 
 
 def test_a_protocol_without_a_wish_changes_nothing(tmp_path: Path) -> None:
-    assert main(["run", "fedavg", *FAST, "--clients", "6", "--clusters", "2", "--out", str(tmp_path / "r")]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "fedavg",
+                *FAST,
+                "--clients",
+                "6",
+                "--clusters",
+                "2",
+                "--out",
+                str(tmp_path / "r"),
+            ]
+        )
+        == 0
+    )
     kept = json.loads((tmp_path / "r" / "config.json").read_text())["simulation"]
     assert (kept["scenario"], kept["clients"]) == (None, 6)
 

@@ -10,11 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from securecluster.app import folder as folders
+from securecluster.app import run_folder
 from securecluster.app.cli import main
 from securecluster.errors import RunFolderError, UsageError
 
-SMALL = ["--clients", "6", "--clusters", "2", "--samples", "24", "--rounds", "2", "--model", "linear", "--quiet"]
+SMALL = [
+    "--clients",
+    "6",
+    "--clusters",
+    "2",
+    "--samples",
+    "24",
+    "--rounds",
+    "2",
+    "--model",
+    "linear",
+    "--quiet",
+]
 RUN = ["run", "fedavg", *SMALL]
 
 
@@ -40,7 +52,9 @@ def seed_of(folder: Path) -> object:
 
 
 @pytest.mark.parametrize("config", ['{"model_type": "bert"}', '{"schema": 1}', ""])
-def test_force_leaves_folders_of_others_alone(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_force_leaves_folders_of_others_alone(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     project = tmp_path / "project"
     (project / "src").mkdir(parents=True)
     (project / "config.json").write_text(config)
@@ -67,7 +81,9 @@ def test_force_leaves_folders_of_others_alone(config: str, tmp_path: Path, capsy
         "checkpoint-000001/README",
     ],
 )
-def test_force_leaves_files_of_others_alone(name: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_force_leaves_files_of_others_alone(
+    name: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).write_text("mine")
     before = contents(run)
@@ -79,7 +95,9 @@ def test_force_leaves_files_of_others_alone(name: str, run: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_what_is_only_called_like_our_bookkeeping_is_left_alone(force: bool, tmp_path: Path) -> None:
+def test_what_is_only_called_like_our_bookkeeping_is_left_alone(
+    force: bool, tmp_path: Path
+) -> None:
     for name in (".securecluster/keys.txt", ".lock/keys.txt", ".securecluster"):
         out = tmp_path / name.replace("/", "-")
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +107,9 @@ def test_what_is_only_called_like_our_bookkeeping_is_left_alone(force: bool, tmp
         assert contents(out) == before
 
 
-def test_force_leaves_other_runs_in_the_folder_alone(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_force_leaves_other_runs_in_the_folder_alone(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*RUN, "--out", str(run / "second")]) == 0
     assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 2
     assert "holds second, which the run in it did not write" in capsys.readouterr().err
@@ -101,7 +121,9 @@ def test_force_leaves_other_runs_in_the_folder_alone(run: Path, tmp_path: Path, 
     assert seed_of(run) == seed_of(run / "second") == seed_of(out / "mine") == 0
 
 
-def test_a_kill_while_a_run_is_replaced_leaves_a_folder_that_can_be_replaced(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_while_a_run_is_replaced_leaves_a_folder_that_can_be_replaced(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, unlink = shutil.copytree(run, run.parent / "whole"), Path.unlink
     for calls in range(1, 12):
         shutil.rmtree(run)
@@ -144,33 +166,42 @@ def test_force_replaces_a_run_in_place(run: Path) -> None:
     assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 0
     assert seed_of(run) == 1
     assert run.stat().st_ino == inode, "a mount point could not have been removed"
-    assert not (run / ".models.safetensors.0123456789abcdef.tmp").exists() and not list(run.glob("checkpoint-*"))
+    assert not (run / ".models.safetensors.0123456789abcdef.tmp").exists() and not list(
+        run.glob("checkpoint-*")
+    )
 
 
-def test_of_two_starts_at_once_the_later_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_starts_at_once_the_later_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first starts between the second one's check and its claim."""
     target, texts = tmp_path / "run", {"config.json": "{}"}
     first: list[Iterator[Path]] = []
-    check = folders.check_free
+    check = run_folder.check_free
 
     def check_and_be_overtaken(out: Path | None, force: bool) -> None:
         check(out, force)
         if not first:
-            manager = folders.claimed(target, False, "first", texts)
+            manager = run_folder.claimed(target, False, "first", texts)
             first.append(manager)  # type: ignore[arg-type]
             manager.__enter__()
             (target / "history.jsonl").write_text("what the first one wrote")
 
     for force in (False, True):
-        monkeypatch.setattr(folders, "check_free", check_and_be_overtaken)
-        with pytest.raises(RunFolderError, match="another process"), folders.claimed(target, force, "second", texts):
+        monkeypatch.setattr(run_folder, "check_free", check_and_be_overtaken)
+        with (
+            pytest.raises(RunFolderError, match="another process"),
+            run_folder.claimed(target, force, "second", texts),
+        ):
             pass
-        monkeypatch.setattr(folders, "check_free", check)
+        monkeypatch.setattr(run_folder, "check_free", check)
         assert (target / "history.jsonl").read_text() == "what the first one wrote"
 
 
-def test_what_ended_between_check_and_lock_is_not_replaced(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, check = tmp_path / "new", folders.check_free
+def test_what_ended_between_check_and_lock_is_not_replaced(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, check = tmp_path / "new", run_folder.check_free
     passed: list[int] = []
 
     def check_then_another_run_ends(out: Path | None, force: bool) -> None:
@@ -179,25 +210,32 @@ def test_what_ended_between_check_and_lock_is_not_replaced(run: Path, tmp_path: 
             passed.append(1)
             shutil.copytree(run, target)
 
-    monkeypatch.setattr(folders, "check_free", check_then_another_run_ends)
-    with pytest.raises(UsageError, match="exists and is not empty"), folders.claimed(target, False, "x", {"config.json": "{}"}):
+    monkeypatch.setattr(run_folder, "check_free", check_then_another_run_ends)
+    with (
+        pytest.raises(UsageError, match="exists and is not empty"),
+        run_folder.claimed(target, False, "x", {"config.json": "{}"}),
+    ):
         pass
     assert contents(target) == contents(run)
 
 
-def test_a_run_that_is_being_written_is_not_replaced(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_being_written_is_not_replaced(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = contents(run)
-    with folders.locked(run):
+    with run_folder.locked(run):
         assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 2
     assert "is being written by another process" in capsys.readouterr().err
     assert contents(run) == before
 
 
-def test_a_comparison_is_replaced_unless_one_of_its_runs_is_being_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_is_replaced_unless_one_of_its_runs_is_being_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     start = ["compare", "fedavg", "local", *SMALL, "--out", str(out), "--force"]
     assert main(start) == 0
-    with folders.locked(out / "local"):
+    with run_folder.locked(out / "local"):
         assert main([*start, "--seed", "1"]) == 2
     assert "another process" in capsys.readouterr().err
     assert seed_of(out / "local") == 0
@@ -208,7 +246,9 @@ def test_a_comparison_is_replaced_unless_one_of_its_runs_is_being_written(tmp_pa
     assert seed_of(out / "local") == seed_of(out / "fedavg") == 1
 
 
-def test_the_folder_that_one_stands_in_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_that_one_stands_in_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.chdir(home)
@@ -232,7 +272,9 @@ def test_a_link_to_a_run_stays_a_link(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_paths_that_are_no_folders_get_a_sentence(force: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_paths_that_are_no_folders_get_a_sentence(
+    force: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
@@ -245,7 +287,9 @@ def test_paths_that_are_no_folders_get_a_sentence(force: bool, tmp_path: Path, c
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_start_that_was_killed_before_its_configuration_leaves_the_folder_free(tmp_path: Path) -> None:
+def test_a_start_that_was_killed_before_its_configuration_leaves_the_folder_free(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / ".lock").touch()
@@ -262,26 +306,35 @@ def test_checkpoints_that_a_kill_at_the_very_end_left_are_removed(run: Path) -> 
     assert not list(run.glob("checkpoint-*"))
 
 
-def test_a_comparison_that_has_ended_is_shown_without_a_word_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_that_has_ended_is_shown_without_a_word_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     assert main(["compare", "fedavg", "local", *SMALL, "--out", str(out)]) == 0
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    with folders.locked(out):  # as on a medium that cannot be written
+    with run_folder.locked(out):  # as on a medium that cannot be written
         assert main(["resume", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "fedavg" in printed and f"{out} is complete" in printed
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    (out / "compare.json").write_text((out / "compare.json").read_text().replace('"seed": 0', '"seed": 1'))
+    (out / "compare.json").write_text(
+        (out / "compare.json").read_text().replace('"seed": 0', '"seed": 1')
+    )
     assert main(["resume", str(out)]) == 2
     assert "compare.json differs" in capsys.readouterr().err
 
 
-def test_a_start_that_cannot_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_cannot_write_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise RunFolderError("cannot write: free some space")
 
-    monkeypatch.setattr(folders.files, "write_atomic", full)
-    with pytest.raises(RunFolderError), folders.claimed(tmp_path / "a" / "out", False, "x", {"config.json": "{}"}):
+    monkeypatch.setattr(run_folder.atomic_files, "write_atomic", full)
+    with (
+        pytest.raises(RunFolderError),
+        run_folder.claimed(tmp_path / "a" / "out", False, "x", {"config.json": "{}"}),
+    ):
         pass
     assert not (tmp_path / "a" / "out").exists()
 
@@ -289,12 +342,14 @@ def test_a_start_that_cannot_write_leaves_nothing(tmp_path: Path, monkeypatch: p
 def test_a_stopped_run_is_not_resumed_by_two(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "result.json").unlink()
     (run / "manifest.json").unlink()
-    with folders.locked(run):
+    with run_folder.locked(run):
         assert main(["resume", str(run)]) == 2
     assert "another process" in capsys.readouterr().err
 
 
-def test_folders_that_are_none_are_not_locked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_that_are_none_are_not_locked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for command in ("resume", "replay"):
         assert main([command, str(tmp_path)]) == 2
         assert "is not a run folder (it has no config.json)" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""kill -9 and Ctrl-C at arbitrary moments of a real process. The long version is benchmarks/kills.py."""
+"""kill -9 and Ctrl-C at arbitrary moments of a real process. The long version is
+benchmarks/kills.py.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def _start(out: Path) -> subprocess.Popen[bytes]:
 
 def _wait(out: Path, rounds: int, process: subprocess.Popen[bytes]) -> None:
     history = out / "history.jsonl"
-    while process.poll() is None and (not history.exists() or history.read_bytes().count(b"\n") < rounds):
+    while process.poll() is None and (
+        not history.exists() or history.read_bytes().count(b"\n") < rounds
+    ):
         time.sleep(0.002)
 
 
@@ -41,8 +45,12 @@ def _result(out: Path) -> dict[str, object]:
     return found  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("how", "rounds"), [(signal.SIGKILL, 3), (signal.SIGKILL, 9), (signal.SIGINT, 5)])
-def test_a_stopped_run_resumes_to_the_same_result(how: signal.Signals, rounds: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "rounds"), [(signal.SIGKILL, 3), (signal.SIGKILL, 9), (signal.SIGINT, 5)]
+)
+def test_a_stopped_run_resumes_to_the_same_result(
+    how: signal.Signals, rounds: int, tmp_path: Path
+) -> None:
     whole, out = tmp_path / "whole", tmp_path / "stopped"
     assert main([*RUN, "--out", str(whole)]) == 0
     with _start(out) as process:
@@ -60,7 +68,9 @@ def test_a_stopped_run_resumes_to_the_same_result(how: signal.Signals, rounds: i
     assert main(["replay", str(out)]) == 0
 
 
-def test_two_processes_do_not_write_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_processes_do_not_write_one_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     with _start(out) as process:
         _wait(out, 1, process)

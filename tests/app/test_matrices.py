@@ -11,12 +11,19 @@ import pytest
 import torch
 from scipy.cluster.hierarchy import linkage
 
-from securecluster.app import plots
-from securecluster.app.matrices import graph, relevance, similarity
+from securecluster.app.plots import curves
+from securecluster.app.plots.matrices import graph, relevance, similarity
 
 BETWEEN = np.array([[1, 0.2, 0.9, 0.3], [0.2, 1, 0.1, 0.8], [0.9, 0.1, 1, 0.4], [0.3, 0.8, 0.4, 1]])
 LABELS = [0, 1, 0, 1]
-ORDERED = np.array([[np.nan, 0.9, 0.2, 0.3], [0.9, np.nan, 0.1, 0.4], [0.2, 0.1, np.nan, 0.8], [0.3, 0.4, 0.8, np.nan]])
+ORDERED = np.array(
+    [
+        [np.nan, 0.9, 0.2, 0.3],
+        [0.9, np.nan, 0.1, 0.4],
+        [0.2, 0.1, np.nan, 0.8],
+        [0.3, 0.4, 0.8, np.nan],
+    ]
+)
 
 
 def _shown(axes: Any) -> np.ndarray:
@@ -31,7 +38,9 @@ def test_clients_stand_by_cluster_and_the_diagonal_is_empty() -> None:
     np.testing.assert_array_equal(_shown(axes), ORDERED)
     np.testing.assert_array_equal(BETWEEN, before)
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "2", "1", "3"]
-    assert {line.get_xdata()[0] for line in axes.get_lines()} == {0, 1.5}, "a line between the clusters, in both directions"
+    assert {line.get_xdata()[0] for line in axes.get_lines()} == {0, 1.5}, (
+        "a line between the clusters, in both directions"
+    )
     assert axes.get_images()[0].get_clim() == (0, 1) and bar.get_ylabel() == "R"
     cosines = similarity(BETWEEN, LABELS).axes[0]
     np.testing.assert_array_equal(_shown(cosines), ORDERED)
@@ -46,7 +55,9 @@ def test_a_matrix_may_be_about_some_clients() -> None:
 
 
 def _graph(edges: list[float], at: float, distance: np.ndarray) -> Any:
-    return SimpleNamespace(edges=torch.tensor(edges), threshold=at, distance=torch.from_numpy(distance))
+    return SimpleNamespace(
+        edges=torch.tensor(edges), threshold=at, distance=torch.from_numpy(distance)
+    )
 
 
 def test_the_graph_shows_its_tree_and_the_threshold() -> None:
@@ -67,15 +78,29 @@ def test_any_size_and_threshold_is_drawn(m: int, at: float) -> None:
     figure.canvas.draw()
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert legend == ["joined" if at >= 0.4 else "left apart", f"λ = {at:.4g}"]
-    assert len(figure.axes[1].get_xticklabels()) == (m if m <= 40 else 0), "places are no client numbers"
+    assert len(figure.axes[1].get_xticklabels()) == (m if m <= 40 else 0), (
+        "places are no client numbers"
+    )
 
 
 def test_a_state_brings_the_pictures_it_has(tmp_path: Path) -> None:
-    content: dict[str, Any] = {"labels": LABELS, "metric": "accuracy", "metrics": {"accuracy": {"after": None}}}
-    empty = SimpleNamespace(relevance=torch.zeros(0, 0), graph=None, look=None)
-    assert plots.draw(tmp_path, content, [], empty) == []
-    look = SimpleNamespace(ids=[0, 1, 2, 3], merges=torch.from_numpy(linkage(1 - BETWEEN[np.triu_indices(4, 1)], "average")), threshold=0.5)
-    whole = SimpleNamespace(relevance=torch.from_numpy(BETWEEN), graph=_graph([0.1, 0.2, 0.8], 0.5, 1 - BETWEEN), look=look)
-    made = plots.draw(tmp_path, content, [], whole)
+    content: dict[str, Any] = {
+        "labels": LABELS,
+        "metric": "accuracy",
+        "metrics": {"accuracy": {"after": None}},
+    }
+    empty = SimpleNamespace(relevance=torch.zeros(0, 0), graph=None, linkage=None)
+    assert curves.draw(tmp_path, content, [], empty) == []
+    record = SimpleNamespace(
+        ids=[0, 1, 2, 3],
+        merges=torch.from_numpy(linkage(1 - BETWEEN[np.triu_indices(4, 1)], "average")),
+        threshold=0.5,
+    )
+    whole = SimpleNamespace(
+        relevance=torch.from_numpy(BETWEEN),
+        graph=_graph([0.1, 0.2, 0.8], 0.5, 1 - BETWEEN),
+        linkage=record,
+    )
+    made = curves.draw(tmp_path, content, [], whole)
     assert sorted(path.name for path in made) == ["dendrogram.png", "graph.png", "relevance.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)

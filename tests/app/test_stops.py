@@ -1,4 +1,6 @@
-"""Processes that are stopped, and outputs that cannot be written: a sentence, an exit code, and a run to go on with."""
+"""Processes that are stopped, and outputs that cannot be written: a sentence, an exit code, and a
+run to go on with.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,18 @@ import pytest
 from securecluster.app.cli import main
 from securecluster.app.stops import READABLE
 
-SMALL = ["--clients", "6", "--clusters", "2", "--samples", "24", "--model", "linear", "--threads", "1"]
+SMALL = [
+    "--clients",
+    "6",
+    "--clusters",
+    "2",
+    "--samples",
+    "24",
+    "--model",
+    "linear",
+    "--threads",
+    "1",
+]
 RUN = ["run", "fedavg", *SMALL, "--rounds", "3"]
 LONG = ["run", "fedavg", *SMALL, "--rounds", "100000", "--transcript", "none", "--quiet"]
 ENV = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
@@ -54,7 +67,8 @@ def test_a_signal_while_the_program_is_loaded_is_a_word(delay: float, tmp_path: 
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     stopped = (130, -signal.SIGINT)  # which a shell calls 130, too
-    if b"Traceback" in said:  # Python itself was still starting, which ends with 1 while it imports site
+    # Python itself was still starting, which ends with 1 while it imports site
+    if b"Traceback" in said:
         assert process.returncode in (1, *stopped)
         assert b"/securecluster/" not in said, said
     else:
@@ -99,7 +113,12 @@ def test_an_output_that_is_full_is_a_sentence(tmp_path: Path) -> None:
 def test_an_output_that_is_closed_is_none(tmp_path: Path) -> None:
     out = tmp_path / "r"
     for arguments in ("list", " ".join([*RUN, "--out", str(out)])):
-        done = subprocess.run(["sh", "-c", f"{sys.executable} -m securecluster {arguments} >&-"], capture_output=True, env=ENV, check=False)
+        done = subprocess.run(
+            ["sh", "-c", f"{sys.executable} -m securecluster {arguments} >&-"],
+            capture_output=True,
+            env=ENV,
+            check=False,
+        )
         assert (done.returncode, done.stderr) == (0, b"")
     assert (out / "result.json").is_file()
 
@@ -107,9 +126,17 @@ def test_an_output_that_is_closed_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
 def test_every_encoding_prints_every_line(encoding: str, tmp_path: Path) -> None:
     env = {**ENV, "PYTHONIOENCODING": encoding}
-    commands = [["run", "cfl", "--help"], ["run", "cfl", *SMALL, "--rounds", "3", "--out", str(tmp_path / "r")]]
+    commands = [
+        ["run", "cfl", "--help"],
+        ["run", "cfl", *SMALL, "--rounds", "3", "--out", str(tmp_path / "r")],
+    ]
     for command in commands:
-        done = subprocess.run([sys.executable, "-m", "securecluster", *command], capture_output=True, env=env, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "securecluster", *command],
+            capture_output=True,
+            env=env,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         assert done.stderr == b""
         text = done.stdout.decode(encoding)
@@ -119,11 +146,15 @@ def test_every_encoding_prints_every_line(encoding: str, tmp_path: Path) -> None
 
 
 def test_readable_words_are_ascii() -> None:
-    assert all(word.isascii() and not sign.isascii() and len(sign) == 1 for sign, word in READABLE.items())
+    assert all(
+        word.isascii() and not sign.isascii() and len(sign) == 1 for sign, word in READABLE.items()
+    )
 
 
 @pytest.mark.parametrize("threads", ["100000", "257", "-1"])
-def test_a_number_of_threads_that_torch_dies_of_is_refused(threads: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_of_threads_that_torch_dies_of_is_refused(
+    threads: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     limit = max(256, os.cpu_count() or 1)
     if int(threads) == 257 and limit > 256:
         pytest.skip("this machine has more than 256 processors")
@@ -136,13 +167,42 @@ def test_names_of_clients_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFi
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     draw = np.random.default_rng(0)
     names = ["[/]", "[red]x[/red]", "\x1b[2J", "plain"]
-    rows = [(name, int(k % 2), float(draw.random()), float(draw.random())) for name in names for k in range(10)]
-    columns = dict(zip(("site", "label", "a", "b"), map(list, zip(*rows, strict=True)), strict=True))
+    rows = [
+        (name, int(k % 2), float(draw.random()), float(draw.random()))
+        for name in names
+        for k in range(10)
+    ]
+    columns = dict(
+        zip(("site", "label", "a", "b"), map(list, zip(*rows, strict=True)), strict=True)
+    )
     pq.write_table(pa.table(columns), tmp_path / "own.parquet")
-    own = ["--data", str(tmp_path / "own.parquet"), "--client-column", "site", "--label-column", "label"]
+    own = [
+        "--data",
+        str(tmp_path / "own.parquet"),
+        "--client-column",
+        "site",
+        "--label-column",
+        "label",
+    ]
     for command in (["run", "fedavg"], ["compare", "fedavg", "local"]):
         out = tmp_path / command[0]
-        assert main([*command, *own, "--rounds", "1", "--model", "linear", "--dropout", "0.5", "--out", str(out)]) == 0
+        assert (
+            main(
+                [
+                    *command,
+                    *own,
+                    "--rounds",
+                    "1",
+                    "--model",
+                    "linear",
+                    "--dropout",
+                    "0.5",
+                    "--out",
+                    str(out),
+                ]
+            )
+            == 0
+        )
         printed = capsys.readouterr().out
         assert "\x1b[2J" not in printed
         if command[0] == "run":
@@ -150,8 +210,10 @@ def test_names_of_clients_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads((tmp_path / "run" / "result.json").read_text())["names"] == sorted(names)
 
 
-def test_too_little_memory_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from securecluster.app import runs
+def test_too_little_memory_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from securecluster.app import execution
 
     for error in (
         MemoryError(),
@@ -162,11 +224,12 @@ def test_too_little_memory_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
         def fail(*_: object, error: Exception = error) -> None:
             raise error
 
-        monkeypatch.setattr(runs, "carry_out", fail)
+        monkeypatch.setattr(execution, "carry_out", fail)
         assert main([*RUN, "--out", str(tmp_path / "r"), "--force"]) == 2
         assert capsys.readouterr().err == (
-            "securecluster: there is not enough memory: use fewer clients, fewer samples or a smaller model\n"
+            "securecluster: there is not enough memory: use fewer clients, fewer samples or a "
+            "smaller model\n"
         )
-    monkeypatch.setattr(runs, "carry_out", lambda *_: 1 / 0)
+    monkeypatch.setattr(execution, "carry_out", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main([*RUN, "--out", str(tmp_path / "r"), "--force"])

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from securecluster.app.matrices import similarity
-from securecluster.app.plots import _separation, draw
-from securecluster.app.tree_picture import WIDEST, few, positions, tree
+from securecluster.app.plots.curves import _separation, draw
+from securecluster.app.plots.matrices import similarity
+from securecluster.app.plots.parameter_tree import WIDEST, few, positions, tree
 
 
 @dataclass
@@ -34,7 +34,10 @@ def grown(clients: int, cuts: list[tuple[int, int]]) -> list[Node]:
         v = next(i for i, node in enumerate(nodes) if node.cluster == cluster)
         parent = nodes[v]
         parent.children, parent.cluster, parent.round = [len(nodes), len(nodes) + 1], -1, 10 * new
-        nodes += [Node(parent.members[:first], v, cluster=cluster), Node(parent.members[first:], v, cluster=new)]
+        nodes += [
+            Node(parent.members[:first], v, cluster=cluster),
+            Node(parent.members[first:], v, cluster=new),
+        ]
     return nodes
 
 
@@ -55,7 +58,17 @@ TREES = {
     "root": (20, []),
     "four": (20, [(0, 10), (0, 5), (1, 5)]),
     "chain": (24, [(c, 2) for c in range(11)]),
-    "bushy": (200, [(0, 100), (0, 50), (1, 50), *[(c, 25) for c in range(4)], *[(c, 12) for c in range(8)], *[(c, 6) for c in range(4)]]),
+    "bushy": (
+        200,
+        [
+            (0, 100),
+            (0, 50),
+            (1, 50),
+            *[(c, 25) for c in range(4)],
+            *[(c, 12) for c in range(8)],
+            *[(c, 6) for c in range(4)],
+        ],
+    ),
 }
 
 
@@ -86,7 +99,9 @@ def test_each_box_says_what_its_node_is() -> None:
     assert texts[4] == "node 4: 5 clients\n5 6 7 8 9\ncluster 2: accuracy 0.902\nhas node 1's model"
     bare = content(1, 1)
     bare["metrics"]["accuracy"]["per_cluster"] = [None]
-    assert [t.get_text() for t in tree(grown(1, []), bare).axes[0].texts] == ["node 0: 1 client\n0\ncluster 0"]
+    assert [t.get_text() for t in tree(grown(1, []), bare).axes[0].texts] == [
+        "node 0: 1 client\n0\ncluster 0"
+    ]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.floats(0.01, 0.99)), max_size=20))
@@ -121,13 +136,24 @@ def test_names_of_any_length_are_cut_to_a_box() -> None:
 def test_a_state_with_a_tree_gets_its_picture_and_one_without_none(tmp_path: Path) -> None:
     told = content(20, 2, labels=[0] * 10 + [1] * 10)
     assert draw(tmp_path, told, [], SimpleNamespace(labels=[])) == []
-    (path,) = draw(tmp_path, told, [], SimpleNamespace(tree=SimpleNamespace(nodes=grown(20, [(0, 10)]))))
+    (path,) = draw(
+        tmp_path, told, [], SimpleNamespace(tree=SimpleNamespace(nodes=grown(20, [(0, 10)])))
+    )
     assert path == tmp_path / "tree.png" and path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_one_round_without_a_pair_of_replies_has_points_and_no_warning() -> None:
-    look = {"cluster": 0, "mean_norm": 1.0, "max_norm": 2.0, "gap": None, "evidence": None, "p_value": None, "members": 3, "split": False}
-    made = _separation([{"round": 1, "gap": None, "looks": [look]}])
+    test = {
+        "cluster": 0,
+        "mean_norm": 1.0,
+        "max_norm": 2.0,
+        "gap": None,
+        "evidence": None,
+        "p_value": None,
+        "members": 3,
+        "split": False,
+    }
+    made = _separation([{"round": 1, "gap": None, "split_tests": [test]}])
     norms = [line for line in made.axes[1].get_lines() if len(line.get_xdata())]
     assert [line.get_marker() for line in norms] == [".", "."]
     made.draw_without_rendering()

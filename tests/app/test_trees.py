@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 import torch
 from scipy.cluster.hierarchy import linkage
-from securecluster.protocols.flhc import Look
 
-from securecluster.app.plots import RELATED
-from securecluster.app.trees import dendrogram
-from securecluster.hierarchy import cut
+from securecluster.app.plots.curves import RELATED
+from securecluster.app.plots.dendrogram import dendrogram
+from securecluster.clustering.agglomerative import cut
+from securecluster.protocols.flhc import LinkageRecord
 
 
-def look_at(points: np.ndarray, at: float, ids: list[int]) -> tuple[Look, list[int]]:
+def clustered(points: np.ndarray, at: float, ids: list[int]) -> tuple[LinkageRecord, list[int]]:
     tree = linkage(points, "average")
     labels = dict(zip(ids, cut(tree, at), strict=True))
-    look = Look(ids, torch.zeros(len(ids), len(ids)), torch.from_numpy(tree), at)
-    return look, [labels.get(i, 0) for i in range(1 + max(ids))]
+    record = LinkageRecord(ids, torch.zeros(len(ids), len(ids)), torch.from_numpy(tree), at)
+    return record, [labels.get(i, 0) for i in range(1 + max(ids))]
 
 
 def test_clusters_have_their_colours_and_the_cut_its_line() -> None:
     points = np.array([[0.0], [0.1], [5.0], [5.2], [9.0]])
-    look, labels = look_at(points, 1.0, [4, 2, 7, 0, 3])
-    figure = dendrogram(look, labels, "how far")
+    linkage, labels = clustered(points, 1.0, [4, 2, 7, 0, 3])
+    figure = dendrogram(linkage, labels, "how far")
     axes = figure.axes[0]
     assert axes.get_ylabel() == "how far"
     assert "5 clients" in axes.get_title() and "3 clusters" in axes.get_title()
@@ -42,31 +42,34 @@ def test_clusters_have_their_colours_and_the_cut_its_line() -> None:
 @pytest.mark.parametrize("at", [0.0, 0.5, 1e9])
 def test_any_size_and_any_cut_is_drawn(m: int, at: float) -> None:
     points = np.random.default_rng(0).normal(size=(m, 3))
-    look, labels = look_at(points, at, list(range(m)))
-    figure = dendrogram(look, labels)
+    linkage, labels = clustered(points, at, list(range(m)))
+    figure = dendrogram(linkage, labels)
     figure.canvas.draw()
     axes = figure.axes[0]
     assert len(axes.get_xticklabels()) == (m if m <= 200 else 0)
-    top = float(look.merges[:, 2].max())
+    top = float(linkage.merges[:, 2].max())
     assert top < axes.get_ylim()[1] < 1.5 * top
 
 
 def test_the_title_says_what_was_merged() -> None:
-    look, labels = look_at(np.array([[0.0], [1.0], [5.0]]), 2.0, [0, 1, 2])
-    figure = dendrogram(look, labels, *RELATED)
-    assert figure.axes[0].get_title() == "merges of 3 clients by relevance of data, cut into 2 clusters"
-    assert "3 clients' updates" in dendrogram(look, labels).axes[0].get_title()
+    linkage, labels = clustered(np.array([[0.0], [1.0], [5.0]]), 2.0, [0, 1, 2])
+    figure = dendrogram(linkage, labels, *RELATED)
+    assert (
+        figure.axes[0].get_title()
+        == "merges of 3 clients by relevance of data, cut into 2 clusters"
+    )
+    assert "3 clients' updates" in dendrogram(linkage, labels).axes[0].get_title()
 
 
 @pytest.mark.parametrize("words", [(), RELATED])
 def test_the_title_fits(words: tuple[str, ...]) -> None:
-    look, labels = look_at(np.arange(40.0)[:, None] ** 2, 10.0, list(range(40)))
-    figure = dendrogram(look, labels, *words)
+    linkage, labels = clustered(np.arange(40.0)[:, None] ** 2, 10.0, list(range(40)))
+    figure = dendrogram(linkage, labels, *words)
     figure.canvas.draw()
     box = figure.axes[0].title.get_window_extent()
     assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
 def test_identical_updates_are_drawn_too() -> None:
-    look, labels = look_at(np.zeros((4, 2)), 0.0, [0, 1, 2, 3])
-    dendrogram(look, labels).canvas.draw()
+    linkage, labels = clustered(np.zeros((4, 2)), 0.0, [0, 1, 2, 3])
+    dendrogram(linkage, labels).canvas.draw()

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+
 from securecluster.benchmarks import eigen, tasks
 from securecluster.benchmarks.eigen import differences, full, measure
 
@@ -16,7 +17,11 @@ def test_both_ways_take_turns_and_agree() -> None:
     x = torch.rand(50, 30, generator=torch.Generator().manual_seed(0))
     ticks = (k * k for k in count())  # each way's first turn is its shortest: 1 and 5 ticks
     found = measure(x, 3, 2, clock=lambda: float(next(ticks)))
-    assert (found["seconds_truncated"], found["seconds_full"], found["ratio"]) == ("1.0000", "5.0000", "5.0")
+    assert (found["seconds_truncated"], found["seconds_full"], found["ratio"]) == (
+        "1.0000",
+        "5.0000",
+        "5.0",
+    )
     assert float(found["error_values"]) < 1e-12 and float(found["error_subspace"]) < 1e-9
 
 
@@ -30,7 +35,10 @@ def test_differences_are_seen() -> None:
 
 @pytest.mark.parametrize(("script", "option"), [(eigen, "--repeats"), (tasks, "--seeds")])
 def test_nothing_to_do_is_refused_before_a_table_is_opened(
-    script: ModuleType, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: ModuleType,
+    option: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["script", option, "0"])
     monkeypatch.setattr(script, "write", lambda *given: pytest.fail("written"))

@@ -1,4 +1,6 @@
-"""The scripts for the tables of Briggs et al. 2020: their cells, and a table at the smallest scale, read back and gone on with."""
+"""The scripts for the tables of Briggs et al. 2020: their cells, and a table at the smallest scale,
+read back and gone on with.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from securecluster import Federation, LabelSwap
 from securecluster.benchmarks.papers import (
     flhc_iid,
     flhc_runs,
-    flhc_table1,
-    flhc_table2,
-    flhc_table3,
-    flhc_table4,
-    flhc_table5,
-    flhc_table6,
-)  # fmt: skip
+    flhc_tables,
+)
 from securecluster.benchmarks.papers.sheet import numbers
 from securecluster.protocols import FLHC, FedAvg, Settings
 
-from securecluster import Federation, LabelSwap
-
-GRIDS, PAIRS = (flhc_table1, flhc_table2, flhc_table3), (flhc_table4, flhc_table5, flhc_table6)
+GRIDS = [flhc_tables.TABLES[number] for number in (1, 2, 3)]
+PAIRS = [flhc_tables.TABLES[number] for number in (4, 5, 6)]
 SMALL = {"clients": 8, "samples": 40, "model": "mlp-32", "lr": 0.2, "rounds": 5, "target": 0.6}
 OPTIONS = SimpleNamespace(seeds=1, scale="cpu", minutes=10.0)
 
@@ -47,20 +45,33 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_cells_of_every_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for scale in ("cpu", "full"):
-        for script in GRIDS:
-            assert len(script.cells(scale, 3)) == 3 * (4 + 16)
-        for script in PAIRS:
-            assert len(script.cells(scale, 3)) == 3 * (1 + 10)
+        for wanted in GRIDS:
+            assert len(wanted.cells(scale, 3)) == 3 * (4 + 16)
+        for wanted in PAIRS:
+            assert len(wanted.cells(scale, 3)) == 3 * (1 + 10)
         iid = flhc_iid.cells(scale, 1)
         assert len(iid) == 4 + 16 + 10
-        for cells in (iid, *(script.cells(scale, 1) for script in (*GRIDS, *PAIRS))):
-            assert len({tuple(sorted((k, str(v)) for k, v in cell.items())) for cell in cells}) == len(cells)
-            assert cells[0]["method"] == "fl" and all(cell["paper"] for cell in cells if cell["method"] == "flhc")
+        for cells in (iid, *(wanted.cells(scale, 1) for wanted in (*GRIDS, *PAIRS))):
+            assert len(
+                {tuple(sorted((k, str(v)) for k, v in cell.items())) for cell in cells}
+            ) == len(cells)
+            assert cells[0]["method"] == "fl" and all(
+                cell["paper"] for cell in cells if cell["method"] == "flhc"
+            )
 
 
-def test_a_table_over_cf_and_n(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_over_cf_and_n(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def cells(scale: str, seeds: int) -> list[Any]:
-        return flhc_runs.grid("digits", "label-swap", scale, seeds, 2.0, dict.fromkeys(((c, n) for c in (0.5, 1.0) for n in (1, 3)), "p"))
+        return flhc_runs.grid(
+            "digits",
+            "label-swap",
+            scale,
+            seeds,
+            2.0,
+            dict.fromkeys(((c, n) for c in (0.5, 1.0) for n in (1, 3)), "p"),
+        )
 
     flhc_runs.table("t", cells, ("cf", "n"), OPTIONS)
     rows = on_disk("t")
@@ -68,15 +79,25 @@ def test_a_table_over_cf_and_n(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert [row["method"] for row in done] == ["fl", "flhc", "flhc"] * 2
     assert [row["scale"] for row in rows if row["status"] != "done"] == ["full"] * 6
     federation = Federation.simulate("digits", scenario=LabelSwap(), clients=8, samples=40, seed=0)
-    training: dict[str, Any] = {"rounds": 5, "model": "mlp-32", "lr": 0.2, "batch_size": 10, "participation": 0.5}
+    training: dict[str, Any] = {
+        "rounds": 5,
+        "model": "mlp-32",
+        "lr": 0.2,
+        "batch_size": 10,
+        "participation": 0.5,
+    }
     fl = FedAvg(**training).fit(federation, Settings(target=0.6)).history_
-    own = FLHC(**training, pre_rounds=3, threshold=2.0).fit(federation, Settings(target=0.6)).history_
+    own = (
+        FLHC(**training, pre_rounds=3, threshold=2.0).fit(federation, Settings(target=0.6)).history_
+    )
     row = next(row for row in done if (row["cf"], row["n"]) == ("0.5", "3"))
     figures = (own[3]["accuracy"], own[4]["accuracy"], own[3]["at_target"], own[4]["at_target"])
     assert [float(row[name]) for name in flhc_runs.FOUR] == pytest.approx(figures, abs=1e-5)
     assert float(row["fl_last_accuracy"]) == pytest.approx(fl[4]["accuracy"], abs=1e-5)
     assert row["last_accuracy_x"] == f"{own[4]['accuracy'] / fl[4]['accuracy']:.2f}"
-    assert int(row["clusters"]) == own[3]["clusters"] and float(row["ari"]) == pytest.approx(own[3]["ari"], abs=1e-5)
+    assert int(row["clusters"]) == own[3]["clusters"] and float(row["ari"]) == pytest.approx(
+        own[3]["ari"], abs=1e-5
+    )
     zero = [row for row in done if row["method"] == "flhc" and float(row["fl_post_share"]) == 0]
     assert zero and all(row["post_share_x"] == "–" for row in zero)
     assert "\n1 3" in capsys.readouterr().out
@@ -85,7 +106,9 @@ def test_a_table_over_cf_and_n(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert on_disk("t") == rows
 
 
-def test_the_best_threshold_stands_beside_the_default_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_threshold_stands_beside_the_default_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     runs: list[dict[str, Any]] = []
     run = flhc_runs._run
 
@@ -95,10 +118,16 @@ def test_the_best_threshold_stands_beside_the_default_rules(monkeypatch: pytest.
 
     monkeypatch.setattr(flhc_runs, "_run", watched)
     monkeypatch.setattr(flhc_runs, "QUANTILES", (0.3, 0.6, 0.8))
-    cell = {**flhc_runs.plain("digits", "label-swap", "cpu", 0, 1.0), **flhc_runs.clustering(3, "l2", "average", "best")}
+    cell = {
+        **flhc_runs.plain("digits", "label-swap", "cpu", 0, 1.0),
+        **flhc_runs.clustering(3, "l2", "average", "best"),
+    }
     found = flhc_runs._best(cell)
     assert found["last_accuracy"] == max(one["last_accuracy"] for one in runs)
-    assert found["rule_last_accuracy"] == runs[0]["last_accuracy"] and found["rule_clusters"] == runs[0]["clusters"]
+    assert (
+        found["rule_last_accuracy"] == runs[0]["last_accuracy"]
+        and found["rule_clusters"] == runs[0]["clusters"]
+    )
     counts = [one["clusters"] for one in runs]
     assert len(set(counts)) == len(counts) > 2
     for one in runs[1:]:
@@ -106,7 +135,9 @@ def test_the_best_threshold_stands_beside_the_default_rules(monkeypatch: pytest.
 
 
 def test_numbers_of_the_paper_are_four_each() -> None:
-    for script in (*GRIDS, *PAIRS):
-        for text in script.PAPER.values():
+    for wanted in (*GRIDS, *PAIRS):
+        for text in wanted.paper.values():
             figures = [word for word in text.split() if not word.startswith("(")]
-            assert text == "not completed" or (all(0 <= value <= 100 for value in numbers(" ".join(figures))) and len(figures) == 4)
+            assert text == "not completed" or (
+                all(0 <= value <= 100 for value in numbers(" ".join(figures))) and len(figures) == 4
+            )

@@ -1,4 +1,6 @@
-"""A short fuzz of frames: nothing goes unnamed, nothing is slow or large; and the fuzz finds what is not bounded."""
+"""A short fuzz of frames: nothing goes unnamed, nothing is slow or large; and the fuzz finds what
+is not bounded.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from functools import cache
 
 import pytest
 import torch
-from securecluster.benchmarks import fuzz
 
-from securecluster import endpoint, network
+from securecluster.benchmarks import fuzz
 from securecluster.errors import UnforeseenError
+from securecluster.runtime import endpoint, server_channel
 
 FRAMES = 25  # of each case and side: 425 a side
 SECONDS = 5.0  # for the slowest of them, on a machine with other things to do
@@ -52,7 +54,7 @@ def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the bounds away, as if no message declared any."""
     nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
     monkeypatch.setattr(endpoint, "check", nothing)
-    monkeypatch.setattr(network, "check", nothing)
+    monkeypatch.setattr(server_channel, "check", nothing)
 
 
 @pytest.mark.parametrize("side", list(fuzz.SIDES))

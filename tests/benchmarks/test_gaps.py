@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from securecluster.benchmarks.gaps import PAIRS, judge, measure, updates
-from securecluster.protocols import FLHC
 
 from securecluster import Federation
+from securecluster.benchmarks.gaps import PAIRS, judge, measure, updates
+from securecluster.protocols import FLHC
 
 
 def test_a_judgement_knows_what_was_possible() -> None:
@@ -22,9 +22,14 @@ def test_a_judgement_knows_what_was_possible() -> None:
 
 
 def test_every_pair_is_judged_on_the_clustering_rounds_updates(small: Federation) -> None:
-    found = measure({"data": "digits", "scenario": "label-swap", "clusters": 2, "clients": 6, "samples": 40}, 0, 2)
+    found = measure(
+        {"data": "digits", "scenario": "label-swap", "clusters": 2, "clients": 6, "samples": 40},
+        0,
+        2,
+    )
     assert [(row["metric"], row["linkage"]) for row in found] == PAIRS
     rows = updates(small, 2)
     merges = np.array(FLHC(rounds=3, pre_rounds=2).fit(small).history_[2]["merges"])
     units = torch.nn.functional.normalize(rows.double(), dim=1)
-    assert np.isclose(merges[0, 2], float(torch.pdist(units).min()), rtol=1e-5)  # ward merges the closest two first
+    # ward merges the closest two first
+    assert np.isclose(merges[0, 2], float(torch.pdist(units).min()), rtol=1e-5)

@@ -1,4 +1,6 @@
-"""The command that checks a device and times it: its budget, its watchdog, its files, and a few of its checks."""
+"""The command that checks a device and times it: its budget, its watchdog, its files, and a few of
+its checks.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from securecluster.benchmarks.gpu import checks, runs, timings
 from securecluster.benchmarks.gpu.__main__ import main
 from securecluster.benchmarks.gpu.data import apart, differing
@@ -18,9 +21,8 @@ from securecluster.benchmarks.gpu.pieces import Budget, Check, Piece, Skipped, T
 from securecluster.benchmarks.gpu.report import Results
 from securecluster.benchmarks.gpu.watchdog import watch
 from securecluster.benchmarks.gpu.worker import work
-
-from securecluster.networks import names
-from securecluster.privacy.masks import MASKS
+from securecluster.models.architectures import names
+from securecluster.privacy.masking.masks import MASKS
 
 CPU = torch.device("cpu")
 COMMAND = [sys.executable, "-m", "securecluster.benchmarks.gpu"]
@@ -61,7 +63,11 @@ def test_what_does_not_fit_is_skipped_and_said_and_what_is_cheaper_goes_on() -> 
 
         return error
 
-    pieces: list[Piece] = [check("short", taking(4), 4), check("long", taking(7), 7), check("last", taking(1), 1)]
+    pieces: list[Piece] = [
+        check("short", taking(4), 4),
+        check("long", taking(7), 7),
+        check("last", taking(1), 1),
+    ]
     events = told(pieces, Budget(10, clock))
     assert [(e["event"], e["piece"]) for e in events] == [
         ("begin", "short"),
@@ -115,7 +121,11 @@ def test_an_error_in_one_piece_is_recorded_and_the_rest_goes_on() -> None:
     assert "CUDA out of memory" in ended["broken"]["rows"][0]["message"]
     assert ended["missing"]["event"] == "skipped"
     assert "no_such_package" in ended["missing"]["reason"]
-    assert [ended[name]["rows"][0]["result"] for name in ("wrong", "nan", "good")] == ["failed", "failed", "passed"]
+    assert [ended[name]["rows"][0]["result"] for name in ("wrong", "nan", "good")] == [
+        "failed",
+        "failed",
+        "passed",
+    ]
     assert ended["unwilling"] == {
         "event": "skipped",
         "piece": "unwilling",
@@ -129,9 +139,12 @@ import json, os, sys, time
 from securecluster.benchmarks.gpu.pieces import Check
 task = json.loads(sys.stdin.readline())
 def tell(**event): print(json.dumps(event), flush=True)
-def result(name, result): tell(event="check", piece=name, rows=[Check(name, 0.5, "why", None).row(result, "0.1")])
+def result(name, result):
+    row = Check(name, 0.5, "why", None).row(result, "0.1")
+    tell(event="check", piece=name, rows=[row])
 names = ["good", "bad", "hangs", "dies", "after"]
-tell(event="machine", machine={"device": "none"}, pieces=[[n, "check"] for n in names] + [["late", "timing"]], notes=[])
+pieces = [[n, "check"] for n in names] + [["late", "timing"]]
+tell(event="machine", machine={"device": "none"}, pieces=pieces, notes=[])
 for name in names:
     if name in task["done"]: continue
     tell(event="begin", piece=name, kind="check", limit=0.5)
@@ -143,7 +156,9 @@ time.sleep(60)
 """
 
 
-def test_a_worker_that_hangs_or_dies_loses_one_piece_and_the_end_comes_in_time(tmp_path: Path) -> None:
+def test_a_worker_that_hangs_or_dies_loses_one_piece_and_the_end_comes_in_time(
+    tmp_path: Path,
+) -> None:
     results = Results(tmp_path / "out", lambda line: None)
     began = time.monotonic()
     watch([sys.executable, "-c", WORKER], "cpu", 12, results)
@@ -158,9 +173,14 @@ def test_a_worker_that_hangs_or_dies_loses_one_piece_and_the_end_comes_in_time(t
     }
     assert "longer" in found["hangs"]["message"]
     assert "-9" in found["dies"]["message"]
-    assert rows(tmp_path / "out" / "skipped.csv") == [{"piece": "late", "kind": "timing", "reason": "the time was over"}]
+    assert rows(tmp_path / "out" / "skipped.csv") == [
+        {"piece": "late", "kind": "timing", "reason": "the time was over"}
+    ]
     assert results.failed == ["bad", "hangs", "dies"]
-    assert "2 checks passed, 3 failed, 1 pieces were skipped" in (tmp_path / "out" / "summary.md").read_text()
+    assert (
+        "2 checks passed, 3 failed, 1 pieces were skipped"
+        in (tmp_path / "out" / "summary.md").read_text()
+    )
 
 
 def test_a_worker_that_cannot_start_is_not_started_for_ever(tmp_path: Path) -> None:
@@ -170,15 +190,27 @@ def test_a_worker_that_cannot_start_is_not_started_for_ever(tmp_path: Path) -> N
     assert "no such thing" in (tmp_path / "worker.log").read_text()
 
 
-def test_a_failed_check_makes_the_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = WORKER.replace('"hangs", "dies", ', "").replace("sleep(60)", "sleep(0)") + "\ntell(event='end')"
-    monkeypatch.setattr("securecluster.benchmarks.gpu.__main__.WORKER", [sys.executable, "-c", worker])
+def test_a_failed_check_makes_the_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = (
+        WORKER.replace('"hangs", "dies", ', "").replace("sleep(60)", "sleep(0)")
+        + "\ntell(event='end')"
+    )
+    monkeypatch.setattr(
+        "securecluster.benchmarks.gpu.__main__.WORKER", [sys.executable, "-c", worker]
+    )
     assert main(["--minutes", "0.1", "--out", str(tmp_path / "out")]) == 1
-    monkeypatch.setattr("securecluster.benchmarks.gpu.__main__.WORKER", [sys.executable, "-c", worker.replace('"bad", ', "")])
+    monkeypatch.setattr(
+        "securecluster.benchmarks.gpu.__main__.WORKER",
+        [sys.executable, "-c", worker.replace('"bad", ', "")],
+    )
     assert main(["--minutes", "0.1", "--out", str(tmp_path / "other")]) == 0
 
 
-def test_mistakes_are_one_sentence_and_leave_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_sentence_and_leave_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "notes").write_text("mine")
@@ -228,7 +260,11 @@ def test_errors_are_measured_in_the_size_of_what_is_wanted() -> None:
     assert not differing(one[:1], one) <= 1
 
 
-QUICK = [piece for piece in checks.every_check() if piece.name.startswith(("mask", "noise", "mlp-32", "compression"))]
+QUICK = [
+    piece
+    for piece in checks.every_check()
+    if piece.name.startswith(("mask", "noise", "mlp-32", "compression"))
+]
 
 
 @pytest.mark.parametrize("piece", QUICK, ids=lambda piece: piece.name)
@@ -248,6 +284,9 @@ def test_timings_stand_beside_a_plain_loop_and_one_model(monkeypatch: pytest.Mon
     found = timings.measure("lstm-trajectory", 4, CPU, Budget(600))
     assert [row["way"] for row in found] == ["batched", "one centralised model", "plain loop"]
     assert found[0]["times_batched"] == "1.00"
-    assert all(float(row["min_seconds"]) <= float(row["median_seconds"]) <= float(row["max_seconds"]) for row in found)
+    assert all(
+        float(row["min_seconds"]) <= float(row["median_seconds"]) <= float(row["max_seconds"])
+        for row in found
+    )
     with pytest.raises(Skipped, match="left"):
         timings.measure("lstm-trajectory", 4, CPU, Budget(0))

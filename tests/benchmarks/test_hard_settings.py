@@ -1,4 +1,6 @@
-"""The settings that earlier defaults failed on: their clients, a tiny run, and the report with an earlier version's figures."""
+"""The settings that earlier defaults failed on: their clients, a tiny run, and the report with an
+earlier version's figures.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,12 @@ import csv
 from pathlib import Path
 
 import pytest
-from securecluster.benchmarks import hard_settings
-from securecluster.benchmarks.hard_settings import SETTINGS, Hard
-from securecluster.benchmarks.robust import Setting
 
 from securecluster import LabelSwap
 from securecluster.app.options import protocol_class
+from securecluster.benchmarks import hard_settings
+from securecluster.benchmarks.hard_settings import SETTINGS, Hard
+from securecluster.benchmarks.robust import Setting
 
 TINY = Hard(
     Setting("", "", "digits", LabelSwap(2), (2, 2), (20,), 20),

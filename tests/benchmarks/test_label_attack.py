@@ -1,4 +1,6 @@
-"""The attack on label distributions: what it reads through a permutation, and that the numbers told of it are those measured."""
+"""The attack on label distributions: what it reads through a permutation, and that the numbers told
+of it are those measured.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from securecluster import Federation, Pathological
 from securecluster.benchmarks.label_attack import (
     attack,
     guess_shares,
@@ -14,10 +18,8 @@ from securecluster.benchmarks.label_attack import (
     matched_correlation,
     observed_updates,
 )
+from securecluster.privacy.masking.masks import INFO, LABELS
 from securecluster.protocols import FedAvg, Settings
-
-from securecluster import Federation, Pathological
-from securecluster.privacy.masks import INFO, LABELS
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,9 @@ def test_a_guess_is_scored_up_to_the_order_of_labels() -> None:
     draw = np.random.default_rng(0)
     shares = draw.dirichlet([0.3] * 4, size=20)
     other = draw.normal(size=(20, 3))
-    assert matched_correlation(np.concatenate([other, 7 * shares[:, ::-1] + 2], axis=1), shares) == pytest.approx(1)
+    assert matched_correlation(
+        np.concatenate([other, 7 * shares[:, ::-1] + 2], axis=1), shares
+    ) == pytest.approx(1)
     assert matched_correlation(-shares, shares) < 0.7
     assert matched_correlation(np.zeros((20, 5)), shares) == 0
 
@@ -57,8 +61,12 @@ def test_columns_that_move_alike_are_one_group() -> None:
 
 
 def test_the_attack_reads_what_the_server_read(federation: Federation) -> None:
-    """Without a mask its rows are clients' mean updates, whose weighted mean is the step of the model."""
-    fitted = FedAvg(rounds=1, model="linear").fit(federation, Settings(transcript="full", threads=1))
+    """Without a mask its rows are clients' mean updates, whose weighted mean is the step of the
+    model.
+    """
+    fitted = FedAvg(rounds=1, model="linear").fit(
+        federation, Settings(transcript="full", threads=1)
+    )
     sizes = np.array([len(shard.y) for shard in federation.shards])
     moved = fitted.client_models_.row(0) - fitted.flat_model(federation).initial()
     mean = (observed_updates(fitted) * sizes[:, None]).sum(0) / sizes.sum()
@@ -73,6 +81,8 @@ def test_the_numbers_told_are_those_measured() -> None:
         for scenario, value in zip(("dirichlet 0.3", "two labels"), told, strict=True):
             own = [row for row in rows if (row["protection"], row["scenario"]) == (mask, scenario)]
             assert len(own) == 3
-            assert np.mean([float(row["correlation"]) for row in own]) == pytest.approx(value, abs=0.005)
+            assert np.mean([float(row["correlation"]) for row in own]) == pytest.approx(
+                value, abs=0.005
+            )
             assert all(0.25 < float(row["chance"]) < 0.35 for row in own)
         assert f"{told[0]} and {told[1]}" in INFO[mask].not_covered

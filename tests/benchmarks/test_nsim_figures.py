@@ -1,4 +1,7 @@
-"""The scripts for Pacheco et al. 2021 at the smallest scale: what they measure, draw and leave out."""
+"""The scripts for Pacheco et al. 2021 at the smallest scale.
+
+The tests are on what they measure, draw and leave out.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,39 @@ from typing import Any
 
 import numpy as np
 import pytest
-from securecluster.benchmarks.papers import nsim_ceiling, nsim_fig4, nsim_pearson, nsim_runs, nsim_time
+
+from securecluster import Federation
+from securecluster.benchmarks.papers import (
+    nsim_ceiling,
+    nsim_fig4,
+    nsim_pearson,
+    nsim_runs,
+    nsim_time,
+)
 from securecluster.benchmarks.papers.sheet import numbers
 from securecluster.protocols import Local
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.random_walks import Format, RandomWalk
 
-from securecluster import Federation, synthetic
-from securecluster.walks import Format, RandomWalk
-
-SMALL = {"scale": "cpu", "synthetic": 12, "clients": 6, "local_rounds": 1, "epochs": 1, "batch_size": 32, "lr": 0.1, "seed": 0}
+SMALL = {
+    "scale": "cpu",
+    "synthetic": 12,
+    "clients": 6,
+    "local_rounds": 1,
+    "epochs": 1,
+    "batch_size": 32,
+    "lr": 0.1,
+    "seed": 0,
+}
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traces: None, brief_fit: Callable[..., Any]) -> None:
+def elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traces: None, brief_fit: Callable[..., Any]
+) -> None:
     """Another folder, a small set of traces, short walks and a pair network that hardly trains."""
     monkeypatch.chdir(tmp_path)
-    for script in (nsim_ceiling, nsim_runs, nsim_time, synthetic):
+    for script in (nsim_ceiling, nsim_runs, nsim_time, synthetic_users):
         monkeypatch.setattr(script, "fit", brief_fit)
     for script in (nsim_runs, nsim_time):
         monkeypatch.setattr(script, "Format", lambda: Format(samples=(30, 60)))
@@ -32,7 +53,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traces: None, bri
     nsim_runs._kept.clear()
 
 
-def run(script: Any, monkeypatch: pytest.MonkeyPatch, cells: list[dict[str, Any]]) -> list[dict[str, str]]:
+def run(
+    script: Any, monkeypatch: pytest.MonkeyPatch, cells: list[dict[str, Any]]
+) -> list[dict[str, str]]:
     """The rows of a script's cells, read back from its sheet; its picture is there."""
     full = {**cells[0], "scale": "full"}
     monkeypatch.setattr(script, "cells", lambda scale, seeds: [full] if scale == "full" else cells)
@@ -44,11 +67,21 @@ def run(script: Any, monkeypatch: pytest.MonkeyPatch, cells: list[dict[str, Any]
 
 
 def test_correlations_of_every_layer_and_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = run(nsim_pearson, monkeypatch, [{**SMALL, "init": i, "layer": k} for i in ("common", "independent") for k in ("hidden", "last")])
+    rows = run(
+        nsim_pearson,
+        monkeypatch,
+        [
+            {**SMALL, "init": i, "layer": k}
+            for i in ("common", "independent")
+            for k in ("hidden", "last")
+        ],
+    )
     for row in rows:
         true, told = numbers(row["points_true_real"]), numbers(row["points_nsim_real"])
         assert len(true) == 15  # all pairs of six persons
-        assert numbers(row["pearson_real"])[0] == pytest.approx(np.corrcoef(true, told)[0, 1], abs=0.02)
+        assert numbers(row["pearson_real"])[0] == pytest.approx(
+            np.corrcoef(true, told)[0, 1], abs=0.02
+        )
         assert row["cka_real"] and (row["cca_real"] == "") == (row["layer"] == "hidden")
     assert len({row["pearson_real"] for row in rows}) == 4
 
@@ -66,22 +99,42 @@ def test_costs_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(float(row[step]) > 0 for step in nsim_time.STEPS)
     assert "predict_8" not in row  # there are six persons
     for m in (4, 6):
-        assert float(row[f"ratio_{m}"]) == pytest.approx(float(row[f"lcss_{m}"]) / float(row[f"predict_{m}"]), rel=1e-4)
+        assert float(row[f"ratio_{m}"]) == pytest.approx(
+            float(row[f"lcss_{m}"]) / float(row[f"predict_{m}"]), rel=1e-4
+        )
 
 
 def test_errors_by_cluster_together_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     walks = RandomWalk()
     monkeypatch.setattr(
-        "securecluster.protocols.nsim.RandomWalk", lambda: lambda form, users, draw: walks(Format(samples=(30, 60)), users, draw)
+        "securecluster.protocols.nsim.protocol.RandomWalk",
+        lambda: lambda form, users, draw: walks(Format(samples=(30, 60)), users, draw),
     )
     fixed = {**SMALL, "rounds": 2, "optimizer": "sgd"}
-    rows = {row["method"]: row for row in run(nsim_fig4, monkeypatch, [{**fixed, "method": name} for name in nsim_fig4.METHODS])}
+    rows = {
+        row["method"]: row
+        for row in run(
+            nsim_fig4, monkeypatch, [{**fixed, "method": name} for name in nsim_fig4.METHODS]
+        )
+    }
     assert all(len(numbers(row["errors_last"])) == 6 for row in rows.values())
-    assert [name for name, row in rows.items() if row["errors_once"]] == ["nsim", "together", "local"]
-    assert (rows["together"]["clusters"], rows["together"]["lone"], rows["together"]["largest"]) == ("1", "0", "6")
+    assert [name for name, row in rows.items() if row["errors_once"]] == [
+        "nsim",
+        "together",
+        "local",
+    ]
+    assert (
+        rows["together"]["clusters"],
+        rows["together"]["lone"],
+        rows["together"]["largest"],
+    ) == ("1", "0", "6")
     for row in rows.values():
-        assert float(row["mean_last"]) == pytest.approx(np.mean(numbers(row["errors_last"])), abs=0.1)
-    alone = Local(rounds=1, epochs=1, batch_size=32, lr=0.1, optimizer="sgd").fit(Federation.simulate("mobility", clients=6, seed=0))
+        assert float(row["mean_last"]) == pytest.approx(
+            np.mean(numbers(row["errors_last"])), abs=0.1
+        )
+    alone = Local(rounds=1, epochs=1, batch_size=32, lr=0.1, optimizer="sgd").fit(
+        Federation.simulate("mobility", clients=6, seed=0)
+    )
     np.testing.assert_allclose(numbers(rows["local"]["errors_once"]), alone.scores_, atol=0.06)
 
 
@@ -94,10 +147,15 @@ def test_cells_cover_what_the_paper_compares() -> None:
 
 
 def test_what_true_statistics_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = nsim_runs.synthetic_users(14, 5)  # there are six persons in the small set, too few to learn from
+    # there are six persons in the small set, too few to learn from
+    real = nsim_runs.synthetic_users(14, 5)
     monkeypatch.setattr(nsim_ceiling, "real_users", lambda clients, seed: real)
     monkeypatch.setattr(nsim_runs, "real_users", lambda clients, seed: real)
-    cells = [{**SMALL, "init": "common", "reads": r, "learns": k} for r in nsim_ceiling.READS for k in nsim_ceiling.LEARNS]
+    cells = [
+        {**SMALL, "init": "common", "reads": r, "learns": k}
+        for r in nsim_ceiling.READS
+        for k in nsim_ceiling.LEARNS
+    ]
     rows = run(nsim_ceiling, monkeypatch, cells)
     assert all(-1 <= float(row["pearson_real"]) <= 1 for row in rows)
     assert [bool(row["pearson"]) for row in rows] == [True, False, True, False]
@@ -108,4 +166,8 @@ def test_statistics_are_numpys_own() -> None:
     y = np.random.default_rng(0).random((50, 2)).astype(np.float32)
     (row,) = nsim_ceiling.statistics([(y, y)]).double().numpy()
     spread = np.cov(y[:, 0], y[:, 1])
-    np.testing.assert_allclose(row, [y[:, 0].mean(), y[:, 1].mean(), spread[0, 0], spread[0, 1], spread[1, 1], np.log(50)], rtol=1e-5)
+    np.testing.assert_allclose(
+        row,
+        [y[:, 0].mean(), y[:, 1].mean(), spread[0, 0], spread[0, 1], spread[1, 1], np.log(50)],
+        rtol=1e-5,
+    )

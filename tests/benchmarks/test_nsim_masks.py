@@ -1,4 +1,6 @@
-"""What is made of NSIM's layers and masked models: the pieces against what they undo, and the script at the smallest scale."""
+"""What is made of NSIM's layers and masked models: the pieces against what they undo, and the
+script at the smallest scale.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from securecluster.benchmarks.papers import nsim_masks, nsim_runs
+from securecluster.protocols.nsim.random_walks import Format
 
-from securecluster.walks import Format
-
-SMALL = {"scale": "cpu", "synthetic": 12, "clients": 6, "local_rounds": 1, "epochs": 1, "batch_size": 32, "lr": 0.1, "seed": 0}
+SMALL = {
+    "scale": "cpu",
+    "synthetic": 12,
+    "clients": 6,
+    "local_rounds": 1,
+    "epochs": 1,
+    "batch_size": 32,
+    "lr": 0.1,
+    "seed": 0,
+}
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -38,25 +49,40 @@ def test_rows_are_turned_to_the_guess_and_keep_their_inner_products() -> None:
 
 def test_a_linear_map_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(0)
-    layers, seen, linear = draw.normal(size=(40, 5)), draw.normal(size=(7, 5)), draw.normal(size=(5, 9))
+    layers, seen, linear = (
+        draw.normal(size=(40, 5)),
+        draw.normal(size=(7, 5)),
+        draw.normal(size=(5, 9)),
+    )
     monkeypatch.setattr(nsim_masks, "RIDGE", 1e-9)
-    np.testing.assert_allclose(nsim_masks.regressed(layers, layers @ linear + 3, seen), seen @ linear + 3, atol=1e-6)
+    np.testing.assert_allclose(
+        nsim_masks.regressed(layers, layers @ linear + 3, seen), seen @ linear + 3, atol=1e-6
+    )
 
 
 @pytest.mark.usefixtures("traces")
-def test_the_script_measures_both_layers_and_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_measures_both_layers_and_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nsim_runs, "Format", lambda: Format(samples=(30, 60)))
     for kept in (nsim_runs.real_users, nsim_runs.synthetic_users):
         kept.cache_clear()
     nsim_runs._kept.clear()
-    cells = [{**SMALL, "init": "common", "layer": "last"}, {**SMALL, "init": "independent", "layer": "hidden"}]
+    cells = [
+        {**SMALL, "init": "common", "layer": "last"},
+        {**SMALL, "init": "independent", "layer": "hidden"},
+    ]
     full: list[dict[str, Any]] = [{**cells[0], "scale": "full"}]
-    monkeypatch.setattr(nsim_masks, "cells", lambda scale, seeds: full if scale == "full" else cells)
+    monkeypatch.setattr(
+        nsim_masks, "cells", lambda scale, seeds: full if scale == "full" else cells
+    )
     picture = nsim_masks.main(["--seeds", "1"])
     assert picture.read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader(picture.with_suffix(".csv").read_text().splitlines()[1:]))
-    assert [(row["init"], row["layer"], row["status"]) for row in rows[:2]] == [(c["init"], c["layer"], "done") for c in cells]
+    assert [(row["init"], row["layer"], row["status"]) for row in rows[:2]] == [
+        (c["init"], c["layer"], "done") for c in cells
+    ]
     assert rows[2]["status"] == "not run"
     for row in rows[:2]:
         assert all(float(row[name]) > 0 for name in nsim_masks.ERRORS)

@@ -1,4 +1,6 @@
-"""The scripts for the tables and figures of Ali & Arafa 2024, at the smallest scale: what they measure, draw and leave out."""
+"""The scripts for the tables and figures of Ali & Arafa 2024, at the smallest scale: what they
+measure, draw and leave out.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from securecluster import Federation
 from securecluster.benchmarks import tasks
 from securecluster.benchmarks.papers import (
-    oneshot_fig2,
-    oneshot_fig3,
+    oneshot_accuracy,
     oneshot_fig4,
     oneshot_noise,
     oneshot_runs,
@@ -20,14 +23,29 @@ from securecluster.benchmarks.papers import (
     oneshot_table2,
     oneshot_vectors,
 )
-from securecluster.benchmarks.papers.oneshot_runs import CLUSTERS, RandomTasks, dealt, judged, matrices, parts, trained, usable
+from securecluster.benchmarks.papers.oneshot_runs import (
+    CLUSTERS,
+    RandomTasks,
+    dealt,
+    judged,
+    matrices,
+    parts,
+    trained,
+    usable,
+)
 from securecluster.benchmarks.papers.sheet import figure, numbers
-
-from securecluster import Federation
 from securecluster.data.scenarios import Tasks
 from securecluster.errors import UsageError
 
-RUN = {"data": "digits", "clients": 5, "samples": 60, "minority": 0.1, "features": "identity", "model": "mlp-32", "gps_every": 1}
+RUN = {
+    "data": "digits",
+    "clients": 5,
+    "samples": 60,
+    "minority": 0.1,
+    "features": "identity",
+    "model": "mlp-32",
+    "gps_every": 1,
+}
 RUN |= {"batch_size": 20, "epochs": 1, "lr": 0.1, "rounds": 2, "seed": 0}
 
 
@@ -37,10 +55,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_disk(name: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(Path(f"benchmarks/results/papers/{name}.csv").read_text().splitlines()[1:]))
+    return list(
+        csv.DictReader(Path(f"benchmarks/results/papers/{name}.csv").read_text().splitlines()[1:])
+    )
 
 
-def run(script: Any, name: str, monkeypatch: pytest.MonkeyPatch, cells: list[dict[str, Any]]) -> list[dict[str, str]]:
+def run(
+    script: Any, name: str, monkeypatch: pytest.MonkeyPatch, cells: list[dict[str, Any]]
+) -> list[dict[str, str]]:
     """The rows of a script's cells, read back."""
     full = {**cells[0], "scale": "full"}
     monkeypatch.setattr(script, "cells", lambda scale, seeds: [full] if scale == "full" else cells)
@@ -52,7 +74,12 @@ def run(script: Any, name: str, monkeypatch: pytest.MonkeyPatch, cells: list[dic
 
 def test_r_is_made_from_whole_decompositions() -> None:
     draw = np.random.default_rng(0)
-    xs = [draw.normal(size=(n, 6)) * [4, 3, 2, 1, 0.5, 0.2] @ np.linalg.qr(draw.normal(size=(6, 6)))[0] for n in (30, 40, 50)]
+    xs = [
+        draw.normal(size=(n, 6))
+        * [4, 3, 2, 1, 0.5, 0.2]
+        @ np.linalg.qr(draw.normal(size=(6, 6)))[0]
+        for n in (30, 40, 50)
+    ]
     grams = [x.T @ x / len(x) for x in xs]
     eigen = [np.linalg.eigh(g) for g in grams]
     for p, found in zip((1, 4), matrices([torch.from_numpy(x) for x in xs], (1, 4)), strict=True):
@@ -70,7 +97,10 @@ def test_pairs_within_and_across() -> None:
     within, across = parts(r, (0, 0, 1, 1))
     assert within.tolist() == [0.9, 0.8] and across.tolist() == [0.1, 0.2, 0.3, 0.4]
     found = judged(r, (0, 0, 1, 1))
-    assert found["within"] == pytest.approx(0.85) and (found["within_min"], found["across_max"]) == (0.8, 0.4)
+    assert found["within"] == pytest.approx(0.85) and (
+        found["within_min"],
+        found["across_max"],
+    ) == (0.8, 0.4)
     assert found["exact"] and found["exact_without_T"]
     assert not judged(r, (0, 1, 0, 1))["exact"]
     alone = judged(np.full((4, 4), 0.9), (0, 0, 0, 0))
@@ -78,11 +108,15 @@ def test_pairs_within_and_across() -> None:
 
 
 def test_users_per_task() -> None:
-    federation = Federation.simulate(dealt("digits", (2, 3)), scenario=Tasks(), clients=5, samples=20, seed=0)
+    federation = Federation.simulate(
+        dealt("digits", (2, 3)), scenario=Tasks(), clients=5, samples=20, seed=0
+    )
     assert np.bincount(federation.truth or ()).tolist() == [2, 3]
 
 
-def test_features_that_cannot_be_made_are_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_that_cannot_be_made_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def refuse(*_: Any) -> None:
         raise UsageError("no weights")
 
@@ -99,38 +133,76 @@ def test_table_1(monkeypatch: pytest.MonkeyPatch) -> None:
     for row in rows:
         r = np.reshape(numbers(row["R"]), (5, 5))
         assert (np.diag(r) == 1).all() and (r == r.T).all()
-        assert float(row["within"]) == pytest.approx(np.mean([r[0, 1], r[2, 3], r[2, 4], r[3, 4]]), rel=1e-4)
-    assert rows[0]["exact"] == "True" and float(rows[0]["within_min"]) > float(rows[0]["across_max"])
+        assert float(row["within"]) == pytest.approx(
+            np.mean([r[0, 1], r[2, 3], r[2, 4], r[3, 4]]), rel=1e-4
+        )
+    assert rows[0]["exact"] == "True" and float(rows[0]["within_min"]) > float(
+        rows[0]["across_max"]
+    )
 
 
 def test_table_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oneshot_table2, "USERS", (("digits", "0-4"), ("digits", "0-4"), ("digits", "5-9")))
-    cells = [{"scale": "cpu", "samples": 100, "vectors": 5, "features": "identity", "seed": 0, "paper": "p"}]
+    monkeypatch.setattr(
+        oneshot_table2, "USERS", (("digits", "0-4"), ("digits", "0-4"), ("digits", "5-9"))
+    )
+    cells = [
+        {
+            "scale": "cpu",
+            "samples": 100,
+            "vectors": 5,
+            "features": "identity",
+            "seed": 0,
+            "paper": "p",
+        }
+    ]
     (row,) = run(oneshot_table2, "oneshot_table2", monkeypatch, cells)
     assert row["nearer"] == "True" and float(row["R12"]) == 1  # the same draw of the same task
-    with pytest.raises(UsageError, match="digits here has 896 training samples of 5-9, and 2000 are wanted"):
+    with pytest.raises(
+        UsageError, match="digits here has 896 training samples of 5-9, and 2000 are wanted"
+    ):
         oneshot_table2.samples("digits", "5-9", 2000, 0)
 
 
 def test_figure_4(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = [{"scale": "cpu", "data": "digits", "clients": 10, "samples": 60, "minority": 0.1, "seed": s, "paper": "p"} for s in (0, 1)]
+    cells = [
+        {
+            "scale": "cpu",
+            "data": "digits",
+            "clients": 10,
+            "samples": 60,
+            "minority": 0.1,
+            "seed": s,
+            "paper": "p",
+        }
+        for s in (0, 1)
+    ]
     rows = run(oneshot_fig4, "oneshot_fig4", monkeypatch, cells)
     picture = Path("benchmarks/results/papers/oneshot_fig4.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and len(picture) > 5000
     for row in rows:
         within, across = numbers(row["within_min"]), numbers(row["across_max"])
         assert len(within) == len(numbers(row["R09"])) == 50
-        first = next(p for p, pair in enumerate(zip(within, across, strict=True), start=1) if pair[0] > pair[1])
+        first = next(
+            p
+            for p, pair in enumerate(zip(within, across, strict=True), start=1)
+            if pair[0] > pair[1]
+        )
         assert int(row["apart_from"]) == first
         assert float(row["within_5"]) == pytest.approx(numbers(row["within"])[4], rel=1e-4)
 
 
-@pytest.mark.parametrize("script", [oneshot_fig2, oneshot_fig3])
-def test_figures_2_and_3(script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(script, "TASKS", ("0-4", "5-9"))
-    name = script.__name__.rpartition(".")[2]
-    cells = [{"scale": "cpu", **RUN, "paper": "p", "clusters": clusters} for clusters in CLUSTERS]
-    rows = run(script, name, monkeypatch, cells)
+@pytest.mark.parametrize("figure", oneshot_accuracy.FIGURES)
+def test_figures_2_and_3(
+    figure: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = oneshot_accuracy.Figure(RUN, {"cpu": {}, "full": {}}, "p", ("0-4", "5-9"))
+    monkeypatch.setitem(oneshot_accuracy.FIGURES, figure, small)
+    oneshot_accuracy.main(["--figure", str(figure), "--seeds", "1"])
+    name = f"oneshot_fig{figure}"
+    rows = on_disk(name)
+    assert [row["status"] for row in rows] == ["done"] * 2 + ["not run"] * 2
+    rows = rows[:2]
+    assert [row["clusters"] for row in rows] == list(CLUSTERS)
     assert Path(f"benchmarks/results/papers/{name}.png").read_bytes().startswith(b"\x89PNG")
     assert [len(numbers(row["task_1"])) for row in rows] == [2, 2]
     assert rows[0]["exact"] == "True" and numbers(rows[0]["task_0"])[-1] == float(rows[0]["last_0"])
@@ -147,8 +219,10 @@ def test_random_clusters_are_as_large_as_the_tasks() -> None:
 
 
 def test_full_scales_are_listed() -> None:
-    for script in (oneshot_table1, oneshot_table2, oneshot_fig2, oneshot_fig3, oneshot_fig4):
-        assert len(script.cells("full", 6)) % 6 == 0 and script.cells("full", 6)[0]["scale"] == "full"
+    listed = [oneshot_table1, oneshot_table2, oneshot_fig4, *oneshot_accuracy.FIGURES.values()]
+    for script in listed:
+        cells = script.cells("full", 6)
+        assert len(cells) % 6 == 0 and cells[0]["scale"] == "full"
 
 
 def test_the_rule_for_the_number_of_tasks_is_judged() -> None:
@@ -180,21 +254,34 @@ def test_clusters_over_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gram["dimension"] == "16" and float(gram["ari_inf"]) == float(every["ari_inf"]) == 1
     assert float(gram["ari_16"]) == 1 and float(gram["ari_0.25"]) < 1
     assert float(naive["s_0.02"]) == 1 and float(naive["s_1"]) < 1
-    assert float(naive["alone_0.05"]) == pytest.approx(4380, rel=0.01) and float(naive["alone_1"]) == pytest.approx(28.4, rel=0.01)
+    assert float(naive["alone_0.05"]) == pytest.approx(4380, rel=0.01) and float(
+        naive["alone_1"]
+    ) == pytest.approx(28.4, rel=0.01)
 
 
 def test_noise_multipliers_are_those_of_the_gaussian_mechanism() -> None:
     for e in (0.25, 1.0, 8.0):
         z = oneshot_noise.multiplier(e)
         normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0)
-        above, below = (float(normal.cdf(torch.tensor(sign * 0.5 / z - e * z, dtype=torch.float64))) for sign in (1, -1))
-        assert 9.7e-6 < above - np.exp(e) * below <= 1.0001e-5  # Balle & Wang 2018, eq. 6: never more than δ
+        above, below = (
+            float(normal.cdf(torch.tensor(sign * 0.5 / z - e * z, dtype=torch.float64)))
+            for sign in (1, -1)
+        )
+        # Balle & Wang 2018, eq. 6: never more than δ
+        assert 9.7e-6 < above - np.exp(e) * below <= 1.0001e-5
         assert oneshot_noise.priced(z) == pytest.approx(e, rel=1e-3)
 
 
 def test_epsilon_is_drawn_with_and_without_a_projection() -> None:
     rows = [
-        {"data": data, "samples": str(n), "features": features, "mechanism": mechanism, "scenario": "tasks", "seed": str(seed)}
+        {
+            "data": data,
+            "samples": str(n),
+            "features": features,
+            "mechanism": mechanism,
+            "scenario": "tasks",
+            "seed": str(seed),
+        }
         | {f"ari_{e:g}": f"{0.1 * seed:g}" for e in oneshot_noise.EPSILONS}
         for data, sizes in oneshot_noise.SAMPLES.items()
         for n in sizes
@@ -224,9 +311,15 @@ def test_vectors_alone_and_their_span(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_vectors_are_drawn_alone_and_as_a_span() -> None:
-    names = [f"{what}_{p}_{e:g}" for what in ("alone", "span") for p in oneshot_vectors.VECTORS for e in oneshot_vectors.EPSILONS]
+    names = [
+        f"{what}_{p}_{e:g}"
+        for what in ("alone", "span")
+        for p in oneshot_vectors.VECTORS
+        for e in oneshot_vectors.EPSILONS
+    ]
     rows = [
-        dict(zip(oneshot_vectors.KEYS, map(str, setting), strict=True)) | dict.fromkeys(names, "0.5")
+        dict(zip(oneshot_vectors.KEYS, map(str, setting), strict=True))
+        | dict.fromkeys(names, "0.5")
         for setting in oneshot_vectors.SETTINGS
     ]
     axes = oneshot_vectors.draw(rows).axes

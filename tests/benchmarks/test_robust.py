@@ -1,4 +1,6 @@
-"""The twenty settings of the robust table: what their clients hold, and a table of one tiny setting."""
+"""The twenty settings of the robust table: what their clients hold, and a table of one tiny
+setting.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from securecluster.benchmarks import robust
-from securecluster.benchmarks.robust import SETTINGS, Setting
 
 from securecluster import LabelPermutation
+from securecluster.benchmarks import robust
+from securecluster.benchmarks.robust import SETTINGS, Setting
 from securecluster.data import Source
+from securecluster.data.datasets import CIFAR10, FASHION, digits
 from securecluster.data.pools import ArrayPool
-from securecluster.data.sources import CIFAR10, FASHION, digits
-from securecluster.objectives import Trajectory
+from securecluster.models.objectives import Trajectory
 
 TINY = Setting("tiny", "first", "digits", LabelPermutation(2), (3, 2), (10, 20), 20)
 

@@ -11,11 +11,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, figure, numbers, options, spread, summarise
 
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Sheet,
+    figure,
+    numbers,
+    options,
+    spread,
+    summarise,
+)
 from securecluster.errors import UsageError
 
-CELLS = [{"scale": "cpu", "points": p, "lr": 0.1, "seed": s, "paper": f"paper on {p}"} for p in (10, 20) for s in (0, 1)]
+CELLS = [
+    {"scale": "cpu", "points": p, "lr": 0.1, "seed": s, "paper": f"paper on {p}"}
+    for p in (10, 20)
+    for s in (0, 1)
+]
 
 
 def on_disk(path: Path) -> list[dict[str, str]]:
@@ -35,7 +47,12 @@ class Measure:
         if len(self.calls) == self.stop:
             raise KeyboardInterrupt
         self.calls.append(cell)
-        return {"gap": cell["points"] / 8 + cell["seed"], "correct": cell["seed"] == 0, "curve": [0.5, None, 2], "note": None}
+        return {
+            "gap": cell["points"] / 8 + cell["seed"],
+            "correct": cell["seed"] == 0,
+            "curve": [0.5, None, 2],
+            "note": None,
+        }
 
 
 def test_rows_hold_parameters_results_and_the_papers_word(tmp_path: Path) -> None:
@@ -58,13 +75,20 @@ def test_rows_hold_parameters_results_and_the_papers_word(tmp_path: Path) -> Non
         ("10", "0", "1.25", "paper on 10"), ("10", "1", "2.25", "paper on 10"),
         ("20", "0", "2.5", "paper on 20"), ("20", "1", "3.5", "paper on 20"),
     ]  # fmt: skip
-    assert rows[0]["curve"] == "0.5 nan 2" and rows[0]["note"] == "" and rows[1]["correct"] == "False"
+    assert (
+        rows[0]["curve"] == "0.5 nan 2" and rows[0]["note"] == "" and rows[1]["correct"] == "False"
+    )
 
 
 def test_a_stopped_sheet_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Sheet("s", tmp_path).fill(CELLS, Measure(stop=3))
-    assert [row["status"] for row in on_disk(tmp_path / "s.csv")] == ["done", "done", "done", "not run"]
+    assert [row["status"] for row in on_disk(tmp_path / "s.csv")] == [
+        "done",
+        "done",
+        "done",
+        "not run",
+    ]
     rest = Measure()
     rows = Sheet("s", tmp_path).fill(CELLS, rest)
     assert rest.calls == [CELLS[3]]
@@ -80,23 +104,41 @@ from securecluster.benchmarks.papers.sheet import Sheet
 def measure(cell):
     if cell["seed"] == 2: os._exit(7)
     return {{"gap": cell["seed"]}}
-Sheet("s", pathlib.Path({str(tmp_path)!r})).fill([{{"scale": "cpu", "seed": s}} for s in range(4)], measure)
+cells = [{{"scale": "cpu", "seed": s}} for s in range(4)]
+Sheet("s", pathlib.Path({str(tmp_path)!r})).fill(cells, measure)
 """
-    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 7
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode
+        == 7
+    )
     assert [(row["gap"], row["status"]) for row in on_disk(tmp_path / "s.csv")] == [
         ("0", "done"), ("1", "done"), ("", "not run"), ("", "not run"),
     ]  # fmt: skip
 
 
-def test_no_cell_starts_once_the_budget_is_spent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_cell_starts_once_the_budget_is_spent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def seconds() -> Iterator[float]:
-        yield from (0, 0, 50, 50, 110, 130, 130)  # the budget's start; two cells of 50 and 60 s; then two looks past 120 s
+        # the budget's start; two cells of 50 and 60 s; then two looks past 120 s
+        yield from (
+            0,
+            0,
+            50,
+            50,
+            110,
+            130,
+            130,
+        )
 
     ticks, first = seconds(), Measure()
     Sheet("s", tmp_path).fill(CELLS, first, minutes=2, clock=lambda: next(ticks))
     assert len(first.calls) == 2
     left = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not run: ")]
-    assert left == ["not run: scale cpu, points 20, lr 0.1, seed 0", "not run: scale cpu, points 20, lr 0.1, seed 1"]
+    assert left == [
+        "not run: scale cpu, points 20, lr 0.1, seed 0",
+        "not run: scale cpu, points 20, lr 0.1, seed 1",
+    ]
     assert [row["seconds"] for row in on_disk(tmp_path / "s.csv")] == ["50.0", "60.0", "", ""]
     later = Measure()
     Sheet("s", tmp_path).fill(CELLS, later)
@@ -111,7 +153,10 @@ def test_scales_and_changed_parameters_have_rows_of_their_own(tmp_path: Path) ->
     other, reworded = Measure(), Measure()
     sheet.fill([full, {**CELLS[0], "lr": 0.2}, {**CELLS[0], "rounds": 5}], other)
     assert len(other.calls) == 3 and len(on_disk(tmp_path / "s.csv")) == 4
-    assert sheet.fill([{**CELLS[0], "paper": "another word"}], reworded)[0]["paper"] == "another word" and not reworded.calls
+    assert (
+        sheet.fill([{**CELLS[0], "paper": "another word"}], reworded)[0]["paper"] == "another word"
+        and not reworded.calls
+    )
 
 
 def test_two_machines_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,14 +166,22 @@ def test_two_machines_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "s.csv").read_text().startswith("# one torch | two torch\n")
 
 
-def test_the_spread_is_over_seeds_and_leaves_out_what_was_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_spread_is_over_seeds_and_leaves_out_what_was_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Sheet("s", tmp_path).fill(CELLS[:3], Measure())
     rows = Sheet("s", tmp_path).expect(CELLS)
-    assert spread(rows, ["points"], "gap") == {("10",): (1.75, 1.25, 2.25, 2), ("20",): (2.5, 2.5, 2.5, 1)}
+    assert spread(rows, ["points"], "gap") == {
+        ("10",): (1.75, 1.25, 2.25, 2),
+        ("20",): (2.5, 2.5, 2.5, 1),
+    }
     assert spread(rows, ["points"], "correct")[("10",)] == (0.5, 0.0, 1.0, 2)
     summarise(rows, ["points"], ["gap"])
     assert "points 10: gap 1.75 (1.25 – 2.25; 2); paper: paper on 10" in capsys.readouterr().out
-    assert np.array_equal(numbers("0.5 nan 2"), [0.5, np.nan, 2.0], equal_nan=True) and numbers("") == []
+    assert (
+        np.array_equal(numbers("0.5 nan 2"), [0.5, np.nan, 2.0], equal_nan=True)
+        and numbers("") == []
+    )
 
 
 def test_each_scale_has_its_picture(tmp_path: Path) -> None:
@@ -141,11 +194,20 @@ def test_each_scale_has_its_picture(tmp_path: Path) -> None:
 
 def test_options() -> None:
     assert vars(options("", [])) == {"seeds": 3, "full": False, "minutes": 10.0, "scale": "cpu"}
-    assert vars(options("", ["--seeds", "1", "--full", "--minutes", "5"])) == {"seeds": 1, "full": True, "minutes": 5.0, "scale": "full"}
+    assert vars(options("", ["--seeds", "1", "--full", "--minutes", "5"])) == {
+        "seeds": 1,
+        "full": True,
+        "minutes": 5.0,
+        "scale": "full",
+    }
 
 
-@pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--seeds", "-1"], ["--minutes", "-1"], ["--minutes", "nan"]])
-def test_options_that_measure_nothing_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [["--seeds", "0"], ["--seeds", "-1"], ["--minutes", "-1"], ["--minutes", "nan"]]
+)
+def test_options_that_measure_nothing_are_refused(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         options("", wrong)
     assert stop.value.code == 2

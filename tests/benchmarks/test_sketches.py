@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from securecluster.benchmarks.papers import sketches
+from securecluster.core.randomness import Randomness
+from securecluster.privacy.compression.sketches import Sketch
 from securecluster.protocols import FLHC
-
-from securecluster.privacy.sketches import Sketch
-from securecluster.randomness import Randomness
 
 
 def test_cells_are_told_apart_and_begin_with_one_seed() -> None:
     cells = sketches.cells("cpu", 2)
-    assert len({tuple(sorted((k, str(v)) for k, v in cell.items())) for cell in cells}) == len(cells)
+    assert len({tuple(sorted((k, str(v)) for k, v in cell.items())) for cell in cells}) == len(
+        cells
+    )
     assert {cell["seed"] for cell in cells[: len(cells) // 2]} == {20}
 
 
@@ -29,5 +30,7 @@ def test_offline_clusters_are_those_of_a_run() -> None:
 
 def test_the_noise_that_is_borne_is_the_last_before_the_first_fall() -> None:
     scores = dict.fromkeys(sketches.SIGMAS, 1.0) | {0.06: 0.8, 0.5: 0.0}
-    row = {"method": "cfl", "sketch": ""} | {f"{c}_{s:g}": str(v) for c in sketches.CLUSTERERS for s, v in scores.items()}
+    row = {"method": "cfl", "sketch": ""} | {
+        f"{c}_{s:g}": str(v) for c in sketches.CLUSTERERS for s, v in scores.items()
+    }
     assert set(sketches.borne([row]).values()) == {0.03}

@@ -1,4 +1,6 @@
-"""The scripts for SR-FCA's evidence: their cells, and a sheet at the smallest scale, read back and gone on with."""
+"""The scripts for SR-FCA's evidence: their cells, and a sheet at the smallest scale, read back and
+gone on with.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from securecluster.benchmarks.papers import srfca_cifar, srfca_femnist, srfca_mnist, srfca_runs
-from securecluster.protocols import SRFCA, FedAvg
 
 from securecluster import Federation, Rotation
+from securecluster.benchmarks.papers import srfca_cifar, srfca_femnist, srfca_mnist, srfca_runs
 from securecluster.data import Source
+from securecluster.data.datasets import digits
 from securecluster.data.pools import ArrayPool
-from securecluster.data.sources import digits
+from securecluster.protocols import SRFCA, FedAvg
 
-SETTING: dict[str, Any] = {"data": "digits", "overlap": False, "clients": 8, "samples": 60, "clusters": 2, "model": "mlp-32", "rounds": 12}
+SETTING: dict[str, Any] = {
+    "data": "digits",
+    "overlap": False,
+    "clients": 8,
+    "samples": 60,
+    "clusters": 2,
+    "model": "mlp-32",
+    "rounds": 12,
+}
 SETTING |= {"optimizer": "sgd", "lr": 0.2, "batch_size": 20, "participation": 1.0}
 OPTIONS = SimpleNamespace(seeds=1, scale="cpu", minutes=10.0)
 
@@ -27,21 +37,41 @@ def test_the_cells_of_both_scripts() -> None:
         mnist, cifar = srfca_mnist.cells(scale, 3), srfca_cifar.cells(scale, 3)
         assert (len(mnist), len(cifar)) == (3 * 2 * 7, 3 * 2 * 4)
         for cells in (mnist, cifar):
-            assert len({tuple(sorted((k, str(v)) for k, v in cell.items())) for cell in cells}) == len(cells)
-            assert [bool(cell["paper"]) for cell in cells] == [cell["method"] == "srfca" for cell in cells]
-            assert len({cell["seed"] for cell in cells[: len(cells) // 3]}) == 1, "one seed of everything comes first"
-    full = {(c["scenario"], c["samples"], c["rounds"] * -(-c["samples"] // c["batch_size"])) for c in srfca_mnist.cells("full", 1)}
-    assert full == {("rotation", 600, 252), ("inversion", 600, 276)}, "250 and 280 iterations, in whole epochs"
-    full = {(c["scenario"], c["samples"], c["rounds"] * -(-c["samples"] // c["batch_size"])) for c in srfca_cifar.cells("full", 1)}
+            assert len(
+                {tuple(sorted((k, str(v)) for k, v in cell.items())) for cell in cells}
+            ) == len(cells)
+            assert [bool(cell["paper"]) for cell in cells] == [
+                cell["method"] == "srfca" for cell in cells
+            ]
+            assert len({cell["seed"] for cell in cells[: len(cells) // 3]}) == 1, (
+                "one seed of everything comes first"
+            )
+    full = {
+        (c["scenario"], c["samples"], c["rounds"] * -(-c["samples"] // c["batch_size"]))
+        for c in srfca_mnist.cells("full", 1)
+    }
+    assert full == {("rotation", 600, 252), ("inversion", 600, 276)}, (
+        "250 and 280 iterations, in whole epochs"
+    )
+    full = {
+        (c["scenario"], c["samples"], c["rounds"] * -(-c["samples"] // c["batch_size"]))
+        for c in srfca_cifar.cells("full", 1)
+    }
     assert full == {("rotation", 3125, 2394), ("label-split", 4375, 2376)}, "2400 iterations"
-    assert all(cell["overlap"] for cell in srfca_cifar.cells("full", 1)), "32 clients have more samples together than CIFAR-10"
+    assert all(cell["overlap"] for cell in srfca_cifar.cells("full", 1)), (
+        "32 clients have more samples together than CIFAR-10"
+    )
 
 
-def test_a_sheet_is_measured_drawn_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sheet_is_measured_drawn_and_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
 
     def of(scale: str, seeds: int) -> list[Any]:
-        return srfca_runs.cells({"rotation": SETTING}, list(srfca_runs.MADE), scale, seeds, {"srfca": "p"})
+        return srfca_runs.cells(
+            {"rotation": SETTING}, list(srfca_runs.MADE), scale, seeds, {"srfca": "p"}
+        )
 
     srfca_runs.table("t", of, OPTIONS)
     path = Path("benchmarks/results/papers/t.csv")
@@ -50,8 +80,17 @@ def test_a_sheet_is_measured_drawn_and_gone_on_with(tmp_path: Path, monkeypatch:
     assert list(done) == list(srfca_runs.MADE)
     assert [row["scale"] for row in rows if row["status"] != "done"] == ["full"] * len(done)
     assert path.with_name("t.png").read_bytes().startswith(b"\x89PNG")
-    federation = Federation.simulate("digits", scenario=Rotation(clusters=2), clients=8, samples=60, seed=0)
-    training: dict[str, Any] = {"rounds": 12, "model": "mlp-32", "lr": 0.2, "batch_size": 20, "epochs": 1, "mask": "none"}
+    federation = Federation.simulate(
+        "digits", scenario=Rotation(clusters=2), clients=8, samples=60, seed=0
+    )
+    training: dict[str, Any] = {
+        "rounds": 12,
+        "model": "mlp-32",
+        "lr": 0.2,
+        "batch_size": 20,
+        "epochs": 1,
+        "mask": "none",
+    }
     fedavg = FedAvg(**training).fit(federation)
     assert float(done["global"]["accuracy"]) == pytest.approx(np.mean(fedavg.accuracy_), abs=1e-5)
     own = SRFCA(**training, local_rounds=12, trim=0.15, refine=2).fit(federation)
@@ -61,7 +100,9 @@ def test_a_sheet_is_measured_drawn_and_gone_on_with(tmp_path: Path, monkeypatch:
     assert (row["exact"], int(row["found"])) == (str(own.agreement_["exact"]), len(own.models_))
     assert int(row["bytes"]) == own.bytes_["up"] + own.bytes_["down"]
     d = 64 * 32 + 32 + 32 * 10 + 10
-    assert 0 <= int(row["relayed"]) - 4 * 8 * 7 * d < 8 * 2000, "every model to everyone else, and little beside"
+    assert 0 <= int(row["relayed"]) - 4 * 8 * 7 * d < 8 * 2000, (
+        "every model to everyone else, and little beside"
+    )
     assert float(row["joined"]) < float(row["lambda"]) < float(row["apart"])
     before = path.read_bytes()
     monkeypatch.setattr(srfca_runs, "measure", None)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from securecluster.benchmarks import worlds
 from securecluster.benchmarks.worlds import Finding
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.protocols import CFL, SRFCA, RandomClusters
-
-from securecluster.costs import Costs
-from securecluster.privacy.accounting import gaussian_epsilon
-from securecluster.privacy.guard import Guard
+from securecluster.runtime.release_accounting import ReleaseAccounting
 
 CLIENTS, CONFIDENCE = 120, 0.99
 
@@ -22,9 +22,9 @@ CLIENTS, CONFIDENCE = 120, 0.99
 class Half:
     """Clients that add half of the noise that the ledger is told of."""
 
-    def guard(self, config: Mapping[str, Any], draws: Any) -> Guard | None:
+    def guard(self, config: Mapping[str, Any], draws: Any) -> ClientNoise | None:
         own: Any = super()
-        found: Guard | None = own.guard({**config, "noise": config["noise"] / 2}, draws)
+        found: ClientNoise | None = own.guard({**config, "noise": config["noise"] / 2}, draws)
         return found
 
 
@@ -42,7 +42,7 @@ class HalfCFL(Half, CFL):
 class HalfCentral(RandomClusters):
     """Clusters of a trusted server that takes the clip norm for half of what it is."""
 
-    def costs(self, pipeline: Any, config: Mapping[str, Any], draws: Any) -> Costs:
+    def costs(self, pipeline: Any, config: Mapping[str, Any], draws: Any) -> ReleaseAccounting:
         return super().costs(pipeline, {**config, "clip": config["clip"] / 2}, draws)
 
 
@@ -68,10 +68,18 @@ AUDITED: list[tuple[Callable[[Any, str], Finding], Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("audit", "honest", "half", "unit"), AUDITED)
-def test_a_claim_holds_and_half_of_the_noise_is_refuted(audit: Callable[[Any, str], Finding], honest: Any, half: Any, unit: str) -> None:
+def test_a_claim_holds_and_half_of_the_noise_is_refuted(
+    audit: Callable[[Any, str], Finding], honest: Any, half: Any, unit: str
+) -> None:
     found, refuted = audit(honest, unit), audit(half, unit)
-    assert found.claimed == refuted.claimed == pytest.approx(gaussian_epsilon(1.0, worlds.DELTA), rel=1e-6)
-    assert abs(found.mu - 1) < 4 * found.error, "the canary moves what leaves by its whole sensitivity"
+    assert (
+        found.claimed
+        == refuted.claimed
+        == pytest.approx(gaussian_epsilon(1.0, worlds.DELTA), rel=1e-6)
+    )
+    assert abs(found.mu - 1) < 4 * found.error, (
+        "the canary moves what leaves by its whole sensitivity"
+    )
     assert abs(refuted.mu - 2) < 4 * refuted.error
     assert not found.refuted
     assert refuted.refuted
@@ -81,7 +89,9 @@ def test_the_table_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     path = worlds.main(["--clients", "60", "--only", "updates"])
     header = path.read_text().splitlines()[1]
-    assert header.startswith("mechanism,unit,present,absent,claimed_epsilon,mu,mu_error,epsilon_of_mu,lower_epsilon_rates")
+    assert header.startswith(
+        "mechanism,unit,present,absent,claimed_epsilon,mu,mu_error,epsilon_of_mu,lower_epsilon_rates"
+    )
 
 
 @pytest.mark.parametrize("name", ["dpsgd", "dpsgd-sampled", "updates", "eigenvectors", "ifca"])

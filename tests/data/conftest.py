@@ -10,15 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securecluster.data.datasets import FOLDER, Source, Task
 from securecluster.data.pools import ArrayPool
-from securecluster.data.sources import FOLDER, Source, Task
 
 SIDE = 3
 TEST_ROWS = 100_000  # rows of the test pool are numbered from here
 
 
 def make_toy(
-    n: int = 600, classes: int = 10, test: int | None = None, owners: Any = None, tasks: tuple[Task, ...] = (), seed: int = 0
+    n: int = 600,
+    classes: int = 10,
+    test: int | None = None,
+    owners: Any = None,
+    tasks: tuple[Task, ...] = (),
+    seed: int = 0,
 ) -> Source:
     """Images of 3 × 3 whose pixels are their row plus k/16, k = 0 … 8 the pixel's place."""
     draw = np.random.default_rng(seed)
@@ -27,9 +32,18 @@ def make_toy(
     def pool(first: int, count: int, owner: Any = None) -> ArrayPool:
         x = (first + np.arange(count)[:, None, None, None] + place).astype(np.float32)
         y = draw.permutation(np.arange(count) % classes)
-        return ArrayPool(x, y.astype(np.int64), None if owner is None else np.asarray(owner, dtype=object))
+        return ArrayPool(
+            x, y.astype(np.int64), None if owner is None else np.asarray(owner, dtype=object)
+        )
 
-    return Source("toy", classes, (1, SIDE, SIDE), pool(0, n, owners), None if test is None else pool(TEST_ROWS, test), tasks)
+    return Source(
+        "toy",
+        classes,
+        (1, SIDE, SIDE),
+        pool(0, n, owners),
+        None if test is None else pool(TEST_ROWS, test),
+        tasks,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -39,10 +53,14 @@ def toy() -> Callable[..., Source]:
 
 @pytest.fixture
 def real_data(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of real image sets, which the environment then names; the test is skipped where there is none."""
+    """The folder of real image sets, which the environment then names; the test is skipped where
+    there is none.
+    """
     beside = Path(__file__).resolve().parents[2].parent / "shared" / "data"
     folder = Path(os.environ.get(FOLDER) or beside)
     if not (folder / "mnist").is_dir():
-        pytest.skip(f"no image sets: {FOLDER} is not set to a folder with mnist in it, and {beside} is none")
+        pytest.skip(
+            f"no image sets: {FOLDER} is not set to a folder with mnist in it, and {beside} is none"
+        )
     monkeypatch.setenv(FOLDER, str(folder))
     return folder

@@ -12,13 +12,16 @@ from sklearn.datasets import load_digits
 
 from securecluster import Federation, Iid, LabelSwap
 from securecluster.data import Shard
+from securecluster.data.datasets import digits
 from securecluster.data.federation import fingerprint
-from securecluster.data.sources import digits
 from securecluster.errors import UsageError
 
 POOL = 1797
 BUNCH = load_digits()
-ORIGINAL = {(image / 16).astype(np.float32).tobytes(): int(label) for image, label in zip(BUNCH.images, BUNCH.target, strict=True)}
+ORIGINAL = {
+    (image / 16).astype(np.float32).tobytes(): int(label)
+    for image, label in zip(BUNCH.images, BUNCH.target, strict=True)
+}
 
 
 def refused(sentence: str, make: Callable[[], object]) -> None:
@@ -33,13 +36,20 @@ def test_the_digits_are_scikit_learns() -> None:
     source = digits()
     assert len(ORIGINAL) == POOL  # no image twice, so that an image names its label
     x = source.train.read(np.arange(POOL))
-    assert x.shape == (POOL, 1, 8, 8) and x.dtype == np.float32 and source.classes == 10 and source.test is None
+    assert (
+        x.shape == (POOL, 1, 8, 8)
+        and x.dtype == np.float32
+        and source.classes == 10
+        and source.test is None
+    )
     assert x.min() == 0 and x.max() == 1
     assert [ORIGINAL[image.tobytes()] for image in x] == source.train.y.tolist()
 
 
 @pytest.mark.parametrize(("clusters", "seed"), [(4, 3), (5, 0), (1, 1)])
-def test_each_cluster_swaps_its_own_pair_in_training_and_test_alike(clusters: int, seed: int) -> None:
+def test_each_cluster_swaps_its_own_pair_in_training_and_test_alike(
+    clusters: int, seed: int
+) -> None:
     federation = Federation.simulate("digits", scenario=LabelSwap(clusters=clusters), seed=seed)
     assert federation.truth is not None
     pairs: dict[tuple[int, str], set[tuple[int, int]]] = {}
@@ -61,15 +71,21 @@ def test_each_cluster_swaps_its_own_pair_in_training_and_test_alike(clusters: in
 
 
 @pytest.mark.parametrize(("clients", "samples"), [(7, None), (20, None), (7, 40), (1, 1)])
-def test_no_sample_is_dealt_twice_nor_held_for_training_and_test(clients: int, samples: int | None) -> None:
-    federation = Federation.simulate("digits", scenario=Iid(), clients=clients, samples=samples, seed=0)
+def test_no_sample_is_dealt_twice_nor_held_for_training_and_test(
+    clients: int, samples: int | None
+) -> None:
+    federation = Federation.simulate(
+        "digits", scenario=Iid(), clients=clients, samples=samples, seed=0
+    )
     dealt = [x.tobytes() for s in federation.shards for x in (*s.x, *s.x_test)]
     assert len(dealt) == len(set(dealt)) and set(dealt) <= set(ORIGINAL)
     if samples is None:
         assert len(dealt) == clients * (POOL // clients)
         assert {len(s.y_test) for s in federation.shards} == {round(POOL // clients / 5)}
     else:
-        assert {(len(s.y), len(s.y_test)) for s in federation.shards} == {(samples, max(1, round(samples / 4)))}
+        assert {(len(s.y), len(s.y_test)) for s in federation.shards} == {
+            (samples, max(1, round(samples / 4)))
+        }
 
 
 def test_the_true_clusters_are_even_and_in_random_order() -> None:
@@ -80,11 +96,17 @@ def test_the_true_clusters_are_even_and_in_random_order() -> None:
 
 
 def test_the_same_seed_makes_the_same_federation() -> None:
-    one, two, other = (Federation.simulate("digits", clients=8, samples=20, seed=seed) for seed in (1, 1, 2))
+    one, two, other = (
+        Federation.simulate("digits", clients=8, samples=20, seed=seed) for seed in (1, 1, 2)
+    )
     assert one.digest() == two.digest() != other.digest()
     assert one.truth == two.truth and one.truth != other.truth
     for a, b in zip(one.shards, two.shards, strict=True):
-        assert np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y) and np.array_equal(a.x_test, b.x_test)
+        assert (
+            np.array_equal(a.x, b.x)
+            and np.array_equal(a.y, b.y)
+            and np.array_equal(a.x_test, b.x_test)
+        )
     assert len(one) == 8 and one.shape == (1, 8, 8) and one.classes == 10
     assert (one.data, one.scenario, one.seed) == ("digits", "label-swap", 1)
 
@@ -93,7 +115,11 @@ def test_the_same_seed_makes_the_same_federation() -> None:
     ("asked", "sentence"),
     [
         ({"data": "digit"}, "did you mean 'digits'"),
-        ({"data": "xyz"}, "choose one of ag_news, cifar10, cifar100, digits, fashion_mnist, femnist, mnist, mobility, shakespeare"),
+        (
+            {"data": "xyz"},
+            "choose one of ag_news, cifar10, cifar100, digits, fashion_mnist, femnist, mnist, "
+            "mobility, shakespeare",
+        ),
         ({"clients": 0}, "0 clients"),
         ({"clients": -3}, "-3 clients"),
         ({"clients": 1000, "samples": 5}, "at most 0 each, not 5"),
@@ -107,7 +133,9 @@ def test_the_same_seed_makes_the_same_federation() -> None:
         ({"scenario": Iid(clusters=3)}, "one cluster"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused_in_one_sentence(asked: dict[str, Any], sentence: str) -> None:
+def test_what_cannot_be_dealt_is_refused_in_one_sentence(
+    asked: dict[str, Any], sentence: str
+) -> None:
     refused(sentence, lambda: Federation.simulate(**{"data": "digits", "seed": 0, **asked}))
 
 
@@ -116,8 +144,12 @@ def test_as_many_samples_as_a_refusal_names_can_be_dealt(clients: int) -> None:
     with pytest.raises(UsageError) as caught:
         Federation.simulate("digits", scenario=Iid(), clients=clients, samples=POOL, seed=0)
     most = int(str(caught.value).split("at most ")[1].split()[0])
-    federation = Federation.simulate("digits", scenario=Iid(), clients=clients, samples=most, seed=0)
-    assert {len(s.y) for s in federation.shards} == {most} and min(len(s.y_test) for s in federation.shards) >= 1
+    federation = Federation.simulate(
+        "digits", scenario=Iid(), clients=clients, samples=most, seed=0
+    )
+    assert {len(s.y) for s in federation.shards} == {most} and min(
+        len(s.y_test) for s in federation.shards
+    ) >= 1
 
 
 X, Y = np.random.default_rng(0).random((10, 3)), np.arange(10) % 2
@@ -170,35 +202,72 @@ def test_a_client_that_cannot_take_part_is_refused_by_name(bob: Any, sentence: s
         ([[1, 2], [3]], [0, 1]),
         (X,),
     ],
-    ids=["nan", "fewer labels", "one-hot labels", "float labels", "negative labels", "another shape", "ragged", "no pair"],
+    ids=[
+        "nan",
+        "fewer labels",
+        "one-hot labels",
+        "float labels",
+        "negative labels",
+        "another shape",
+        "ragged",
+        "no pair",
+    ],
 )
 def test_held_out_samples_that_cannot_be_used_are_refused_by_name(held: Any) -> None:
-    refused("client 'bob'", lambda: Federation.from_arrays({"ann": (X, Y), "bob": (X, Y)}, test={"ann": (X, Y), "bob": held}, seed=0))
+    refused(
+        "client 'bob'",
+        lambda: Federation.from_arrays(
+            {"ann": (X, Y), "bob": (X, Y)}, test={"ann": (X, Y), "bob": held}, seed=0
+        ),
+    )
 
 
 @pytest.mark.parametrize(
     ("clients", "more", "sentence"),
     [
         ({}, {}, "needs clients"),
-        ({"ann": (X, Y)}, {"truth": {"bob": 1}}, "truth must have an entry for every client.*'ann', 'bob'"),
+        (
+            {"ann": (X, Y)},
+            {"truth": {"bob": 1}},
+            "truth must have an entry for every client.*'ann', 'bob'",
+        ),
         ({"ann": (X, Y)}, {"truth": {"ann": 0, "bob": 1}}, "truth must.*'bob'"),
         ({"ann": (X, Y)}, {"test": {}}, "test must.*'ann'"),
         ({"ann": (X, Y), "bob": (X, Y)}, {"test": {"ann": (X, Y)}}, "test must.*'bob'"),
         ({"ann": (X, Y)}, {"truth": {"ann": "north"}}, "'ann'"),
     ],
 )
-def test_mappings_that_do_not_fit_together_are_refused(clients: dict[str, Any], more: dict[str, Any], sentence: str) -> None:
+def test_mappings_that_do_not_fit_together_are_refused(
+    clients: dict[str, Any], more: dict[str, Any], sentence: str
+) -> None:
     refused(sentence, lambda: Federation.from_arrays(clients, seed=0, **more))
 
 
 def test_own_arrays_keep_their_samples_and_hold_out_a_fifth_at_random() -> None:
-    federation = Federation.from_arrays({"ann": (X, Y), "bob": (X + 1, Y)}, truth={"bob": 0, "ann": 1}, seed=0)
+    federation = Federation.from_arrays(
+        {"ann": (X, Y), "bob": (X + 1, Y)}, truth={"bob": 0, "ann": 1}, seed=0
+    )
     ann = federation.shards[0]
-    assert (len(ann.y), len(ann.y_test), federation.truth, federation.classes, federation.names) == (8, 2, (1, 0), 2, ("ann", "bob"))
+    assert (
+        len(ann.y),
+        len(ann.y_test),
+        federation.truth,
+        federation.classes,
+        federation.names,
+    ) == (8, 2, (1, 0), 2, ("ann", "bob"))
     given = sorted((tuple(x), int(y)) for x, y in zip(X.astype(np.float32), Y, strict=True))
-    assert sorted((tuple(x), int(y)) for x, y in zip((*ann.x, *ann.x_test), (*ann.y, *ann.y_test), strict=True)) == given
+    assert (
+        sorted(
+            (tuple(x), int(y))
+            for x, y in zip((*ann.x, *ann.x_test), (*ann.y, *ann.y_test), strict=True)
+        )
+        == given
+    )
     assert ann.x.dtype == np.float32 and ann.y.dtype == np.int64
-    splits = {Federation.from_arrays({"ann": (X, Y)}, seed=seed).shards[0].x_test.tobytes() for seed in range(10)}
+    splits = {
+        Federation.from_arrays({"ann": (X, Y)}, seed=seed).shards[0].x_test.tobytes()
+        for seed in range(10)
+    }
     assert len(splits) > 5
 
 
@@ -209,10 +278,14 @@ def test_a_clients_split_does_not_depend_on_who_else_is_there() -> None:
 
 
 def test_held_out_samples_are_kept_and_may_be_none() -> None:
-    federation = Federation.from_arrays({"ann": (X, Y), "bob": (X, Y)}, test={"ann": (X[:3], Y[:3] + 4), "bob": ([], [])}, seed=0)
+    federation = Federation.from_arrays(
+        {"ann": (X, Y), "bob": (X, Y)}, test={"ann": (X[:3], Y[:3] + 4), "bob": ([], [])}, seed=0
+    )
     assert [(len(s.y), len(s.y_test)) for s in federation.shards] == [(10, 3), (10, 0)]
     assert np.array_equal(federation.shards[0].x, X.astype(np.float32)) and federation.classes == 6
-    assert [len(s.y_test) for s in Federation.from_arrays({"ann": (X[:4], Y[:4])}, seed=0).shards] == [0]
+    assert [
+        len(s.y_test) for s in Federation.from_arrays({"ann": (X[:4], Y[:4])}, seed=0).shards
+    ] == [0]
 
 
 def test_lists_are_arrays_too() -> None:
@@ -221,7 +294,9 @@ def test_lists_are_arrays_too() -> None:
 
 
 def test_the_digest_changes_with_every_sample() -> None:
-    base = Federation.from_arrays({"ann": (X, Y), "bob": (X, Y)}, test={"ann": (X[:3], Y[:3]), "bob": (X[:3], Y[:3])}, seed=0)
+    base = Federation.from_arrays(
+        {"ann": (X, Y), "bob": (X, Y)}, test={"ann": (X[:3], Y[:3]), "bob": (X[:3], Y[:3])}, seed=0
+    )
     seen = {base.digest()}
 
     def changed(who: int, part: str, at: int) -> str:
@@ -231,7 +306,12 @@ def test_the_digest_changes_with_every_sample() -> None:
         shards[who] = replace(shards[who], **{part: array})
         return replace(base, shards=tuple(shards)).digest()
 
-    variants = [(who, part, at) for who in (0, 1) for part, n in (("x", 10), ("y", 10), ("x_test", 3), ("y_test", 3)) for at in range(n)]
+    variants = [
+        (who, part, at)
+        for who in (0, 1)
+        for part, n in (("x", 10), ("y", 10), ("x_test", 3), ("y_test", 3))
+        for at in range(n)
+    ]
     seen |= {changed(*v) for v in variants}
     assert len(seen) == 1 + len(variants)
     assert replace(base, shards=base.shards[:1], names=("ann",)).digest() not in seen
@@ -240,19 +320,40 @@ def test_the_digest_changes_with_every_sample() -> None:
 def test_the_digest_tells_shapes_and_order_apart() -> None:
     y = np.zeros(4, np.int64)
     x = np.arange(16, dtype=np.float32)
-    flat, square = (Shard(x.reshape(shape), y, x[:0].reshape(0, *shape[1:]), y[:0]) for shape in ((4, 4), (4, 2, 2)))
+    flat, square = (
+        Shard(x.reshape(shape), y, x[:0].reshape(0, *shape[1:]), y[:0])
+        for shape in ((4, 4), (4, 2, 2))
+    )
     moved = Shard(flat.x[:3], y[:3], flat.x[3:], y[3:])
-    assert len({fingerprint(flat), fingerprint(square), fingerprint(moved), fingerprint(replace(flat, x=flat.x[::-1]))}) == 4
-    both = [Federation(("a", "b"), shards, 1, 0).digest() for shards in ((flat, moved), (moved, flat))]
+    assert (
+        len(
+            {
+                fingerprint(flat),
+                fingerprint(square),
+                fingerprint(moved),
+                fingerprint(replace(flat, x=flat.x[::-1])),
+            }
+        )
+        == 4
+    )
+    both = [
+        Federation(("a", "b"), shards, 1, 0).digest() for shards in ((flat, moved), (moved, flat))
+    ]
     assert both[0] != both[1]
 
 
 def test_clients_whose_names_read_alike_are_refused() -> None:
-    refused("clients: 1 and '1' would both be the client '1'", lambda: Federation.from_arrays({1: (X, Y), "1": (X, Y)}, seed=0))  # type: ignore[dict-item]
+    refused(
+        "clients: 1 and '1' would both be the client '1'",
+        lambda: Federation.from_arrays({1: (X, Y), "1": (X, Y)}, seed=0),
+    )  # type: ignore[dict-item]
     two = {"1": (X, Y), "2": (X, Y)}
     for what in ("test", "truth"):
         twice = {1: 0, "1": 0, "2": 0} if what == "truth" else {1: (X, Y), **two}
-        refused(f"{what}: 1 and '1' would both be", lambda twice=twice, what=what: Federation.from_arrays(two, seed=0, **{what: twice}))  # type: ignore[misc]
+        refused(
+            f"{what}: 1 and '1' would both be",
+            lambda twice=twice, what=what: Federation.from_arrays(two, seed=0, **{what: twice}),
+        )  # type: ignore[misc]
 
 
 def test_numbers_are_names_too_however_they_are_written() -> None:
@@ -269,7 +370,11 @@ def test_numbers_are_names_too_however_they_are_written() -> None:
     [
         ([(X, Y), (X, Y)], {}, r"clients is a mapping {name: \(X, y\)}, not list: dict\(enumerate"),
         (X, {}, "clients is a mapping"),
-        ({"ann": (X, Y)}, {"truth": [0]}, "truth is a mapping {name: cluster}, not list: with an entry for every client"),
+        (
+            {"ann": (X, Y)},
+            {"truth": [0]},
+            "truth is a mapping {name: cluster}, not list: with an entry for every client",
+        ),
         ({"ann": (X, Y)}, {"truth": "north"}, "truth is a mapping"),
         ({"ann": (X, Y)}, {"test": [(X, Y)]}, "test is a mapping"),
         ({"ann": (X, Y)}, {"truth": {"ann": "north"}}, "number the clusters from 0"),
@@ -288,13 +393,17 @@ def test_scenarios_go_by_name_too() -> None:
     assert digest("rotation+dirichlet")
     refused("did you mean 'label-swap'", lambda: digest("label-swpa"))
     for kind in (LabelSwap, 3):
-        refused("scenario = .* is none: give a name such as 'label-swap', or an object", lambda kind=kind: digest(kind))
+        refused(
+            "scenario = .* is none: give a name such as 'label-swap', or an object",
+            lambda kind=kind: digest(kind),
+        )
 
 
 def test_a_repr_is_one_short_line() -> None:
     federation = Federation.simulate("digits", clients=4, samples=20, seed=0)
     assert repr(federation) == (
-        "<Federation digits (label-swap): 4 clients, 80 training and 20 test samples of shape (1, 8, 8), 10 classes, seed 0>"
+        "<Federation digits (label-swap): 4 clients, 80 training and 20 test samples of shape (1, "
+        "8, 8), 10 classes, seed 0>"
     )
     wide = Federation.from_arrays({"ann": (np.ones((4, 500)), [0, 1, 0, 1])}, seed=0)
     named = replace(wide, feature_names=tuple(f"pixel{k}" for k in range(500)))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from securecluster.core.randomness import Randomness
 from securecluster.data import (
     SCENARIOS,
     Combined,
@@ -28,12 +29,11 @@ from securecluster.data import (
     Source,
     Tasks,
 )
-from securecluster.data.parts import Part
+from securecluster.data.datasets import Task
 from securecluster.data.pools import ArrayPool
+from securecluster.data.scenario_base import Part
 from securecluster.data.scenarios import scenario
-from securecluster.data.sources import Task
 from securecluster.errors import UsageError
-from securecluster.randomness import Randomness
 
 SEEDS = st.integers(0, 10**6)
 Toy = Callable[..., Source]
@@ -42,7 +42,9 @@ HALVES = (Task("low", (0, 1, 2, 3, 4)), Task("high", (5, 6, 7, 8, 9)))
 
 def flat(classes: int = 10, n: int = 100) -> Source:
     """A source of vectors."""
-    return Source("flat", classes, (4,), ArrayPool(np.zeros((n, 4), np.float32), np.arange(n) % classes))
+    return Source(
+        "flat", classes, (4,), ArrayPool(np.zeros((n, 4), np.float32), np.arange(n) % classes)
+    )
 
 
 @settings(deadline=None, max_examples=60)
@@ -64,12 +66,16 @@ def test_clusters_come_in_random_order() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(SEEDS, st.integers(2, 12))
-def test_each_cluster_swaps_exactly_one_pair_and_no_two_share_a_label(seed: int, classes: int) -> None:
+def test_each_cluster_swaps_exactly_one_pair_and_no_two_share_a_label(
+    seed: int, classes: int
+) -> None:
     y = np.tile(np.arange(classes), 3)
     x = np.arange(len(y), dtype=np.float32)[:, None]
     touched: list[int] = []
     for cluster in range(classes // 2):
-        new_x, new_y = LabelSwap(clusters=classes // 2).transform(cluster, x, y, classes, Randomness(seed))
+        new_x, new_y = LabelSwap(clusters=classes // 2).transform(
+            cluster, x, y, classes, Randomness(seed)
+        )
         moved = {(int(a), int(b)) for a, b in zip(y, new_y, strict=True) if a != b}
         assert len(moved) == 2 and {(b, a) for a, b in moved} == moved
         assert all(b == dict(moved).get(int(a), int(a)) for a, b in zip(y, new_y, strict=True))
@@ -81,16 +87,24 @@ def test_each_cluster_swaps_exactly_one_pair_and_no_two_share_a_label(seed: int,
 
 def test_pairs_follow_the_seed() -> None:
     y = np.arange(10)
-    swaps = {tuple(LabelSwap().transform(0, y[:, None], y, 10, Randomness(seed))[1].tolist()) for seed in range(20)}
+    swaps = {
+        tuple(LabelSwap().transform(0, y[:, None], y, 10, Randomness(seed))[1].tolist())
+        for seed in range(20)
+    }
     assert len(swaps) > 5
 
 
 @settings(deadline=None, max_examples=40)
 @given(SEEDS, st.integers(2, 7), st.data())
-def test_each_cluster_permutes_all_labels_in_its_own_way(seed: int, classes: int, data: st.DataObject) -> None:
+def test_each_cluster_permutes_all_labels_in_its_own_way(
+    seed: int, classes: int, data: st.DataObject
+) -> None:
     clusters = data.draw(st.integers(1, 2 if classes == 2 else 6))
     x, y = np.zeros((classes, 1), np.float32), np.arange(classes)
-    made = [tuple(LabelPermutation(clusters).transform(c, x, y, classes, Randomness(seed))[1].tolist()) for c in range(clusters)]
+    made = [
+        tuple(LabelPermutation(clusters).transform(c, x, y, classes, Randomness(seed))[1].tolist())
+        for c in range(clusters)
+    ]
     assert all(sorted(p) == list(range(classes)) for p in made)
     assert len(set(made)) == clusters
 
@@ -119,21 +133,36 @@ def test_inversion_makes_negatives_of_the_second_cluster() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Rotation(4), Rotation(2), Inversion(), LabelPermutation(3), Dirichlet() + Rotation(3), LabelSwap(2) + Inversion()]
+    "kind",
+    [
+        Rotation(4),
+        Rotation(2),
+        Inversion(),
+        LabelPermutation(3),
+        Dirichlet() + Rotation(3),
+        LabelSwap(2) + Inversion(),
+    ],
 )
 def test_federations_treat_training_and_test_data_alike(kind: Scenario, toy: Toy) -> None:
-    """What happened to a sample is read off its pixels and label; it must be the same within a cluster, and differ elsewhere."""
+    """What happened to a sample is read off its pixels and label; it must be the same within a
+    cluster, and differ elsewhere.
+    """
     source = toy(n=2000, test=400)
     federation = Federation.simulate(source, scenario=kind, clients=12, samples=40, seed=5)
     assert federation.truth is not None and source.test is not None
     done: dict[int, set[Any]] = {}
     for shard, cluster in zip(federation.shards, federation.truth, strict=True):
-        for x, y, pool, first in ((shard.x, shard.y, source.train, 0), (shard.x_test, shard.y_test, source.test, 100_000)):
+        for x, y, pool, first in (
+            (shard.x, shard.y, source.train, 0),
+            (shard.x_test, shard.y_test, source.test, 100_000),
+        ):
             for image, label in zip(x, y, strict=True):
                 negative = image.max() < first - 1 or (first == 0 and image.min() < 0)
                 plain = 1 - image if negative else image
                 row = int(plain.min())
-                done.setdefault(cluster, set()).add((bool(negative), tuple((plain - row).ravel().tolist())))
+                done.setdefault(cluster, set()).add(
+                    (bool(negative), tuple((plain - row).ravel().tolist()))
+                )
                 if not any(isinstance(p, LabelPermutation | LabelSwap) for p in kind.parts):
                     assert label == pool.y[row - first]
     per_cluster = [frozenset(done[c]) for c in sorted(done)]
@@ -145,11 +174,16 @@ def test_federations_treat_training_and_test_data_alike(kind: Scenario, toy: Toy
 
 def test_label_permutations_hold_for_all_samples_of_a_cluster(toy: Toy) -> None:
     source = toy(n=2000, test=400)
-    federation = Federation.simulate(source, scenario=LabelPermutation(3), clients=9, samples=100, seed=1)
+    federation = Federation.simulate(
+        source, scenario=LabelPermutation(3), clients=9, samples=100, seed=1
+    )
     assert federation.truth is not None and source.test is not None
     maps: dict[int, dict[int, set[int]]] = {c: {k: set() for k in range(10)} for c in range(3)}
     for shard, cluster in zip(federation.shards, federation.truth, strict=True):
-        for x, y, labels, first in ((shard.x, shard.y, source.train.y, 0), (shard.x_test, shard.y_test, source.test.y, 100_000)):
+        for x, y, labels, first in (
+            (shard.x, shard.y, source.train.y, 0),
+            (shard.x_test, shard.y_test, source.test.y, 100_000),
+        ):
             for image, label in zip(x, y, strict=True):
                 maps[cluster][int(labels[int(image.min()) - first])].add(int(label))
     assert all(len(to) == 1 for each in maps.values() for to in each.values())
@@ -163,7 +197,9 @@ def test_iid_leaves_everything_as_it_is(toy: Toy) -> None:
     assert federation.truth == (0,) * 7
     for shard in federation.shards:
         rows = shard.x.min(axis=(1, 2, 3)).astype(int)
-        assert np.array_equal(shard.x, source.train.read(rows)) and np.array_equal(shard.y, source.train.y[rows])
+        assert np.array_equal(shard.x, source.train.read(rows)) and np.array_equal(
+            shard.y, source.train.y[rows]
+        )
 
 
 def test_a_source_is_not_changed_by_what_is_dealt_from_it(toy: Toy) -> None:
@@ -203,14 +239,21 @@ CANNOT: list[tuple[Scenario, int, int, str]] = [
     (Tasks(), 20, 10, "none are defined for toy"),
     (Natural(), 20, 10, "needs a data set whose samples belong to clients"),
     (Iid() + Dirichlet(), 20, 10, "'iid' and 'dirichlet' both"),
-    (LabelSwap() + LabelSwap(), 20, 10, "'label-swap' can be combined with others, not with itself"),
+    (
+        LabelSwap() + LabelSwap(),
+        20,
+        10,
+        "'label-swap' can be combined with others, not with itself",
+    ),
     (Dirichlet(clusters=3) + Rotation() + Inversion(), 20, 10, "24 clusters among 20 clients"),
     (LabelSwap() + Rotation(), 15, 10, "16 clusters among 15"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "clients", "classes", "words"), CANNOT)
-def test_combinations_that_cannot_be_made_are_refused(kind: Scenario, clients: int, classes: int, words: str, toy: Toy) -> None:
+def test_combinations_that_cannot_be_made_are_refused(
+    kind: Scenario, clients: int, classes: int, words: str, toy: Toy
+) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         Federation.simulate(toy(classes=classes), scenario=kind, clients=clients, seed=0)
     assert "\n" not in str(caught.value)
@@ -239,7 +282,9 @@ def test_tasks_that_cannot_be_made_are_refused(kind: Scenario, words: str, toy: 
 def test_vectors_cannot_be_turned_or_inverted(kind: Part) -> None:
     with pytest.raises(UsageError, match=rf"'{kind.name}'.*samples of flat have shape \(4,\)"):
         Federation.simulate(flat(), scenario=kind, clients=4, seed=0)
-    oblong = Source("oblong", 10, (1, 2, 3), ArrayPool(np.zeros((50, 1, 2, 3), np.float32), np.arange(50) % 10))
+    oblong = Source(
+        "oblong", 10, (1, 2, 3), ArrayPool(np.zeros((50, 1, 2, 3), np.float32), np.arange(50) % 10)
+    )
     if isinstance(kind, Rotation):
         with pytest.raises(UsageError, match=r"square images.*\(1, 2, 3\)"):
             Federation.simulate(oblong, scenario=kind, clients=4, seed=0)
@@ -247,7 +292,16 @@ def test_vectors_cannot_be_turned_or_inverted(kind: Part) -> None:
         assert len(Federation.simulate(oblong, scenario=kind, clients=4, seed=0)) == 4
 
 
-@pytest.mark.parametrize("kind", [LabelSwap(clusters=5), LabelSwap(clusters=1), Iid(), LabelPermutation(5), Pathological(clusters=5)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        LabelSwap(clusters=5),
+        LabelSwap(clusters=1),
+        Iid(),
+        LabelPermutation(5),
+        Pathological(clusters=5),
+    ],
+)
 def test_combinations_at_the_limit_are_made(kind: Scenario, toy: Toy) -> None:
     assert len(Federation.simulate(toy(), scenario=kind, clients=5, seed=0)) == 5
 
@@ -262,7 +316,9 @@ def test_combinations_at_the_limit_are_made(kind: Scenario, toy: Toy) -> None:
         (Iid() + Rotation(3), 3),
     ],
 )
-def test_the_true_clusters_of_a_combination_are_the_distinct_pairs(kind: Scenario, clusters: int, toy: Toy) -> None:
+def test_the_true_clusters_of_a_combination_are_the_distinct_pairs(
+    kind: Scenario, clusters: int, toy: Toy
+) -> None:
     truth = Federation.simulate(toy(n=2000, tasks=HALVES), scenario=kind, clients=20, seed=3).truth
     assert truth is not None
     counts = np.bincount(truth)
@@ -271,7 +327,9 @@ def test_the_true_clusters_of_a_combination_are_the_distinct_pairs(kind: Scenari
 
 def test_combined_clusters_cross_each_other(toy: Toy) -> None:
     """Each label window meets each rotation, and `truth` tells all of these apart."""
-    federation = Federation.simulate(toy(n=4000), scenario=Pathological(clusters=2) + Rotation(2), clients=12, samples=50, seed=0)
+    federation = Federation.simulate(
+        toy(n=4000), scenario=Pathological(clusters=2) + Rotation(2), clients=12, samples=50, seed=0
+    )
     assert federation.truth is not None and federation.scenario == "pathological+rotation"
     seen = {
         cluster: (frozenset(shard.y.tolist()), bool(shard.x[0, 0, 0, 0] > shard.x[0, 0, 2, 2]))
@@ -295,12 +353,18 @@ def test_scenarios_by_name() -> None:
     assert scenario("pathological", labels=3) == Pathological(labels=3)
     assert scenario("label-split", 3, labels=4, overlap=True) == LabelSplit(3, 4, True)
     assert scenario("tasks", minority=0.2, sizes=(1.0, 2.0)) == Tasks(0.2, (1.0, 2.0))
-    assert scenario("rotation + dirichlet", 2, alpha=0.1) == Combined((Rotation(2), Dirichlet(0.1))) == Rotation(2) + Dirichlet(0.1)
+    assert (
+        scenario("rotation + dirichlet", 2, alpha=0.1)
+        == Combined((Rotation(2), Dirichlet(0.1)))
+        == Rotation(2) + Dirichlet(0.1)
+    )
     assert scenario("rotation", overlap=True) == Rotation() + Iid(overlap=True)
     assert str(Rotation() + Dirichlet()) == "rotation+dirichlet" and str(Rotation()) == "rotation"
     assert all(kind.name == name for name, kind in SCENARIOS.items())
-    assert set(SCENARIOS) == {"iid", "label-swap", "label-permutation", "rotation", "inversion", "pathological", "dirichlet", "label-split",
-                              "tasks", "natural", "topics"}  # fmt: skip
+    assert set(SCENARIOS) == {
+        "iid", "label-swap", "label-permutation", "rotation", "inversion", "pathological",
+        "dirichlet", "label-split", "tasks", "natural", "topics",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -312,7 +376,11 @@ def test_scenarios_by_name() -> None:
         ("rotation+", {}, "unknown scenario ''"),
         ("rotation+tsaks", {}, "did you mean 'tasks'"),
         ("rotation", {"alpha": 1.0}, "'rotation' has no alpha: leave it out, or use dirichlet"),
-        ("iid", {"labels": 2}, "has no labels per client: leave it out, or use pathological, label-split"),
+        (
+            "iid",
+            {"labels": 2},
+            "has no labels per client: leave it out, or use pathological, label-split",
+        ),
         ("dirichlet+rotation", {"minority": 0.1}, "has no minority.*tasks"),
         ("iid", {"sizes": (1.0,)}, "has no task sizes.*tasks"),
         ("natural", {"overlap": True}, "has no overlap"),
@@ -321,6 +389,8 @@ def test_scenarios_by_name() -> None:
         ("rotation+inversion", {"clusters": 2}, "several numbers of clusters"),
     ],
 )
-def test_names_and_fields_that_do_not_exist_are_refused(text: str, given: dict[str, Any], words: str) -> None:
+def test_names_and_fields_that_do_not_exist_are_refused(
+    text: str, given: dict[str, Any], words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         scenario(text, **given)

@@ -1,4 +1,6 @@
-"""Dealing sequences: topics, natural clients in the order of time, and what has no labels to deal by."""
+"""Dealing sequences: topics, natural clients in the order of time, and what has no labels to deal
+by.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ from securecluster.data import (
     Tasks,
     Topics,
 )
+from securecluster.data.datasets import default_scenario
 from securecluster.data.pools import ArrayPool, lasting
 from securecluster.data.scenarios import scenario
-from securecluster.data.sources import default_scenario
 from securecluster.errors import UsageError
-from securecluster.objectives import Language, Objective, Trajectory
+from securecluster.models.objectives import Language, Objective, Trajectory
 
 TEST_ROWS = 100_000  # rows of the test pool are numbered from here
 NAMES = np.array(["arts", "law", "sport", "war", "trade"], object)
@@ -45,15 +47,30 @@ def tokens(first: int, count: int, **known: Any) -> ArrayPool:
     return ArrayPool(rows, rows.copy(), **known)
 
 
-def text(n: int = 500, test: int | None = 200, owners: Any = None, groups: Any = None, gap: int | None = None) -> Source:
-    """A source of texts; groups by the row's number unless they are given, and larger the later they come."""
+def text(
+    n: int = 500,
+    test: int | None = 200,
+    owners: Any = None,
+    groups: Any = None,
+    gap: int | None = None,
+) -> Source:
+    """A source of texts; groups by the row's number unless they are given, and larger the later
+    they come.
+    """
     draw = np.random.default_rng(n)
 
     def topics(count: int) -> Any:
         return NAMES[draw.choice(5, count, p=[0.1, 0.15, 0.2, 0.25, 0.3])]
 
     train = tokens(0, n, owners=owners, groups=topics(n) if owners is None else groups, gap=gap)
-    return Source("texts", 10**6, (4,), train, None if test is None else tokens(TEST_ROWS, test, groups=topics(test)), objective=Language())
+    return Source(
+        "texts",
+        10**6,
+        (4,),
+        train,
+        None if test is None else tokens(TEST_ROWS, test, groups=topics(test)),
+        objective=Language(),
+    )
 
 
 def hands(federation: Federation) -> Iterator[tuple[list[int], list[int]]]:
@@ -64,13 +81,25 @@ def hands(federation: Federation) -> Iterator[tuple[list[int], list[int]]]:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(1, 5), st.integers(5, 14), st.sampled_from([None, 6]), st.sampled_from([None, 500]), SEEDS)
+@given(
+    st.integers(1, 5),
+    st.integers(5, 14),
+    st.sampled_from([None, 6]),
+    st.sampled_from([None, 500]),
+    SEEDS,
+)
 def test_clients_hold_one_topic_each_and_no_window_twice(
     clusters: int, clients: int, samples: int | None, test: int | None, seed: int
 ) -> None:
     source = text(1500, test)
-    federation = Federation.simulate(source, scenario=Topics(clusters), clients=clients, samples=samples, seed=seed)
-    assert source.train.groups is not None and federation.truth is not None and federation.scenario == "topics"
+    federation = Federation.simulate(
+        source, scenario=Topics(clusters), clients=clients, samples=samples, seed=seed
+    )
+    assert (
+        source.train.groups is not None
+        and federation.truth is not None
+        and federation.scenario == "topics"
+    )
     sizes = Counter(federation.truth)
     assert set(sizes) == set(range(clusters)) and max(sizes.values()) - min(sizes.values()) <= 1
     topic: dict[int, set[str]] = {}
@@ -81,12 +110,19 @@ def test_clients_hold_one_topic_each_and_no_window_twice(
             assert pool is not None and pool.groups is not None
             known.append(pool.groups[row - (TEST_ROWS if test else 0)])
         topic.setdefault(cluster, set()).update(known)
-    assert all(len(names) == 1 for names in topic.values()) and len(set(map(frozenset, topic.values()))) == clusters
+    assert (
+        all(len(names) == 1 for names in topic.values())
+        and len(set(map(frozenset, topic.values()))) == clusters
+    )
     largest = {name for name, _ in Counter(source.train.groups.tolist()).most_common(clusters)}
     assert {name for names in topic.values() for name in names} == largest
     dealt = [row for pair in hands(federation) for hand in pair for row in hand]
     assert len(dealt) == len(set(dealt))
-    assert len({len(s.y) for s in federation.shards}) == len({len(s.y_test) for s in federation.shards}) == 1
+    assert (
+        len({len(s.y) for s in federation.shards})
+        == len({len(s.y_test) for s in federation.shards})
+        == 1
+    )
     if samples:
         assert {(len(s.y), len(s.y_test)) for s in federation.shards} == {(6, 2)}
 
@@ -94,19 +130,33 @@ def test_clients_hold_one_topic_each_and_no_window_twice(
 def test_all_windows_of_the_scarcest_topic_are_dealt() -> None:
     source = text()
     federation = Federation.simulate(source, scenario=Topics(5), clients=10, seed=0)
-    assert source.train.groups is not None and source.test is not None and source.test.groups is not None
-    for pool, size in ((source.train.groups, len(federation.shards[0].y)), (source.test.groups, len(federation.shards[0].y_test))):
+    assert (
+        source.train.groups is not None
+        and source.test is not None
+        and source.test.groups is not None
+    )
+    for pool, size in (
+        (source.train.groups, len(federation.shards[0].y)),
+        (source.test.groups, len(federation.shards[0].y_test)),
+    ):
         assert size == min(Counter(pool.tolist()).values()) // 2
     with pytest.raises(UsageError, match=f"at most {len(federation.shards[0].y)} each, not 300"):
         Federation.simulate(source, scenario=Topics(5), clients=10, samples=300, seed=0)
-    shared = Federation.simulate(source, scenario=Topics(5, overlap=True), clients=10, samples=30, seed=0)
+    shared = Federation.simulate(
+        source, scenario=Topics(5, overlap=True), clients=10, samples=30, seed=0
+    )
     dealt = [row for train, _ in hands(shared) for row in train]
-    assert len(dealt) == 300 > len(set(dealt)) and all(len(set(train)) == 30 for train, _ in hands(shared))
+    assert len(dealt) == 300 > len(set(dealt)) and all(
+        len(set(train)) == 30 for train, _ in hands(shared)
+    )
 
 
 def test_the_order_of_topics_and_windows_follows_the_seed() -> None:
     made = [Federation.simulate(text(), clients=8, samples=5, seed=seed) for seed in (0, 1, 0)]
-    assert made[0].digest() == made[2].digest() != made[1].digest() and len({m.truth for m in made}) == 2
+    assert (
+        made[0].digest() == made[2].digest() != made[1].digest()
+        and len({m.truth for m in made}) == 2
+    )
     assert {m.scenario for m in made} == {"topics"}
 
 
@@ -127,20 +177,31 @@ def test_in_time_the_last_fifth_is_held_out_after_the_gap(gap: int, samples: int
         own = [row for row, owner in enumerate(source.train.owners) if owner == name]
         fifth = len(own) // 5
         first, last = own[: len(own) - fifth - gap], own[len(own) - fifth :]
-        assert (train, held) == (first[:samples], last if samples is None else last[: max(1, round(samples / 4))])
+        assert (train, held) == (
+            first[:samples],
+            last if samples is None else last[: max(1, round(samples / 4))],
+        )
 
 
 def test_without_an_order_a_random_fifth_is_held_out() -> None:
     source = owned(None)
-    held = [rows for _, rows in hands(Federation.simulate(source, scenario=Natural(), clients=12, seed=0))]
+    held = [
+        rows
+        for _, rows in hands(Federation.simulate(source, scenario=Natural(), clients=12, seed=0))
+    ]
     assert source.train.owners is not None
-    last = [set(np.flatnonzero(source.train.owners == name)[-4:].tolist()) for name in sorted(set(source.train.owners))]
+    last = [
+        set(np.flatnonzero(source.train.owners == name)[-4:].tolist())
+        for name in sorted(set(source.train.owners))
+    ]
     assert all(set(a) != b for a, b in zip(held, last, strict=True))
 
 
 def test_groups_of_natural_clients_are_a_reference() -> None:
     federation = Federation.simulate(owned(1), clients=12, seed=0)
-    assert federation.scenario == "natural" and federation.truth == tuple(int(name[1:]) % 3 for name in federation.names)
+    assert federation.scenario == "natural" and federation.truth == tuple(
+        int(name[1:]) % 3 for name in federation.names
+    )
     assert Federation.simulate(owned(1, grouped=False), clients=12, seed=0).truth is None
 
 
@@ -151,7 +212,15 @@ def test_topics_of_owners_draw_as_many_of_each_group(seed: int) -> None:
     natural = Federation.simulate(source, scenario=Natural(), clients=12, seed=seed)
     assert federation.truth is not None and sorted(Counter(federation.truth).values()) == [2, 3, 3]
     assert len(set(federation.names)) == 8
-    assert len({(t, int(name[1:]) % 3) for t, name in zip(federation.truth, federation.names, strict=True)}) == 3
+    assert (
+        len(
+            {
+                (t, int(name[1:]) % 3)
+                for t, name in zip(federation.truth, federation.names, strict=True)
+            }
+        )
+        == 3
+    )
     for name, shard in zip(federation.names, federation.shards, strict=True):
         assert np.array_equal(shard.x, natural.shards[natural.names.index(name)].x)
         assert np.array_equal(shard.x_test, natural.shards[natural.names.index(name)].x_test)
@@ -159,7 +228,9 @@ def test_topics_of_owners_draw_as_many_of_each_group(seed: int) -> None:
 
 def test_owners_with_too_few_rows_are_left_out() -> None:
     owners = np.array(list("aaaabbbbbcccccccddddddd")[::-1], object)
-    assert {owners[r] for r in lasting(owners, 0)} == {"b", "c", "d"} and {owners[r] for r in lasting(owners, 4)} == {"c", "d"}
+    assert {owners[r] for r in lasting(owners, 0)} == {"b", "c", "d"} and {
+        owners[r] for r in lasting(owners, 4)
+    } == {"c", "d"}
     assert lasting(owners, 6).size == 0 and lasting(owners, 0).tolist() == list(range(19))
 
 
@@ -168,32 +239,58 @@ def test_iid_deals_sequences_at_random(test: int | None) -> None:
     federation = Federation.simulate(text(100, test), scenario=Iid(), clients=4, seed=0)
     dealt = [row for pair in hands(federation) for hand in pair for row in hand]
     assert federation.truth == (0,) * 4 and len(dealt) == len(set(dealt)) == 100 + (test or 0)
-    assert sorted(dealt[:20]) != dealt[:20] and federation.objective == Language() and federation.classes == 10**6
+    assert (
+        sorted(dealt[:20]) != dealt[:20]
+        and federation.objective == Language()
+        and federation.classes == 10**6
+    )
 
 
 def bare(kind: Objective) -> Source:
     """A source without owners and groups."""
     draw = np.random.default_rng(0)
     if isinstance(kind, Language):
-        return Source("texts", 9, (4,), ArrayPool(draw.integers(0, 9, (80, 4)), draw.integers(0, 9, (80, 4))), objective=kind)
+        return Source(
+            "texts",
+            9,
+            (4,),
+            ArrayPool(draw.integers(0, 9, (80, 4)), draw.integers(0, 9, (80, 4))),
+            objective=kind,
+        )
     x, y = draw.random((80, 5, 2), np.float32), draw.random((80, 2), np.float32)
     return Source("tracks", 2, (5, 2), ArrayPool(x, y), objective=kind)
 
 
-LABELLED = [LabelSwap(1), LabelPermutation(2), Pathological(), Dirichlet(), LabelSplit(), Tasks(), Rotation(), Inversion()]
+LABELLED = [
+    LabelSwap(1),
+    LabelPermutation(2),
+    Pathological(),
+    Dirichlet(),
+    LabelSplit(),
+    Tasks(),
+    Rotation(),
+    Inversion(),
+]
 
 
 @pytest.mark.parametrize("kind", [Language(), Trajectory()])
 @pytest.mark.parametrize("what", [*LABELLED, Iid() + LabelSwap(2)], ids=str)
 def test_scenarios_of_labels_and_images_are_refused(what: Scenario, kind: Objective) -> None:
-    with pytest.raises(UsageError, match=r"deals with labelled samples, and those of (texts|tracks) have no labels: use iid$"):
+    with pytest.raises(
+        UsageError,
+        match=r"deals with labelled samples, and those of (texts|tracks) have no labels: use iid$",
+    ):
         Federation.simulate(bare(kind), scenario=what, clients=4, seed=0)
     with pytest.raises(UsageError, match=r"have no labels: use iid or natural or topics$"):
         Federation.simulate(owned(1), scenario=what, clients=4, seed=0)
 
 
 def test_every_scenario_is_either_refused_or_dealt() -> None:
-    assert {part.name for what in LABELLED for part in what.parts} | {"iid", "natural", "topics"} == set(SCENARIOS)
+    assert {part.name for what in LABELLED for part in what.parts} | {
+        "iid",
+        "natural",
+        "topics",
+    } == set(SCENARIOS)
 
 
 @pytest.mark.parametrize("kind", [Language(), Trajectory()])
@@ -201,7 +298,9 @@ def test_a_source_without_owners_and_groups_is_dealt_iid(kind: Objective) -> Non
     federation = Federation.simulate(bare(kind), clients=4, samples=10, seed=0)
     assert federation.scenario == "iid" and federation.objective == kind
     given = {row.tobytes() for row in bare(kind).train.read(np.arange(80))}
-    assert all(row.tobytes() in given for shard in federation.shards for row in (*shard.x, *shard.x_test))
+    assert all(
+        row.tobytes() in given for shard in federation.shards for row in (*shard.x, *shard.x_test)
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,14 +310,21 @@ def test_a_source_without_owners_and_groups_is_dealt_iid(kind: Objective) -> Non
         (text(), Topics(4), 3, "at most 3 clusters"),
         (text(), Topics(0), 3, "at least one"),
         (text(), Natural(), 3, "needs a data set whose samples belong to clients"),
-        (bare(Language()), Topics(1), 3, "samples lie in groups, as those of ag_news and mobility, not texts"),
+        (
+            bare(Language()),
+            Topics(1),
+            3,
+            "samples lie in groups, as those of ag_news and mobility, not texts",
+        ),
         (owned(1), Topics(3), 12 + 1, "a group of texts has 4 clients, not 5: use fewer clients"),
         (owned(1), Topics(3, overlap=True), 6, "share none: leave the overlap out"),
         (owned(1), Natural(), 13, "has 12 clients of its own, not 13"),
         (text(), Topics(5), 400, "use fewer clients"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused(source: Source, what: Scenario, clients: int, words: str) -> None:
+def test_what_cannot_be_dealt_is_refused(
+    source: Source, what: Scenario, clients: int, words: str
+) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         Federation.simulate(source, scenario=what, clients=clients, seed=0)
     assert "\n" not in str(caught.value)
@@ -226,14 +332,20 @@ def test_what_cannot_be_dealt_is_refused(source: Source, what: Scenario, clients
 
 def test_a_test_pool_without_groups_is_refused() -> None:
     source = text()
-    without = Source("texts", 10**6, (4,), source.train, tokens(TEST_ROWS, 50), objective=Language())
+    without = Source(
+        "texts", 10**6, (4,), source.train, tokens(TEST_ROWS, 50), objective=Language()
+    )
     with pytest.raises(UsageError, match="test samples of texts lie in no groups"):
         Federation.simulate(without, scenario=Topics(2), clients=4, seed=0)
 
 
 def test_topics_by_name() -> None:
     assert scenario("topics") == Topics() and scenario("topics", 2, overlap=True) == Topics(2, True)
-    assert [default_scenario(name) for name in ("ag_news", "shakespeare", "mobility")] == ["topics", "natural", "natural"]
+    assert [default_scenario(name) for name in ("ag_news", "shakespeare", "mobility")] == [
+        "topics",
+        "natural",
+        "natural",
+    ]
     with pytest.raises(UsageError, match="as those of ag_news and mobility, not digits"):
         Federation.simulate("digits", scenario=Topics(), clients=8, seed=0)
 
@@ -241,4 +353,7 @@ def test_topics_by_name() -> None:
 def test_an_owner_of_four_rows_trains_on_all_of_them() -> None:
     """Where nothing is held out, no gap is left out either."""
     source = text(7, None, np.array(list("aaaabbb"), object), None, gap=2)
-    assert list(hands(Federation.simulate(source, scenario=Natural(), clients=2, seed=0))) == [([0, 1, 2, 3], []), ([4, 5, 6], [])]
+    assert list(hands(Federation.simulate(source, scenario=Natural(), clients=2, seed=0))) == [
+        ([0, 1, 2, 3], []),
+        ([4, 5, 6], []),
+    ]

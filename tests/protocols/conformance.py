@@ -1,7 +1,7 @@
 """What every protocol must keep, as functions that take a way to make one.
 
-Each raises AssertionError, or the error of the mistake, where a protocol does not keep it. `make(mask=…, rounds=…)`
-returns a protocol with these hyper-parameters.
+Each raises AssertionError, or the error of the mistake, where a protocol does not keep it.
+`make(mask=…, rounds=…)` returns a protocol with these hyper-parameters.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import Settings
 
-from securecluster import Federation, wire
-from securecluster.app import plots
-from securecluster.displacements import TraineeState
-from securecluster.endpoint import KEY_METHODS, message_types, release_of
-from securecluster.estimator import fit
-from securecluster.messages import RELAY, Call, Rows, Shared, reply_header
-from securecluster.pair_network import Plan
-from securecluster.run import Run
-from securecluster.state import pack, unpack
-from securecluster.transport import Framed
-from securecluster.walks import Format
+from securecluster import Federation
+from securecluster.app.plots import curves
+from securecluster.core.serialization import pack, unpack
+from securecluster.messaging import wire
+from securecluster.messaging.messages import RELAY, Call, Rows, Shared, reply_header
+from securecluster.protocols import Settings
+from securecluster.protocols.common.client import ClientState
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
+from securecluster.protocols.nsim.random_walks import Format
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runtime.endpoint import KEY_METHODS, message_types, release_of
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import Framed
 
 Make = Callable[..., Any]
 FULL = Settings(transcript="full")
@@ -36,18 +37,23 @@ SPREAD = {"rounds": 4, "participation": 0.6}
 
 def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
     """Synthetic users of NSIM, for images of digits."""
-    return [(draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
+    return [
+        (draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20))
+        for k in range(users)
+    ]
 
 
 def make_brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let NSIM's pair network hardly train, and draw no pictures: what they tell matters nowhere here."""
-    from securecluster import synthetic
+    """Let NSIM's pair network hardly train, and draw no pictures: what they tell matters nowhere
+    here.
+    """
+    from securecluster.protocols.nsim import synthetic_users
 
     def brief(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
-        return fit(rows, true, draws, grid=(Plan(steps=3),), networks=1)
+        return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
 
-    monkeypatch.setattr(synthetic, "fit", brief)
-    monkeypatch.setattr(plots, "draw", lambda *_: [])
+    monkeypatch.setattr(synthetic_users, "fit", brief)
+    monkeypatch.setattr(curves, "draw", lambda *_: [])
 
 
 def check_frames(make: Make, federation: Federation, **params: Any) -> None:
@@ -73,7 +79,9 @@ def check_replay(make: Make, federation: Federation, **params: Any) -> None:
     """Check that the server alone, against a transcript, ends in the same state bit for bit."""
     made = make(rounds=4, **params)
     fitted = made.fit(federation, Settings(transcript="full", dropout=0.2))
-    assert made.replay(fitted.transcript_, made.config(federation, "float32")) == fitted.server_state_
+    assert (
+        made.replay(fitted.transcript_, made.config(federation, "float32")) == fitted.server_state_
+    )
 
 
 def check_masked_round(make: Make, federation: Federation, mask: str) -> None:
@@ -86,13 +94,15 @@ def check_masked_round(make: Make, federation: Federation, mask: str) -> None:
 
 
 def check_nodes(make: Make, federation: Federation, **params: Any) -> None:
-    """Check that nodes with one client each, behind real frames, end with the models of all clients in one batch."""
+    """Check that nodes with one client each, behind real frames, end with the models of all clients
+    in one batch.
+    """
     made, settings = make(rounds=3, **params), Settings(dtype="float64")
     nodes = [made.build_client(federation, settings, [i]) for i in range(len(federation))]
     doors = {i: node.answer_frame for i, node in enumerate(nodes)}
     transport = Framed(doors, lambda name: message_types(made.client, name)[1])
     net = made.build_network(transport, made.config(federation, "float64"))
-    made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     together = made.fit(federation, settings).client_models_.values
     apart = torch.cat([node.client.models.values for node in nodes])
     torch.testing.assert_close(apart, together, rtol=0, atol=1e-9)
@@ -124,7 +134,8 @@ def check_resume(make: Make, federation: Federation, folder: Path, **params: Any
         assert resumed.bytes_ == whole.bytes_
         assert resumed.server_state_ == whole.server_state_
         assert resumed.transcript_.entries == whole.transcript_.entries
-        again = make(rounds=4, **params).fit(federation, settings, folder=home)  # as after a kill just before the end
+        # as after a kill just before the end
+        again = make(rounds=4, **params).fit(federation, settings, folder=home)
         assert again.server_state_ == whole.server_state_
         assert torch.equal(again.client_models_.values, whole.client_models_.values)
         assert again.bytes_ == whole.bytes_
@@ -139,13 +150,13 @@ def check_everyone_catches_up(make: Make, federation: Federation, **params: Any)
         trains = call.method in ("train", "contribute")
         return {2} if call.round in (2, 3, 5) and trains else set()
 
-    from securecluster.transport import InProcess
+    from securecluster.runtime.transport import InProcess
 
     net = made.build_network(InProcess(endpoint.answer, lost), made.config(federation, "float32"))
-    state = made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     same = [i for i in net.clients if state.labels[i] == state.labels[2]]
     models = endpoint.client.models.values
-    assert not state.outbox.late()
+    assert not state.outbox.lagging_clients()
     assert len(same) > 1
     assert all(torch.equal(models[2], models[i]) for i in same)
 
@@ -177,9 +188,9 @@ def _equal(one: Any, other: Any) -> bool:
 def check_free_replies(make: Make, federation: Federation, **params: Any) -> int:
     """Check that what is declared to tell nothing new tells nothing new.
 
-    A reply with private=False is the same from clients with other data who are asked the same from the beginning. So
-    is a derived one that is masked, such as a posted model. Any derived reply is the same from clients who remember
-    the same and hold other data.
+    A reply with private=False is the same from clients with other data who are asked the same from
+    the beginning. So is a derived one that is masked, such as a posted model. Any derived reply is
+    the same from clients who remember the same and hold other data.
 
     Returns:
         How many replies were compared.
@@ -198,13 +209,17 @@ def check_free_replies(make: Make, federation: Federation, **params: Any) -> int
         if call.method not in KEY_METHODS and fields(told.reply):
             release = release_of(getattr(made.client, call.method))
             if release.derived:
-                state = unpack(pack(own.client.state(own.keys.secrets)), TraineeState)
+                state = unpack(pack(own.client.state(own.keys.secrets)), ClientState)
                 swapped.client.restore(state)
                 swapped.keys.restore(state.secrets)
-                assert is_same(swapped.answer(call).reply, told.reply), f"{call.method} depends on data: it is not derived"
+                assert is_same(swapped.answer(call).reply, told.reply), (
+                    f"{call.method} depends on data: it is not derived"
+                )
             again = apart.answer(call).reply
             if not release.private or (release.derived and release.through):
-                assert is_same(again, told.reply), f"{call.method} depends on data: it is private, and not free"
+                assert is_same(again, told.reply), (
+                    f"{call.method} depends on data: it is private, and not free"
+                )
                 compared += len(call.to)
         else:
             apart.answer(call)
@@ -212,7 +227,9 @@ def check_free_replies(make: Make, federation: Federation, **params: Any) -> int
     return compared
 
 
-def check_newcomers(make: Make, run: Federation, newcomers: Federation, masks: Sequence[str], **params: Any) -> None:
+def check_newcomers(
+    make: Make, run: Federation, newcomers: Federation, masks: Sequence[str], **params: Any
+) -> None:
     """Check that newcomers, and the run's own clients, are clustered alike under every mask."""
     found = {}
     for mask in masks:
@@ -223,14 +240,18 @@ def check_newcomers(make: Make, run: Federation, newcomers: Federation, masks: S
 
 
 def events_owed(fitted: Any) -> Counter[Any]:
-    """(method, field, round, client) of everything private that the transcript shows to have left clients."""
+    """(method, field, round, client) of everything private that the transcript shows to have left
+    clients.
+    """
     owed: Counter[Any] = Counter()
     for position, entry in enumerate(fitted.transcript_.entries):
         call, answer = fitted.transcript_.content(position)
         target = getattr(fitted.client, call.method, None)
         if target is None or answer.reply is None or not release_of(target).private:
             continue  # a key agreement, a server, or nothing of anyone's data
-        names = [name for name, value in vars(answer.reply).items() if isinstance(value, Rows | Shared)]
+        names = [
+            name for name, value in vars(answer.reply).items() if isinstance(value, Rows | Shared)
+        ]
         owed.update((call.method, name, entry.round, i) for name in names for i in answer.ids)
     return owed
 
@@ -238,7 +259,9 @@ def events_owed(fitted: Any) -> Counter[Any]:
 def check_priced(make: Make, federation: Federation, **params: Any) -> None:
     """Check that every private field writes an event, and that with noise none of them is exact."""
     fitted = make(rounds=3, **params).fit(federation, FULL)
-    written = Counter((e.method, f, e.round, i) for e in fitted.ledger_.events for f in e.fields for i in e.ids)
+    written = Counter(
+        (e.method, f, e.round, i) for e in fitted.ledger_.events for f in e.fields for i in e.ids
+    )
     assert written == events_owed(fitted)
     assert fitted.ledger_.exact() == []
     assert 0 < fitted.ledger_.price(1e-5).epsilon < float("inf")

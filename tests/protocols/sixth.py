@@ -1,6 +1,8 @@
-"""A protocol of an author who has the published ones and their documentation: clusters once by means, then FedAvg.
+"""A protocol of an author who has the published ones and their documentation: clusters once by
+means, then FedAvg.
 
-Each client tells the mean of its samples, under the mask that its updates would have; the server runs k-means on them.
+Each client tells the mean of its samples, under the mask that its updates would have; the server
+runs k-means on them.
 """
 
 from __future__ import annotations
@@ -10,23 +12,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from securecluster.protocols import Protocol
-from securecluster.protocols.base import Releases
 
-from securecluster.averaging import Averaged, Contributor, average
-from securecluster.backend import torch
-from securecluster.clustering import kmeans, members
+from securecluster.clustering.distances import to_others
+from securecluster.clustering.k_means import kmeans
+from securecluster.clustering.labels import members
+from securecluster.clustering.similarity import gram, mean_row
+from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
-from securecluster.displacements import Outbox, Trainee, check_newcomers, deliver
-from securecluster.distances import to_others
-from securecluster.endpoint import GATHER, Turn, answers
-from securecluster.messages import Rows
-from securecluster.network import Network
-from securecluster.privacy.keys import Hello
-from securecluster.privacy.masks import build
-from securecluster.privacy.stages import Pipeline
-from securecluster.run import Run
-from securecluster.similarity import gram, mean_row
+from securecluster.messaging.messages import Empty, Rows
+from securecluster.privacy.masking.masks import build
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols import ClusteringProtocol
+from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
+from securecluster.protocols.common.base import ReleaseCounts
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.runtime.endpoint import GATHER, CallContext, answers
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import ServerChannel
 
 TRIES = 5
 
@@ -38,17 +42,17 @@ class Mean:
     mean: Rows  # (b, D) of its samples
 
 
-class Client(Contributor):
+class Client(SumClient):
     """Clients that tell the mean of their samples, and contribute to averages."""
 
     @answers(GATHER, through=("mean",), fresh=True)
-    def tell(self, turn: Turn, query: Hello) -> Mean:
+    def tell(self, context: CallContext, query: Empty) -> Mean:
         """Return the mean of each client's samples."""
-        return Mean(Rows(self.means(turn)))
+        return Mean(Rows(self.means(context)))
 
-    def means(self, turn: Turn) -> torch.Tensor:
+    def means(self, context: CallContext) -> torch.Tensor:
         """Return the means (b, D)."""
-        rows = [self.cohort.inputs(k).flatten(1).mean(0) for k in turn.at]
+        rows = [self.cohort.inputs(k).flatten(1).mean(0) for k in context.positions]
         return torch.stack(rows)
 
 
@@ -62,14 +66,14 @@ class Found:
 
 
 @dataclass
-class State(Averaged):
+class State(AveragingState):
     """What the server's loop changes."""
 
     found: Found | None = None
 
 
 @dataclass
-class Sixth(Protocol):
+class Sixth(ClusteringProtocol):
     """k-means on the means of clients' samples, then FedAvg in each cluster."""
 
     mask: str = "permutation"
@@ -78,21 +82,23 @@ class Sixth(Protocol):
     """number of clusters"""
 
     name: ClassVar[str] = "sixth"
-    client: ClassVar[type[Trainee]] = Client
+    client: ClassVar[type[TrainingClient]] = Client
 
-    def serve(self, net: Network, run: Run) -> State:
+    def run_server(self, net: ServerChannel, run: Run) -> State:
         """Cluster once, then average."""
         found = run.once("cluster", lambda: self.cluster(net), Found)
-        state = State(found.labels, Outbox.start(len(net.clients), fresh=self.mask != "none"), found)
+        state = State(
+            found.labels, PendingUpdates.start(len(net.clients), fresh=self.mask != "none"), found
+        )
         for t in run.rounds("train", state, self.rounds):
-            average(net, state, self.participation, t)
-        deliver(net, run, state)
+            average_clusters(net, state, self.participation, t)
+        flush(net, run, state)
         return state
 
-    def cluster(self, net: Network) -> Found:
+    def cluster(self, net: ServerChannel) -> Found:
         """Run k-means on the means; who does not reply joins the first cluster."""
         tell: Any = type(self).client.tell  # type: ignore[attr-defined]
-        got = net.gather(tell, Hello(), to=net.clients, tries=TRIES)
+        got = net.gather(tell, Empty(), to=net.clients, tries=TRIES)
         rows = got.rows.mean.values
         inner = gram(rows).numpy()
         own = kmeans(inner, self.k, self.seed_of(net))
@@ -100,24 +106,26 @@ class Sixth(Protocol):
         of = dict(zip(got.ids, own, strict=True))
         return Found([of.get(i, 0) for i in net.clients], got.step, centres)
 
-    def seed_of(self, net: Network) -> int:
+    def seed_of(self, net: ServerChannel) -> int:
         """Return what k-means draws from."""
         return net.randomness.integer("server", "k-means")
 
-    def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """Send newcomers to the nearest centre, under the mask that the centres have."""
         return self.nearest(net, state, to, state.found.step)
 
-    def nearest(self, net: Network, state: Any, to: Sequence[int], step: int | None) -> list[int]:
+    def nearest(
+        self, net: ServerChannel, state: Any, to: Sequence[int], step: int | None
+    ) -> list[int]:
         """Return each newcomer's cluster."""
         tell: Any = type(self).client.tell  # type: ignore[attr-defined]
-        got = net.gather(tell, Hello(), to=to, step=step, tries=TRIES)
+        got = net.gather(tell, Empty(), to=to, step=step, tries=TRIES)
         check_newcomers(to, got.ids)
         away = to_others(got.rows.mean.values.cpu(), state.found.centres)
         found = dict(zip(got.ids, away.argmin(1).tolist(), strict=True))
         return [found[i] for i in to]
 
-    def facts(self, federation: Federation) -> dict[str, Any]:
+    def shared_facts(self, federation: Federation) -> dict[str, Any]:
         """Add how many numbers a sample has."""
         return {"width": int(np.prod(federation.shape))}
 
@@ -127,6 +135,6 @@ class Sixth(Protocol):
         means = Pipeline([*stages, *build(self.mask, config["width"])])
         return Pipeline([*stages, *build(self.mask, config["dimension"])], fields={"mean": means})
 
-    def releases(self) -> Releases:
+    def releases(self) -> ReleaseCounts:
         """Add the mean."""
         return replace(super().releases(), updates=self.rounds + 1)

@@ -10,45 +10,52 @@ import conformance
 import numpy as np
 import pytest
 import torch
+
+from securecluster import Federation, Iid, LabelSwap, Tasks
+from securecluster.errors import FrameError, PolicyError, RunFolderError, UpdateError, UsageError
+from securecluster.messaging.messages import Call, Empty
+from securecluster.messaging.transcript import Transcript, load_entries
 from securecluster.protocols import (
     CFL,
     FLHC,
     IFCA,
     NSIM,
     SRFCA,
+    ClusteringProtocol,
     FedAvg,
     FineTune,
     Local,
     LocalKMeans,
     OneShot,
-    Protocol,
     RandomClusters,
     Settings,
 )
-
-from securecluster import Federation, Iid, LabelSwap, Tasks
-from securecluster.cohort import Cohort
-from securecluster.displacements import Outbox
-from securecluster.endpoint import config_hash
-from securecluster.errors import FrameError, PolicyError, RunFolderError, UpdateError, UsageError
-from securecluster.messages import Call
-from securecluster.privacy.keys import Hello
-from securecluster.run import Run
-from securecluster.transcript import Transcript, load_entries
-from securecluster.transport import InProcess, Recorded
+from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.runtime.endpoint import config_hash
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import InProcess, Recorded
+from securecluster.training.local_trainer import LocalTrainer
 
 MASKS = ("permutation", "signed-permutation", "rotation", "haar")
 AVERAGING = (CFL, FLHC, FedAvg, FineTune, IFCA, LocalKMeans, NSIM, OneShot, RandomClusters, SRFCA)
 MASKED = [(protocol, mask) for protocol in AVERAGING for mask in ("none", *MASKS)]
-ONE_MODEL = [(p, mask) for p, mask in MASKED if p not in (FineTune, IFCA, SRFCA)]  # several models, or restarts: see their own tests
+# several models, or restarts: see their own tests
+ONE_MODEL = [(p, mask) for p, mask in MASKED if p not in (FineTune, IFCA, SRFCA)]
 EVERY = [*MASKED, (Local, "none")]
 
 
-OWN: dict[type[Protocol], dict[str, Any]] = {
+OWN: dict[type[ClusteringProtocol], dict[str, Any]] = {
     FineTune: {"tune_rounds": 1},
     IFCA: {"k": 2, "starts": 2, "start_rounds": 1},
     LocalKMeans: {"k": 2, "local_rounds": 1},
-    NSIM: {"synthetic": 8, "walks": conformance.digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0},
+    NSIM: {
+        "synthetic": 8,
+        "walks": conformance.digits,
+        "radius": 0.0,
+        "layer": "last",
+        "local_rounds": 1,
+        "eps": 1.0,
+    },
     OneShot: {"tasks": 2},
     RandomClusters: {"k": 2},
     SRFCA: {"local_rounds": 1, "refine": 1},
@@ -62,91 +69,142 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     conformance.make_brief(monkeypatch)
 
 
-def method(protocol: type[Protocol], mask: str, **params: Any) -> Any:
+def method(protocol: type[ClusteringProtocol], mask: str, **params: Any) -> Any:
     """A protocol with a mask, a model small enough for it, and clusters as early as round 2."""
     early = {"pre_rounds": min(1, params["rounds"] - 1)} if protocol is FLHC else {}
-    return protocol(mask=mask, model="linear" if mask == "haar" else "mlp", **OWN.get(protocol, {}), **early, **params)
+    return protocol(
+        mask=mask,
+        model="linear" if mask == "haar" else "mlp",
+        **OWN.get(protocol, {}),
+        **early,
+        **params,
+    )
 
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
-def test_bytes_equal_the_encoded_length_of_every_frame(protocol: type[Protocol], mask: str, small: Federation) -> None:
+def test_bytes_equal_the_encoded_length_of_every_frame(
+    protocol: type[ClusteringProtocol], mask: str, small: Federation
+) -> None:
     conformance.check_frames(partial(method, protocol), small, mask=mask)
 
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
-def test_the_server_replays_bit_for_bit(protocol: type[Protocol], mask: str, small: Federation) -> None:
+def test_the_server_replays_bit_for_bit(
+    protocol: type[ClusteringProtocol], mask: str, small: Federation
+) -> None:
     conformance.check_replay(partial(method, protocol), small, mask=mask)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("protocol", AVERAGING)
-def test_one_masked_round_equals_a_plain_one(protocol: type[Protocol], mask: str, small: Federation) -> None:
+def test_one_masked_round_equals_a_plain_one(
+    protocol: type[ClusteringProtocol], mask: str, small: Federation
+) -> None:
     conformance.check_masked_round(partial(method, protocol), small, mask)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("protocol", [CFL, FLHC, FineTune, LocalKMeans, NSIM, OneShot, SRFCA])
-def test_nodes_with_one_client_each_mask_alike_behind_real_frames(protocol: type[Protocol], mask: str, small: Federation) -> None:
+def test_nodes_with_one_client_each_mask_alike_behind_real_frames(
+    protocol: type[ClusteringProtocol], mask: str, small: Federation
+) -> None:
     conformance.check_nodes(partial(method, protocol), small, mask=mask)
 
 
-@pytest.mark.parametrize(("model", "rounds", "masks"), [("mlp", 25, MASKS[:3]), ("linear", 30, MASKS[3:])])
+@pytest.mark.parametrize(
+    ("model", "rounds", "masks"), [("mlp", 25, MASKS[:3]), ("linear", 30, MASKS[3:])]
+)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_whole_masked_run_equals_a_plain_one(dtype: str, model: str, rounds: int, masks: tuple[str, ...]) -> None:
+def test_a_whole_masked_run_equals_a_plain_one(
+    dtype: str, model: str, rounds: int, masks: tuple[str, ...]
+) -> None:
     federation = Federation.simulate("digits", seed=1)
-    plain, *masked = (CFL(mask=mask, model=model, rounds=rounds).fit(federation, Settings(dtype=dtype)) for mask in ("none", *masks))
+    plain, *masked = (
+        CFL(mask=mask, model=model, rounds=rounds).fit(federation, Settings(dtype=dtype))
+        for mask in ("none", *masks)
+    )
     assert plain.agreement_ is not None
     assert plain.agreement_["exact"]
     for one in masked:
         assert list(plain.labels_) == list(one.labels_)
         if dtype == "float64":
-            torch.testing.assert_close(one.client_models_.values, plain.client_models_.values, rtol=0, atol=1e-9)
+            torch.testing.assert_close(
+                one.client_models_.values, plain.client_models_.values, rtol=0, atol=1e-9
+            )
         assert abs(np.mean(plain.accuracy_) - np.mean(one.accuracy_)) <= 0.01
 
 
-def test_masked_updates_are_not_the_updates_and_change_their_order_each_round(small: Federation) -> None:
-    plain, masked = ([_update(CFL(rounds=2, mask=mask, lr=1e-3).fit(small, FULL), n) for n in (0, 1)] for mask in ("none", "permutation"))
+def test_masked_updates_are_not_the_updates_and_change_their_order_each_round(
+    small: Federation,
+) -> None:
+    plain, masked = (
+        [_update(CFL(rounds=2, mask=mask, lr=1e-3).fit(small, FULL), n) for n in (0, 1)]
+        for mask in ("none", "permutation")
+    )
     for one, other in zip(plain, masked, strict=True):
         assert not torch.equal(one, other)
     assert torch.equal(plain[0].sort().values, masked[0].sort().values)
     dead = [(update == 0).all(0) for update in plain]  # weights of pixels that are always empty
     zeros = [(update == 0).all(0) for update in masked]
     assert [int(z.sum()) for z in zeros] == [int(d.sum()) for d in dead]
-    assert (dead[0] == dead[1]).float().mean() > 0.99  # they stay where they are; a fresh map moves them
+    # they stay where they are; a fresh map moves them
+    assert (dead[0] == dead[1]).float().mean() > 0.99
     assert (zeros[0] == zeros[1]).float().mean() < 0.8
 
 
-def _update(fitted: Protocol, number: int) -> torch.Tensor:
+def _update(fitted: ClusteringProtocol, number: int) -> torch.Tensor:
     """The updates (m, d) of one training call, as the server got them."""
-    calls = [k for k, e in enumerate(fitted.transcript_.entries) if e.method in ("train", "contribute")]
+    calls = [
+        k for k, e in enumerate(fitted.transcript_.entries) if e.method in ("train", "contribute")
+    ]
     delta: torch.Tensor = fitted.transcript_.content(calls[number])[1].reply.delta.values
     return delta
 
 
 @pytest.mark.parametrize("protocol", [FedAvg, FineTune, Local, RandomClusters])
-def test_clients_of_methods_that_need_sums_alone_refuse_to_answer_one_by_one(protocol: type[Protocol], small: Federation) -> None:
+def test_clients_of_methods_that_need_sums_alone_refuse_to_answer_one_by_one(
+    protocol: type[ClusteringProtocol], small: Federation
+) -> None:
     made = method(protocol, "none", rounds=1)
-    endpoint, query = made.build_client(small, Settings()), Outbox.start(6, fresh=False).letter([0])
-    for name, params in (("train", query), ("post", Hello()), ("contribute", query)):
+    endpoint, query = (
+        made.build_client(small, Settings()),
+        PendingUpdates.start(6, fresh=False).message_for([0]),
+    )
+    for name, params in (("train", query), ("post", Empty()), ("contribute", query)):
         with pytest.raises((FrameError, PolicyError)):
-            endpoint.answer(Call(config_hash(made.config(small, "float32")), name, "gather", 1, 1, (0,), params, (1,)))
+            endpoint.answer(
+                Call(
+                    config_hash(made.config(small, "float32")),
+                    name,
+                    "gather",
+                    1,
+                    1,
+                    (0,),
+                    params,
+                    (1,),
+                )
+            )
 
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
-def test_the_same_seed_gives_the_same_result(protocol: type[Protocol], mask: str, small: Federation) -> None:
+def test_the_same_seed_gives_the_same_result(
+    protocol: type[ClusteringProtocol], mask: str, small: Federation
+) -> None:
     conformance.check_repeats(partial(method, protocol), small, mask=mask)
 
 
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
 def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
-    protocol: type[Protocol], mask: str, small: Federation, tmp_path: Path
+    protocol: type[ClusteringProtocol], mask: str, small: Federation, tmp_path: Path
 ) -> None:
     conformance.check_resume(partial(method, protocol), small, tmp_path, mask=mask)
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
 @pytest.mark.parametrize("protocol", [*AVERAGING, Local])
-def test_what_is_declared_to_tell_nothing_new_does_not_change_with_data(protocol: type[Protocol], mask: str, small: Federation) -> None:
+def test_what_is_declared_to_tell_nothing_new_does_not_change_with_data(
+    protocol: type[ClusteringProtocol], mask: str, small: Federation
+) -> None:
     """Of private=False and of derived replies; under masks four methods' clients post models."""
     mask = "none" if protocol is Local else mask
     compared = conformance.check_free_replies(partial(method, protocol), small, mask=mask)
@@ -154,29 +212,42 @@ def test_what_is_declared_to_tell_nothing_new_does_not_change_with_data(protocol
 
 
 @pytest.mark.parametrize("protocol", AVERAGING)
-def test_newcomers_are_placed_alike_under_every_mask(protocol: type[Protocol]) -> None:
+def test_newcomers_are_placed_alike_under_every_mask(protocol: type[ClusteringProtocol]) -> None:
     scenario = Tasks() if protocol is OneShot else LabelSwap(clusters=2)
     whole = Federation.simulate("digits", scenario=scenario, clients=14, samples=40, seed=0)
 
     def make(**params: Any) -> Any:
         return method(protocol, **params).set_params(model="linear")
 
-    conformance.check_newcomers(make, whole.select(range(8)), whole.select(range(8, 14)), ("none", *MASKS))
+    conformance.check_newcomers(
+        make, whole.select(range(8)), whole.select(range(8, 14)), ("none", *MASKS)
+    )
 
 
 SPLITS = {"criterion": "absolute", "eps1": 100, "eps2": 1e-3, "gamma_max": 0.0, "fallback": 0.3}
-PHASES: list[tuple[type[Protocol], dict[str, Any], int]] = [(CFL, SPLITS, 4), (IFCA, {}, 4), (SRFCA, {"retrain": 1}, 3)]
+PHASES: list[tuple[type[ClusteringProtocol], dict[str, Any], int]] = [
+    (CFL, SPLITS, 4),
+    (IFCA, {}, 4),
+    (SRFCA, {"retrain": 1}, 3),
+]
 
 
 @pytest.mark.parametrize(("protocol", "params", "phases"), PHASES)
 def test_a_run_killed_between_its_last_phases_resumes_to_the_same_frames(
-    protocol: type[Protocol], params: dict[str, Any], phases: int, small: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    protocol: type[ClusteringProtocol],
+    params: dict[str, Any],
+    phases: int,
+    small: Federation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After the loop come delivery, the leaves and the fallback of CFL, the models that IFCA offers to newcomers."""
+    """After the loop come delivery, the leaves and the fallback of CFL, the models that IFCA offers
+    to newcomers.
+    """
     made = method(protocol, "permutation", rounds=2, **params)
     whole = made.fit(small, FULL)
     checkpoint = Run._checkpoint
-    for stop in range(made.total + 1, made.total + phases + 1):
+    for stop in range(made.total_rounds + 1, made.total_rounds + phases + 1):
 
         def killed(run: Run, stop: int = stop) -> None:
             checkpoint(run)
@@ -191,7 +262,9 @@ def test_a_run_killed_between_its_last_phases_resumes_to_the_same_frames(
         resumed = made.fit(small, FULL, folder=folder)
         assert resumed.transcript_.entries == whole.transcript_.entries
         assert resumed.ledger_ == whole.ledger_
-        assert made.replay(resumed.transcript_, made.config(small, "float32")) == whole.server_state_
+        assert (
+            made.replay(resumed.transcript_, made.config(small, "float32")) == whole.server_state_
+        )
 
 
 def test_a_run_stopped_before_its_first_checkpoint_starts_over_cleanly(
@@ -201,7 +274,9 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_over_cleanly(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Cohort, "scores", interrupt)  # the observer, after the first round's messages
+        patch.setattr(
+            LocalTrainer, "scores", interrupt
+        )  # the observer, after the first round's messages
         with pytest.raises(KeyboardInterrupt):
             CFL(rounds=2).fit(small, FULL, folder=tmp_path)
     assert list((tmp_path / "transcript").glob("*.safetensors"))
@@ -211,7 +286,9 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_over_cleanly(
 
 
 @pytest.mark.parametrize(("protocol", "mask"), ONE_MODEL)
-def test_a_client_that_misses_rounds_is_named_and_catches_up(protocol: type[Protocol], mask: str, small: Federation) -> None:
+def test_a_client_that_misses_rounds_is_named_and_catches_up(
+    protocol: type[ClusteringProtocol], mask: str, small: Federation
+) -> None:
     made = method(protocol, mask, rounds=5)
     endpoint = made.build_client(small, Settings())
 
@@ -219,15 +296,19 @@ def test_a_client_that_misses_rounds_is_named_and_catches_up(protocol: type[Prot
         return {2} if call.round in (2, 3) else set()
 
     transcript = Transcript("sizes")
-    net = made.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), made.config(small, "float32"))
-    state = made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    net = made.build_network(
+        Recorded(InProcess(endpoint.answer, lost), transcript), made.config(small, "float32")
+    )
+    state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     assert net.state.lost == {2: [2, 3]}
-    assert not state.outbox.late()
+    assert not state.outbox.lagging_clients()
     same = [i for i in range(6) if state.labels[i] == state.labels[2]]
     models = endpoint.client.models.values
     assert len(same) > 1
     assert all(torch.equal(models[2], models[i]) for i in same)
-    late = next(e for e in transcript.entries if e.method in ("train", "contribute") and e.round == 4)
+    late = next(
+        e for e in transcript.entries if e.method in ("train", "contribute") and e.round == 4
+    )
     behind, current = late.down[2], late.down[0]
     assert behind > 2 * current if mask != "none" else behind == current
 
@@ -242,10 +323,14 @@ def test_dropouts_do_not_keep_cfl_from_the_clusters() -> None:
 
 def test_partial_participation_waits_for_complete_rounds_and_recovers_the_clusters() -> None:
     for scenario in (LabelSwap(), Iid()):
-        fitted = CFL(rounds=60, participation=0.3).fit(Federation.simulate("digits", scenario=scenario, seed=0))
+        fitted = CFL(rounds=60, participation=0.3).fit(
+            Federation.simulate("digits", scenario=scenario, seed=0)
+        )
         assert fitted.agreement_ is not None
         assert fitted.agreement_["exact"]
-        asked = [len(e.to) for e in fitted.transcript_.entries if e.method in ("train", "contribute")]
+        asked = [
+            len(e.to) for e in fitted.transcript_.entries if e.method in ("train", "contribute")
+        ]
         assert min(asked) == 6
         assert asked.count(20) == 1, "of IID clients, too, a few once look as if they were clusters"
 
@@ -257,17 +342,28 @@ def test_labels_of_every_protocol_are_numbered_from_zero(small: Federation) -> N
 
 
 def test_padding_is_on_the_wire_and_in_the_result(small: Federation) -> None:
-    plain, masked = (CFL(rounds=1, mask=mask).fit(small, FULL) for mask in ("permutation", "rotation"))
-    train = [next(e for e in fitted.transcript_.entries if e.method in ("train", "contribute")) for fitted in (plain, masked)]
+    plain, masked = (
+        CFL(rounds=1, mask=mask).fit(small, FULL) for mask in ("permutation", "rotation")
+    )
+    train = [
+        next(e for e in fitted.transcript_.entries if e.method in ("train", "contribute"))
+        for fitted in (plain, masked)
+    ]
     assert _update(masked, 0).shape == (6, 4864)  # 64·64 + 64 + 64·10 + 10 = 4810, then 8·8·76
     assert train[1].up[0] - train[0].up[0] == 4 * 54
     assert (plain.mask_info().padding_bytes, masked.mask_info().padding_bytes) == (0, 4 * 54)
 
 
 @pytest.mark.parametrize("protocol", [CFL, FedAvg])
-def test_a_dense_rotation_of_a_large_model_is_refused_before_anything_runs(protocol: type[Protocol], small: Federation) -> None:
+def test_a_dense_rotation_of_a_large_model_is_refused_before_anything_runs(
+    protocol: type[ClusteringProtocol], small: Federation
+) -> None:
     made = protocol(mask="haar")
-    for start in (lambda: made.config(small, "float32"), lambda: made.build_client(small, Settings()), lambda: made.fit(small)):
+    for start in (
+        lambda: made.config(small, "float32"),
+        lambda: made.build_client(small, Settings()),
+        lambda: made.fit(small),
+    ):
         with pytest.raises(UsageError, match=r"4,810 numbers .* use the mask 'rotation'"):
             start()
 
@@ -276,33 +372,56 @@ def test_client_and_server_agree_on_the_dimension(small: Federation) -> None:
     made = CFL(mask="rotation")
     config = made.config(small, "float32")
     assert config["dimension"] == made.build_client(small, Settings()).client.cohort.model.dimension
-    assert config_hash({**config, "dimension": 4811}) != made.build_client(small, Settings())._config
+    assert (
+        config_hash({**config, "dimension": 4811}) != made.build_client(small, Settings())._config
+    )
 
 
 @pytest.mark.parametrize(
-    "change", [{"lr": 0.1}, {"model": "linear"}, {"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))}]
+    "change",
+    [
+        {"lr": 0.1},
+        {"model": "linear"},
+        {"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))},
+    ],
 )
-@pytest.mark.parametrize("protocol", [CFL, FedAvg, FineTune, IFCA, Local, LocalKMeans, OneShot, RandomClusters, SRFCA])
+@pytest.mark.parametrize(
+    "protocol", [CFL, FedAvg, FineTune, IFCA, Local, LocalKMeans, OneShot, RandomClusters, SRFCA]
+)
 def test_a_folder_of_another_configuration_is_not_resumed(
-    protocol: type[Protocol], change: dict[str, Any], small: Federation, tmp_path: Path
+    protocol: type[ClusteringProtocol], change: dict[str, Any], small: Federation, tmp_path: Path
 ) -> None:
-    start: dict[str, Any] = {"rounds": 1, "model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))}
+    start: dict[str, Any] = {
+        "rounds": 1,
+        "model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)),
+    }
     protocol(**start).fit(small, folder=tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(RunFolderError, match="another configuration"):
         protocol(**(start | change)).fit(small, folder=tmp_path)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert len(protocol(**start).fit(small, folder=tmp_path).history_) == protocol(**start).total
+    assert (
+        len(protocol(**start).fit(small, folder=tmp_path).history_)
+        == protocol(**start).total_rounds
+    )
 
 
-@pytest.mark.parametrize("protocol", [CFL, FLHC, FedAvg, FineTune, IFCA, Local, LocalKMeans, OneShot, RandomClusters, SRFCA])
-def test_divergence_is_an_error_that_names_the_clients(protocol: type[Protocol], small: Federation) -> None:
+@pytest.mark.parametrize(
+    "protocol",
+    [CFL, FLHC, FedAvg, FineTune, IFCA, Local, LocalKMeans, OneShot, RandomClusters, SRFCA],
+)
+def test_divergence_is_an_error_that_names_the_clients(
+    protocol: type[ClusteringProtocol], small: Federation
+) -> None:
     with pytest.raises(UpdateError, match=r"round 1: .* client\(s\) \d.*lower the learning rate"):
         method(protocol, "none", rounds=3, lr=1e30).fit(small)
 
 
 def test_numpy_numbers_are_numbers_and_others_are_refused(small: Federation) -> None:
-    one, other = CFL(rounds=1, lr=0.5, epochs=2), CFL(rounds=np.int64(1), lr=np.float64(0.5), epochs=np.int32(2))  # type: ignore[arg-type]
+    one, other = (
+        CFL(rounds=1, lr=0.5, epochs=2),
+        CFL(rounds=np.int64(1), lr=np.float64(0.5), epochs=np.int32(2)),
+    )  # type: ignore[arg-type]
     assert config_hash(one.config(small, "float32")) == config_hash(other.config(small, "float32"))
     assert torch.equal(one.fit(small).client_models_.values, other.fit(small).client_models_.values)
     for params in ({"rounds": 1.5}, {"rounds": "3"}, {"participation": "all"}):
@@ -311,16 +430,20 @@ def test_numpy_numbers_are_numbers_and_others_are_refused(small: Federation) -> 
 
 
 @pytest.mark.parametrize(
-    ("protocol", "mask"), [(CFL, "permutation"), (FLHC, "none"), (IFCA, "permutation"), (IFCA, "none"), (Local, "none")]
+    ("protocol", "mask"),
+    [(CFL, "permutation"), (FLHC, "none"), (IFCA, "permutation"), (IFCA, "none"), (Local, "none")],
 )
-def test_about_so_many_rows_are_on_the_wire(protocol: type[Protocol], mask: str, small: Federation) -> None:
+def test_about_so_many_rows_are_on_the_wire(
+    protocol: type[ClusteringProtocol], mask: str, small: Federation
+) -> None:
     made = method(protocol, mask, rounds=6)
     made.set_params(**({"k": 3} if protocol is IFCA else {}))
     fitted = made.fit(small)
     row = 4 * fitted.client_models_.table.shape[1]
     sent = fitted.bytes_["up"] + fitted.bytes_["down"]
-    told = made.rows_a_round * row * len(small) * made.total
-    assert 0.6 * told <= sent <= 1.2 * told + 1000 * len(small) * made.total  # besides rows: headers, choices, the tree
+    told = made.vectors_per_round * row * len(small) * made.total_rounds
+    # besides rows: headers, choices, the tree
+    assert 0.6 * told <= sent <= 1.2 * told + 1000 * len(small) * made.total_rounds
 
 
 def test_clients_that_are_no_federation_are_refused(small: Federation) -> None:
@@ -335,21 +458,37 @@ def test_clients_that_are_no_federation_are_refused(small: Federation) -> None:
 
 @pytest.mark.parametrize("params", [{"eps1": np.inf}, {"eps2": np.inf}])
 def test_what_is_not_finite_is_no_bound(params: dict[str, Any], small: Federation) -> None:
-    with pytest.raises(UsageError, match="finite"):  # a configuration is JSON, which has no infinity
+    # a configuration is JSON, which has no infinity
+    with pytest.raises(UsageError, match="finite"):
         CFL(**params).fit(small)
     with pytest.raises(UsageError, match="finite"):
         FLHC(threshold=np.inf).fit(small)
 
 
-@pytest.mark.parametrize(("protocol", "told"), [(CFL, "kept aside"), (IFCA, "lowest training loss")])
-def test_what_the_plain_sum_reads_of_each_client_is_said(protocol: type[Protocol], told: str) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "told"), [(CFL, "kept aside"), (IFCA, "lowest training loss")]
+)
+def test_what_the_plain_sum_reads_of_each_client_is_said(
+    protocol: type[ClusteringProtocol], told: str
+) -> None:
     made = protocol(**({"fallback": 0.2} if protocol is CFL else {}))  # type: ignore[arg-type]
-    assert any(told in text and text.startswith("each client's") and "plain sum" in text for text in made.sees())
+    assert any(
+        told in text and text.startswith("each client's") and "plain sum" in text
+        for text in made.server_view()
+    )
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"eps1": "a"}, {"level": np.nan}, {"min_size": None}, {"gamma_max": "x"}, {"fallback": "x"}, {"fallback": np.nan}, {"mask": None}],
+    [
+        {"eps1": "a"},
+        {"level": np.nan},
+        {"min_size": None},
+        {"gamma_max": "x"},
+        {"fallback": "x"},
+        {"fallback": np.nan},
+        {"mask": None},
+    ],
 )
 def test_what_is_no_number_or_name_is_refused(wrong: dict[str, Any], small: Federation) -> None:
     with pytest.raises(UsageError):

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from securecluster.protocols import FedAvg, FineTune, Settings
 
 from securecluster import Federation, LabelSwap
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.endpoint import Turn
 from securecluster.errors import PolicyError, UsageError
-from securecluster.messages import Call, Rows
-from securecluster.privacy.accounting import gaussian_epsilon
-from securecluster.run import Run
-from securecluster.transport import InProcess
+from securecluster.messaging.messages import Call, Rows
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.protocols import FedAvg, FineTune, Settings
+from securecluster.runtime.endpoint import CallContext
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import InProcess
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 EXACT = Settings(dtype="float64", transcript="full")
 WAYS: dict[str, dict[str, Any]] = {
@@ -34,14 +34,19 @@ FEATURES, CLASSES, SIZES = 5, 3, (8, 16, 24)
 
 def unequal() -> tuple[dict[str, Any], Federation]:
     draw = np.random.default_rng(0)
-    data = {f"c{n}": (draw.normal(size=(n, FEATURES)).astype(np.float32), draw.integers(0, CLASSES, n)) for n in SIZES}
+    data = {
+        f"c{n}": (draw.normal(size=(n, FEATURES)).astype(np.float32), draw.integers(0, CLASSES, n))
+        for n in SIZES
+    }
     return data, Federation.from_arrays(data, test=data, classes=CLASSES, seed=0)
 
 
 def module() -> torch.nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        return torch.nn.Sequential(torch.nn.Linear(FEATURES, 7), torch.nn.ReLU(), torch.nn.Linear(7, CLASSES))
+        return torch.nn.Sequential(
+            torch.nn.Linear(FEATURES, 7), torch.nn.ReLU(), torch.nn.Linear(7, CLASSES)
+        )
 
 
 def sgd(net: torch.nn.Module, x: Any, y: Any, steps: int) -> torch.nn.Module:
@@ -50,7 +55,9 @@ def sgd(net: torch.nn.Module, x: Any, y: Any, steps: int) -> torch.nn.Module:
     optimizer = torch.optim.SGD(own.parameters(), lr=0.3)
     for _ in range(steps):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(own(torch.as_tensor(x).double()), torch.as_tensor(y)).backward()
+        torch.nn.functional.cross_entropy(
+            own(torch.as_tensor(x).double()), torch.as_tensor(y)
+        ).backward()
         optimizer.step()
     return own
 
@@ -65,7 +72,9 @@ def test_it_is_plain_fedavg_and_then_plain_sgd_at_every_client(mask: str) -> Non
         trained = [sgd(shared, *data[name], steps=2) for name in federation.names]
         weights = np.array(SIZES) / sum(SIZES)
         with torch.no_grad():
-            for p, *own in zip(shared.parameters(), *(t.parameters() for t in trained), strict=True):
+            for p, *own in zip(
+                shared.parameters(), *(t.parameters() for t in trained), strict=True
+            ):
                 p.copy_(sum(w * one for w, one in zip(weights, own, strict=True)))
     for name in federation.names:
         expected = sgd(shared, *data[name], steps=4).state_dict()
@@ -84,14 +93,19 @@ def test_without_rounds_of_tuning_it_is_fedavg(mask: str, small: Federation) -> 
     assert one.history_ == other.history_
 
 
-def test_the_model_of_the_cluster_is_fedavgs_and_is_saved(small: Federation, tmp_path: Path) -> None:
+def test_the_model_of_the_cluster_is_fedavgs_and_is_saved(
+    small: Federation, tmp_path: Path
+) -> None:
     fitted = FineTune(rounds=5, tune_rounds=2, mask="permutation").fit(small)
     shared = FedAvg(rounds=3, mask="permutation").fit(small).models_[0]
     assert fitted.unshared_labels_ == []
     assert all(torch.equal(value, shared[name]) for name, value in fitted.models_[0].items())
     assert len({tuple(fitted.model_of(i)["3.bias"].tolist()) for i in range(6)}) == 6
     fitted.save(tmp_path)
-    assert all(torch.equal(load_file(tmp_path / "models.safetensors")[f"cluster0.{name}"], shared[name]) for name in shared)
+    assert all(
+        torch.equal(load_file(tmp_path / "models.safetensors")[f"cluster0.{name}"], shared[name])
+        for name in shared
+    )
     again = FineTune.load(tmp_path)
     assert all(torch.equal(value, shared[name]) for name, value in again.models_[0].items())
     assert torch.equal(again.client_models_.values, fitted.client_models_.values)
@@ -99,7 +113,11 @@ def test_the_model_of_the_cluster_is_fedavgs_and_is_saved(small: Federation, tmp
 
 def test_at_most_all_rounds_but_one_are_for_tuning(small: Federation) -> None:
     fitted = FineTune(rounds=3, tune_rounds=10).fit(small, Settings(transcript="sizes"))
-    assert [(e.round, e.method) for e in fitted.transcript_.entries] == [(1, "contribute"), (2, "alone"), (3, "alone")]
+    assert [(e.round, e.method) for e in fitted.transcript_.entries] == [
+        (1, "contribute"),
+        (2, "train_locally"),
+        (3, "train_locally"),
+    ]
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "2", None])
@@ -109,8 +127,10 @@ def test_rounds_of_tuning_are_a_whole_number(wrong: Any, small: Federation) -> N
 
 
 def test_everyone_tunes_in_every_round_whatever_the_participation(small: Federation) -> None:
-    fitted = FineTune(rounds=5, tune_rounds=2, participation=0.3).fit(small, Settings(transcript="sizes"))
-    assert [len(e.to) for e in fitted.transcript_.entries if e.method == "alone"] == [6, 6]
+    fitted = FineTune(rounds=5, tune_rounds=2, participation=0.3).fit(
+        small, Settings(transcript="sizes")
+    )
+    assert [len(e.to) for e in fitted.transcript_.entries if e.method == "train_locally"] == [6, 6]
     assert [len(e.to) for e in fitted.transcript_.entries if e.method == "contribute"] == [2, 2, 2]
 
 
@@ -124,7 +144,9 @@ def test_who_missed_rounds_tunes_the_model_of_all(mask: str, small: Federation) 
 
     net = made.build_network(InProcess(endpoint.answer, lost), made.config(small, "float64"))
     begun: list[int] = []
-    made.serve(net, Run(begin=lambda number: (begun.append(number), setattr(net, "round", number))[1]))
+    made.run_server(
+        net, Run(begin=lambda number: (begun.append(number), setattr(net, "round", number))[1])
+    )
     client: Any = endpoint.client
     theta = client.shared
     plan = made.training({"lr": 0.2})
@@ -133,16 +155,27 @@ def test_who_missed_rounds_tunes_the_model_of_all(mask: str, small: Federation) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_tuning_has_no_noise_and_no_price(way: str, small: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its price is that of FedAvg alone, and what clients train for themselves is trained without noise."""
+def test_tuning_has_no_noise_and_no_price(
+    way: str, small: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its price is that of FedAvg alone, and what clients train for themselves is trained without
+    noise.
+    """
     plans: list[LocalTraining] = []
-    train = Cohort.train
+    train = LocalTrainer.train
 
-    def spied(self: Cohort, start: Rows, who: Sequence[int], plan: LocalTraining, *rest: Any, **more: Any) -> torch.Tensor:
+    def spied(
+        self: LocalTrainer,
+        start: Rows,
+        who: Sequence[int],
+        plan: LocalTraining,
+        *rest: Any,
+        **more: Any,
+    ) -> torch.Tensor:
         plans.append(plan)
         return train(self, start, who, plan, *rest, **more)
 
-    monkeypatch.setattr(Cohort, "train", spied)
+    monkeypatch.setattr(LocalTrainer, "train", spied)
     params: dict[str, Any] = {"mask": "permutation", "epochs": 1, **WAYS[way]}
     fitted = FineTune(rounds=5, tune_rounds=2, **params).fit(small, EXACT)
     assert {e.method for e in fitted.ledger_.events} == {"contribute"}
@@ -170,25 +203,27 @@ def test_a_target_is_met_by_the_rounds_that_are_shared(small: Federation) -> Non
 def test_who_has_tuned_its_model_contributes_no_more(small: Federation) -> None:
     made = FineTune(rounds=3, tune_rounds=1, model="linear", **WAYS["example"])
     client: Any = made.build_client(small, EXACT).client
-    from securecluster.displacements import Outbox
+    from securecluster.protocols.common.pending_updates import PendingUpdates
 
-    letter = Outbox.start(6, fresh=False).letter([0])
-    turn = Turn((0,), (0,), 1, 1)
-    client.alone(turn, letter)
+    letter = PendingUpdates.start(6, fresh=False).message_for([0])
+    context = CallContext((0,), (0,), 1, 1)
+    client.train_locally(context, letter)
     with pytest.raises(PolicyError, match="contributes no more"):
-        client.contribute(Turn((0,), (0,), 2, 2), letter)
+        client.contribute(CallContext((0,), (0,), 2, 2), letter)
     again: Any = made.build_client(small, EXACT).client
-    from securecluster.privacy.keys import Secrets
+    from securecluster.privacy.masking.key_agreement import Secrets
 
     again.restore(client.state(Secrets()))
     with pytest.raises(PolicyError, match="contributes no more"):
-        again.contribute(Turn((0,), (0,), 2, 2), letter)
+        again.contribute(CallContext((0,), (0,), 2, 2), letter)
 
 
 def test_newcomers_get_the_shared_model_and_release_nothing(small: Federation) -> None:
     fitted = FineTune(rounds=3, tune_rounds=1, mask="permutation", **WAYS["example"]).fit(small)
     before = fitted.ledger_.epsilon
-    later = Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=9, samples=40, seed=0).select([6, 7, 8])
+    later = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=9, samples=40, seed=0
+    ).select([6, 7, 8])
     assert list(fitted.predict(later)) == [0, 0, 0]
     assert fitted.joined_.ledger.events == []
     assert fitted.ledger_.epsilon == before

@@ -1,4 +1,6 @@
-"""FL+HC: what it recovers, what the clustering round costs and moves, who is missing, who comes later, and what is refused."""
+"""FL+HC: what it recovers, what the clustering round costs and moves, who is missing, who comes
+later, and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +13,33 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from securecluster.protocols import FLHC, IFCA, LocalKMeans, Settings
-from securecluster.protocols.flhc import State
 from sklearn.cluster import AgglomerativeClustering
 
 from securecluster import Federation, Iid, LabelSwap
 from securecluster.app.options import protocol_class
-from securecluster.displacements import Outbox, TraineeState
-from securecluster.endpoint import config_hash
+from securecluster.clustering.agglomerative import nearest, representatives
+from securecluster.core.randomness import Randomness
+from securecluster.core.serialization import pack, unpack
 from securecluster.errors import PolicyError, UpdateError, UsageError
-from securecluster.hierarchy import nearest, representatives
-from securecluster.messages import Call
-from securecluster.privacy.keys import Hello
-from securecluster.randomness import Randomness
-from securecluster.run import Run
-from securecluster.state import pack, unpack
-from securecluster.transcript import Transcript
-from securecluster.transport import InProcess, Recorded, random_dropouts
+from securecluster.messaging.messages import Call, Empty
+from securecluster.messaging.transcript import Transcript
+from securecluster.protocols import FLHC, IFCA, LocalKMeans, Settings
+from securecluster.protocols.common.client import ClientState
+from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.flhc import FLHCState
+from securecluster.runtime.endpoint import config_hash
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import InProcess, Recorded, random_dropouts
 
 FULL = Settings(transcript="full")
-PAIRS = [("l1", "complete"), ("l1", "single"), ("l2", "average"), ("l2", "ward"), ("cosine", "complete"), ("cosine", "average")]
+PAIRS = [
+    ("l1", "complete"),
+    ("l1", "single"),
+    ("l2", "average"),
+    ("l2", "ward"),
+    ("cosine", "complete"),
+    ("cosine", "average"),
+]
 
 
 def some(federation: Federation, who: range) -> Federation:
@@ -43,7 +52,10 @@ def some(federation: Federation, who: range) -> Federation:
 def odd_one_out() -> Federation:
     """Five clients alike, and client 2 with all labels turned around."""
     federation = Federation.simulate("digits", scenario=Iid(), clients=6, samples=60, seed=0)
-    shards = [replace(s, y=9 - s.y, y_test=9 - s.y_test) if i == 2 else s for i, s in enumerate(federation.shards)]
+    shards = [
+        replace(s, y=9 - s.y, y_test=9 - s.y_test) if i == 2 else s
+        for i, s in enumerate(federation.shards)
+    ]
     return replace(federation, shards=tuple(shards), truth=(0, 0, 1, 0, 0, 0))
 
 
@@ -51,18 +63,24 @@ def calls(fitted: Any, name: str) -> list[Any]:
     return [(k, e) for k, e in enumerate(fitted.transcript_.entries) if e.method == name]
 
 
-def run_with(method: FLHC, federation: Federation, lost: Any) -> tuple[State, Transcript, Any, Run]:
+def run_with(
+    method: FLHC, federation: Federation, lost: Any
+) -> tuple[FLHCState, Transcript, Any, Run]:
     """A run by hand, whose transport loses who `lost` says."""
     endpoint, transcript = method.build_client(federation, Settings()), Transcript("sizes")
-    net = method.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), method.config(federation, "float32"))
+    net = method.build_network(
+        Recorded(InProcess(endpoint.answer, lost), transcript), method.config(federation, "float32")
+    )
     run = Run(begin=lambda number: setattr(net, "round", number))
-    return method.serve(net, run), transcript, endpoint.client, run
+    return method.run_server(net, run), transcript, endpoint.client, run
 
 
 def test_the_defaults_recover_label_swap_and_leave_iid_clients_together() -> None:
     for seed in range(10):
         for scenario in (LabelSwap(), Iid()):
-            fitted = FLHC(rounds=11).fit(Federation.simulate("digits", scenario=scenario, seed=seed))
+            fitted = FLHC(rounds=11).fit(
+                Federation.simulate("digits", scenario=scenario, seed=seed)
+            )
             assert fitted.agreement_ is not None
             assert fitted.agreement_["exact"], (seed, scenario)
             assert set(fitted.labels_) == set(range(4 if scenario == LabelSwap() else 1))
@@ -76,7 +94,9 @@ def test_after_the_clustering_the_clusters_do_better_than_the_joint_model() -> N
 
 @pytest.mark.parametrize(("metric", "linkage"), PAIRS)
 @pytest.mark.parametrize("at", [0.3, 0.7, 0.9])
-def test_the_clusters_are_scikit_learns_on_the_updates_the_server_got(metric: str, linkage: str, at: float) -> None:
+def test_the_clusters_are_scikit_learns_on_the_updates_the_server_got(
+    metric: str, linkage: str, at: float
+) -> None:
     federation = Federation.simulate("digits", clients=12, samples=40, seed=3)
     params: dict[str, Any] = {"rounds": 3, "pre_rounds": 2, "metric": metric, "linkage": linkage}
     merges = np.array(FLHC(**params).fit(federation).history_[2]["merges"])
@@ -84,7 +104,12 @@ def test_the_clusters_are_scikit_learns_on_the_updates_the_server_got(metric: st
     fitted = FLHC(**params, threshold=threshold, mask="none").fit(federation, FULL)
     ((place, _),) = calls(fitted, "train")
     updates = fitted.transcript_.content(place)[1].reply.delta.values.double().numpy()
-    model = AgglomerativeClustering(None, metric={"l1": "manhattan"}.get(metric, metric), linkage=linkage, distance_threshold=threshold)
+    model = AgglomerativeClustering(
+        None,
+        metric={"l1": "manhattan"}.get(metric, metric),
+        linkage=linkage,
+        distance_threshold=threshold,
+    )
     if linkage == "ward":
         model.set_params(metric="euclidean")
     expected = model.fit_predict(updates)
@@ -106,12 +131,18 @@ def test_the_clustering_round_costs_bytes_and_moves_no_model(small: Federation) 
         reply = fitted.transcript_.content(k)[1].reply
         means.append(reply.delta.values.sum(0) / reply.size.values.sum())
     assert len(means) == 2
-    torch.testing.assert_close(fitted.client_models_.row(0), start + means[0] + means[1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        fitted.client_models_.row(0), start + means[0] + means[1], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_only_the_clustering_round_reads_single_updates(small: Federation) -> None:
     fitted = FLHC(rounds=5, pre_rounds=2).fit(small, FULL)
-    read = [(e.round, e.method) for e in fitted.transcript_.entries if e.verb == "gather" and max(e.up) > 4 * 4810]
+    read = [
+        (e.round, e.method)
+        for e in fitted.transcript_.entries
+        if e.verb == "gather" and max(e.up) > 4 * 4810
+    ]
     assert read == [(3, "train"), (3, "post")]
 
 
@@ -119,25 +150,30 @@ def test_a_client_that_is_a_cluster_of_its_own_trains_alone_and_sends_nothing_mo
     fitted = FLHC(rounds=12, pre_rounds=3, linkage="average").fit(odd_one_out(), FULL)
     assert list(fitted.labels_) == [0, 0, 1, 0, 0, 0]
     assert all(2 not in e.to for _, e in calls(fitted, "contribute") if e.round > 3)
-    assert [(e.to, e.round) for _, e in calls(fitted, "alone")] == [((2,), t) for t in range(4, 13)]
+    assert [(e.to, e.round) for _, e in calls(fitted, "train_locally")] == [
+        ((2,), t) for t in range(4, 13)
+    ]
     assert not torch.equal(fitted.client_models_.row(2), fitted.client_models_.row(0))
     assert fitted.accuracy_[2] > 0.5
 
 
 def test_no_server_has_a_model_posted_that_was_trained_alone(small: Federation) -> None:
     made = FLHC(mask="none", model="linear", clip=1.0, noise=1.0)
-    endpoint, config = made.build_client(small, Settings()), config_hash(made.config(small, "float32"))
+    endpoint, config = (
+        made.build_client(small, Settings()),
+        config_hash(made.config(small, "float32")),
+    )
 
     def ask(name: str, sent: Any, who: int) -> Any:
         return endpoint.answer(Call(config, name, "gather", 1, 1, (who,), sent, (1,))).reply
 
-    assert not ask("post", Hello(), 3).delta.values.any()
-    ask("alone", Outbox.start(6, fresh=False).letter([3]), 3)
-    kept = unpack(pack(endpoint.client.state(endpoint.keys.secrets)), TraineeState)
+    assert not ask("post", Empty(), 3).delta.values.any()
+    ask("train_locally", PendingUpdates.start(6, fresh=False).message_for([3]), 3)
+    kept = unpack(pack(endpoint.client.state(endpoint.keys.secrets)), ClientState)
     for _ in range(2):  # also after it was stopped and goes on
         with pytest.raises(PolicyError, match="trained alone"):
-            ask("post", Hello(), 3)
-        assert not ask("post", Hello(), 2).delta.values.any()
+            ask("post", Empty(), 3)
+        assert not ask("post", Empty(), 2).delta.values.any()
         endpoint = made.build_client(small, Settings())
         endpoint.client.restore(kept)
 
@@ -157,15 +193,22 @@ def test_who_is_missing_in_the_clustering_round_is_asked_again_under_the_same_ma
     assert asked == [tuple(range(12)), (1, 4), (4,)]
     assert len({e.step for e in transcript.entries if e.method == "train"}) == 1
     assert state.absent == run.history[4]["absent"] == []
-    assert state.look is not None and state.look.ids == list(range(12))
+    assert state.linkage is not None and state.linkage.ids == list(range(12))
     assert state.labels == method.fit(federation).labels_.tolist()
-    torch.testing.assert_close(state.look.distance, unpack(method.server_state_, State).look.distance, rtol=0, atol=0)  # type: ignore[union-attr]
+    torch.testing.assert_close(
+        state.linkage.distance,
+        unpack(method.server_state_, FLHCState).linkage.distance,
+        rtol=0,
+        atol=0,
+    )  # type: ignore[union-attr]
 
 
 def test_who_never_replies_goes_to_the_largest_cluster_and_is_named() -> None:
     federation = odd_one_out()
     method = FLHC(rounds=6, pre_rounds=3, linkage="average")
-    state, transcript, client, run = run_with(method, federation, lambda call: {4} if call.round == 4 else set())
+    state, transcript, client, run = run_with(
+        method, federation, lambda call: {4} if call.round == 4 else set()
+    )
     assert (state.labels, state.absent) == ([0, 0, 1, 0, 0, 0], [4])
     assert run.history[3]["clustered"] == [[0, 1, 3, 4, 5], [2]]
     assert run.history[3]["absent"] == [4]
@@ -177,8 +220,12 @@ def test_without_two_replies_nobody_is_parted() -> None:
     federation = odd_one_out()
     method = FLHC(rounds=3, pre_rounds=1)
     for here in ({0}, set()):
-        state, _, _, run = run_with(method, federation, lambda call, here=here: set(range(6)) - here if call.method == "train" else set())
-        assert (state.labels, state.look) == ([0] * 6, None)
+        state, _, _, run = run_with(
+            method,
+            federation,
+            lambda call, here=here: set(range(6)) - here if call.method == "train" else set(),
+        )
+        assert (state.labels, state.linkage) == ([0] * 6, None)
         assert run.history[1]["clustered"] == [list(range(6))]
 
 
@@ -204,25 +251,52 @@ def test_a_client_asked_again_may_be_lost_again_or_not() -> None:
 @pytest.mark.parametrize(
     ("mask", "params"),
     [(mask, {}) for mask in ("permutation", "signed-permutation", "rotation")]
-    + [(mask, {"metric": "l1", "linkage": "complete"}) for mask in ("permutation", "signed-permutation")]
+    + [
+        (mask, {"metric": "l1", "linkage": "complete"})
+        for mask in ("permutation", "signed-permutation")
+    ]
     + [("rotation", {"metric": "cosine", "linkage": "average"})],
 )
 def test_a_masked_run_equals_a_plain_one(mask: str, params: dict[str, Any]) -> None:
     federation = Federation.simulate("digits", clients=12, samples=60, seed=1)
-    masked, plain = (FLHC(rounds=12, mask=m, **params).fit(federation, Settings(dtype="float64")) for m in (mask, "none"))
+    masked, plain = (
+        FLHC(rounds=12, mask=m, **params).fit(federation, Settings(dtype="float64"))
+        for m in (mask, "none")
+    )
     assert masked.labels_.tolist() == plain.labels_.tolist()
-    torch.testing.assert_close(masked.client_models_.values, plain.client_models_.values, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(masked.history_[10]["merges"], plain.history_[10]["merges"], rtol=1e-8)
+    torch.testing.assert_close(
+        masked.client_models_.values, plain.client_models_.values, rtol=0, atol=1e-9
+    )
+    np.testing.assert_allclose(
+        masked.history_[10]["merges"], plain.history_[10]["merges"], rtol=1e-8
+    )
 
 
 @pytest.mark.parametrize(
-    ("metric", "linkage"), [("l2", "ward"), ("l2", "centroid"), ("l2", "average"), ("l1", "complete"), ("cosine", "single")]
+    ("metric", "linkage"),
+    [
+        ("l2", "ward"),
+        ("l2", "centroid"),
+        ("l2", "average"),
+        ("l1", "complete"),
+        ("cosine", "single"),
+    ],
 )
-def test_newcomers_join_the_cluster_their_update_is_nearest_to(metric: str, linkage: str, tmp_path: Path) -> None:
+def test_newcomers_join_the_cluster_their_update_is_nearest_to(
+    metric: str, linkage: str, tmp_path: Path
+) -> None:
     whole = Federation.simulate("digits", scenario=LabelSwap(2), clients=24, samples=50, seed=0)
     old, new = some(whole, range(16)), some(whole, range(16, 24))
-    tree = FLHC(rounds=5, pre_rounds=4, metric=metric, linkage=linkage).fit(old).history_[4]["merges"]
-    method = FLHC(rounds=5, pre_rounds=4, metric=metric, linkage=linkage, threshold=(max(tree[-2][2], tree[-3][2]) + tree[-1][2]) / 2)
+    tree = (
+        FLHC(rounds=5, pre_rounds=4, metric=metric, linkage=linkage).fit(old).history_[4]["merges"]
+    )
+    method = FLHC(
+        rounds=5,
+        pre_rounds=4,
+        metric=metric,
+        linkage=linkage,
+        threshold=(max(tree[-2][2], tree[-3][2]) + tree[-1][2]) / 2,
+    )
     fitted = method.fit(old)
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
     name = dict(zip(old.truth or (), fitted.labels_.tolist(), strict=True))
@@ -233,30 +307,43 @@ def test_newcomers_join_the_cluster_their_update_is_nearest_to(metric: str, link
     assert plain.predict(new).tolist() == found
     fitted.save(tmp_path)
     assert FLHC.load(tmp_path).predict(new).tolist() == found
-    rows = unpack(fitted.server_state_, State).memory.rows  # type: ignore[union-attr]
+    rows = unpack(fitted.server_state_, FLHCState).memory.rows  # type: ignore[union-attr]
     assert len(rows) == (2 if linkage in ("ward", "centroid") else 16)
 
 
 def test_newcomers_of_a_run_that_remembers_nothing_are_told_so() -> None:
     whole = Federation.simulate("digits", scenario=Iid(), clients=6, samples=40, seed=0)
     method = FLHC(rounds=3, pre_rounds=1)
-    state, *_ = run_with(method, some(whole, range(4)), lambda call: set(range(4)) if call.method in ("train", "post") else set())
-    net = method.build_network(InProcess(lambda call: pytest.fail("nobody is asked")), method.config(some(whole, range(4)), "float32"))
+    state, *_ = run_with(
+        method,
+        some(whole, range(4)),
+        lambda call: set(range(4)) if call.method in ("train", "post") else set(),
+    )
+    net = method.build_network(
+        InProcess(lambda call: pytest.fail("nobody is asked")),
+        method.config(some(whole, range(4)), "float32"),
+    )
     with pytest.raises(UsageError, match="run it anew"):
-        method.place(net, state, [4, 5])
+        method.assign_newcomers(net, state, [4, 5])
 
 
 @pytest.mark.parametrize(
-    "method", [FLHC(rounds=3, pre_rounds=1), IFCA(k=2, starts=1, rounds=1), LocalKMeans(k=2, rounds=2, local_rounds=1)]
+    "method",
+    [
+        FLHC(rounds=3, pre_rounds=1),
+        IFCA(k=2, starts=1, rounds=1),
+        LocalKMeans(k=2, rounds=2, local_rounds=1),
+    ],
 )
 def test_newcomers_that_do_not_reply_are_named_and_placed_nowhere(method: Any) -> None:
     federation = Federation.simulate("digits", scenario=Iid(), clients=4, samples=40, seed=0)
     fitted = method.set_params(mask="none").fit(federation)
     net = fitted.build_network(
-        InProcess(lambda call: pytest.fail("nobody answers"), lambda call: set(call.to)), fitted.kept_.learned.config
+        InProcess(lambda call: pytest.fail("nobody answers"), lambda call: set(call.to)),
+        fitted.kept_.learned.config,
     )
     with pytest.raises(UpdateError, match=r"4, 5 do not reply"):
-        fitted.place(net, fitted.state_, [4, 5])
+        fitted.assign_newcomers(net, fitted.state_, [4, 5])
 
 
 @settings(deadline=None, max_examples=30)
@@ -291,7 +378,10 @@ def test_the_nearest_cluster_by_brute_force(seed: int, m: int, clusters: int) ->
         ({"metric": "l3"}, "unknown metric 'l3'"),
         ({"linkage": "wards"}, "unknown linkage 'wards'"),
         ({"metric": "cosine"}, "linkage 'ward' is defined for the metrics l2 and chord only"),
-        ({"metric": "l1", "linkage": "centroid"}, "linkage 'centroid' is defined for the metrics l2 and chord only"),
+        (
+            {"metric": "l1", "linkage": "centroid"},
+            "linkage 'centroid' is defined for the metrics l2 and chord only",
+        ),
         (
             {"metric": "l1", "linkage": "complete", "mask": "rotation"},
             "mask 'rotation' mixes coordinates, which changes l1 distances: use a permutation",
@@ -305,7 +395,9 @@ def test_the_nearest_cluster_by_brute_force(seed: int, m: int, clusters: int) ->
         ({"threshold": "3"}, "threshold = '3' is no distance"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_sentence(params: dict[str, Any], says: str, small: Federation) -> None:
+def test_what_cannot_work_is_refused_in_one_sentence(
+    params: dict[str, Any], says: str, small: Federation
+) -> None:
     with pytest.raises(UsageError, match=says) as caught:
         FLHC(**params).fit(small)
     assert "\n" not in str(caught.value)
@@ -314,9 +406,15 @@ def test_what_cannot_work_is_refused_in_one_sentence(params: dict[str, Any], say
 def test_what_the_run_says_of_itself(small: Federation) -> None:
     fitted = FLHC(rounds=4, pre_rounds=2, threshold=0.0).fit(small)
     assert protocol_class("flhc") is FLHC
-    assert [set(line) >= {"clustered", "merges", "threshold", "absent"} for line in fitted.history_] == [False, False, True, False]
+    assert [
+        set(line) >= {"clustered", "merges", "threshold", "absent"} for line in fitted.history_
+    ] == [False, False, True, False]
     assert fitted.history_[2]["clustered"] == [[i] for i in range(6)]
     assert len(fitted.history_[2]["merges"]) == 5
-    assert any("distances" in seen for seen in fitted.sees())
-    look = unpack(fitted.server_state_, State).look
-    assert look is not None and look.distance.shape == (6, 6) and look.merges.tolist() == fitted.history_[2]["merges"]
+    assert any("distances" in seen for seen in fitted.server_view())
+    linkage = unpack(fitted.server_state_, FLHCState).linkage
+    assert (
+        linkage is not None
+        and linkage.distance.shape == (6, 6)
+        and linkage.merges.tolist() == fitted.history_[2]["merges"]
+    )

@@ -1,4 +1,6 @@
-"""Local-KMeans against scikit-learn on the models themselves, and random clusters against the baselines they lie between."""
+"""Local-KMeans against scikit-learn on the models themselves, and random clusters against the
+baselines they lie between.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import FedAvg, Local, LocalKMeans, RandomClusters, Settings
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from securecluster import Federation, LabelSwap
-from securecluster.displacements import Outbox
-from securecluster.endpoint import Endpoint, Turn
 from securecluster.errors import PolicyError, UsageError
-from securecluster.messages import Call, Rows
-from securecluster.network import Network
-from securecluster.privacy.keys import Hello
-from securecluster.run import Run
-from securecluster.transcript import Transcript
-from securecluster.transport import InProcess, Recorded
+from securecluster.messaging.messages import Call, Empty, Rows
+from securecluster.messaging.transcript import Transcript
+from securecluster.protocols import FedAvg, Local, LocalKMeans, RandomClusters, Settings
+from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.runtime.endpoint import CallContext, Endpoint
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.runtime.transport import InProcess, Recorded
 
 DOUBLE = Settings(dtype="float64")
 
@@ -34,18 +35,30 @@ def three() -> Federation:
 
 def served(
     made: Any, federation: Federation, lost: Callable[[Call], set[int]] = lambda call: set()
-) -> tuple[Any, Endpoint[Any], Network, Transcript]:
+) -> tuple[Any, Endpoint[Any], ServerChannel, Transcript]:
     """The server's final state, both ends, and what went between them."""
     endpoint, transcript = made.build_client(federation, DOUBLE), Transcript("full")
-    net = made.build_network(Recorded(InProcess(endpoint.answer, lost), transcript), made.config(federation, "float64"))
-    return made.serve(net, Run(begin=lambda number: setattr(net, "round", number))), endpoint, net, transcript
+    net = made.build_network(
+        Recorded(InProcess(endpoint.answer, lost), transcript), made.config(federation, "float64")
+    )
+    return (
+        made.run_server(net, Run(begin=lambda number: setattr(net, "round", number))),
+        endpoint,
+        net,
+        transcript,
+    )
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "signed-permutation", "rotation"])
-def test_the_clusters_are_those_of_k_means_on_the_models_themselves(mask: str, three: Federation) -> None:
+def test_the_clusters_are_those_of_k_means_on_the_models_themselves(
+    mask: str, three: Federation
+) -> None:
     fitted = LocalKMeans(k=4, rounds=2, local_rounds=2, mask=mask).fit(three, DOUBLE)
     alone = Local(rounds=2).fit(three, DOUBLE).client_models_.values  # the same batches
-    best = min((KMeans(4, n_init=50, random_state=s).fit(alone.numpy()) for s in range(3)), key=lambda found: float(found.inertia_))
+    best = min(
+        (KMeans(4, n_init=50, random_state=s).fit(alone.numpy()) for s in range(3)),
+        key=lambda found: float(found.inertia_),
+    )
     assert adjusted_rand_score(best.labels_, fitted.labels_) == 1
     for i, own in enumerate(fitted.client_models_.values):
         mean = alone[[j for j in range(9) if fitted.labels_[j] == fitted.labels_[i]]].mean(0)
@@ -53,16 +66,21 @@ def test_the_clusters_are_those_of_k_means_on_the_models_themselves(mask: str, t
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
-def test_clusters_go_on_by_weighted_averages_from_the_mean_of_their_models(mask: str, three: Federation) -> None:
+def test_clusters_go_on_by_weighted_averages_from_the_mean_of_their_models(
+    mask: str, three: Federation
+) -> None:
     made = LocalKMeans(k=3, rounds=3, local_rounds=3, mask=mask)
     cohort = made.build_client(three, DOUBLE).client.cohort
     start = made.fit(three, DOUBLE).client_models_.values.clone()
     fitted = made.set_params(rounds=4).fit(three, DOUBLE)
-    updates = cohort.train(Rows(start), range(9), made.training({"lr": 0.2}), 5)  # three calls to train alone, one to hand in
+    # three calls to train alone, one to hand in
+    updates = cohort.train(Rows(start), range(9), made.training({"lr": 0.2}), 5)
     for i in range(9):
         peers = [j for j in range(9) if fitted.labels_[j] == fitted.labels_[i]]
         mean = np.average(updates[peers].numpy(), axis=0, weights=[cohort.sizes[j] for j in peers])
-        torch.testing.assert_close(fitted.client_models_.values[i], start[i] + torch.as_tensor(mean), rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            fitted.client_models_.values[i], start[i] + torch.as_tensor(mean), rtol=0, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -72,11 +90,16 @@ def test_the_clusters_of_swapped_digits_are_found(seed: int) -> None:
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "haar"])
-def test_who_does_not_reply_is_asked_again_under_the_same_mask(mask: str, three: Federation) -> None:
-    made, asked = LocalKMeans(k=3, rounds=4, local_rounds=2, mask=mask, model="linear"), list[tuple[int, ...]]()
+def test_who_does_not_reply_is_asked_again_under_the_same_mask(
+    mask: str, three: Federation
+) -> None:
+    made, asked = (
+        LocalKMeans(k=3, rounds=4, local_rounds=2, mask=mask, model="linear"),
+        list[tuple[int, ...]](),
+    )
 
     def lost(call: Call) -> set[int]:
-        if call.method != "hand_in":
+        if call.method != "send_model":
             return set()
         asked.append(call.to)
         return {1, 4} if len(asked) == 1 else {4} if len(asked) == 2 else set()
@@ -84,36 +107,54 @@ def test_who_does_not_reply_is_asked_again_under_the_same_mask(mask: str, three:
     (state, endpoint, *_), (plain, other, *_) = served(made, three, lost), served(made, three)
     assert asked == [tuple(range(9)), (1, 4), (4,)]
     assert adjusted_rand_score(state.labels, plain.labels) == 1
-    torch.testing.assert_close(made.final(endpoint.client, state).values, made.final(other.client, plain).values, rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        made.final_models(endpoint.client, state).values,
+        made.final_models(other.client, plain).values,
+        rtol=0,
+        atol=1e-9,
+    )
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
 def test_who_never_hands_in_goes_on_alone(mask: str, three: Federation) -> None:
     made = LocalKMeans(k=3, rounds=4, local_rounds=2, mask=mask)
-    state, endpoint, _, transcript = served(made, three, lambda call: {4} if call.method == "hand_in" else set())
+    state, endpoint, _, transcript = served(
+        made, three, lambda call: {4} if call.method == "send_model" else set()
+    )
     assert state.labels[4] == 3 and state.labels.count(3) == 1
-    assert sum(e.method == "hand_in" for e in transcript.entries) == 5
+    assert sum(e.method == "send_model" for e in transcript.entries) == 5
     cohort, theta = endpoint.client.cohort, endpoint.client.cohort.start
-    for step in (1, 2, 4, 6):  # the calls to hand in count as one; each later round has one to train alone and one to train together
+    # the calls to hand in count as one; each later round has one to train alone and one to train
+    # together
+    for step in (
+        1,
+        2,
+        4,
+        6,
+    ):
         theta = theta + cohort.train(Rows(theta[None]), [4], made.training({"lr": 0.2}), step)[0]
-    torch.testing.assert_close(made.final(endpoint.client, state).row(4), theta, rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        made.final_models(endpoint.client, state).row(4), theta, rtol=0, atol=1e-9
+    )
 
 
-def test_handing_in_again_gives_the_same_answer_and_the_first_average_counts_from_the_start(small: Federation) -> None:
+def test_handing_in_again_gives_the_same_answer_and_the_first_average_counts_from_the_start(
+    small: Federation,
+) -> None:
     client: Any = LocalKMeans(mask="none").build_client(small, DOUBLE).client
     client.models = Rows(client.cohort.start + torch.arange(6.0, dtype=torch.float64)[:, None])
     client.models = Rows(client.models.table, tuple(range(6)))
-    one = client.hand_in(Turn((1, 3), (1, 3), 1, 1), Hello()).delta.values
-    two = client.hand_in(Turn((3, 5), (3, 5), 1, 1), Hello()).delta.values
+    one = client.send_model(CallContext((1, 3), (1, 3), 1, 1), Empty()).delta.values
+    two = client.send_model(CallContext((3, 5), (3, 5), 1, 1), Empty()).delta.values
     torch.testing.assert_close(one[:, 0], torch.tensor([1.0, 3.0], dtype=torch.float64))
     torch.testing.assert_close(two[:, 0], torch.tensor([3.0, 5.0], dtype=torch.float64))
-    box = Outbox.start(6, fresh=False)
+    box = PendingUpdates.start(6, fresh=False)
     box.post(1, torch.full_like(client.cohort.start, 0.5)[None], [0] * 6)
-    client.receive(Turn((1, 3), (1, 3), 2, 2), box.letter([1, 3]))
+    client.receive(CallContext((1, 3), (1, 3), 2, 2), box.message_for([1, 3]))
     found = (client.models.values - client.cohort.start)[:, 0]
     torch.testing.assert_close(found, torch.tensor([0.0, 0.5, 2, 0.5, 4, 5], dtype=torch.float64))
     with pytest.raises(PolicyError, match="before the first average"):
-        client.hand_in(Turn((1,), (1,), 2, 3), Hello())
+        client.send_model(CallContext((1,), (1,), 2, 3), Empty())
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
@@ -121,15 +162,18 @@ def test_newcomers_join_the_cluster_of_the_nearest_centre(mask: str, three: Fede
     fitted = LocalKMeans(k=3, rounds=6, local_rounds=5, mask=mask).fit(three)
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
     fresh = Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=12, seed=0)
-    labels, cluster = fitted.predict(fresh), dict(zip(three.truth or (), fitted.labels_, strict=True))
+    labels, cluster = (
+        fitted.predict(fresh),
+        dict(zip(three.truth or (), fitted.labels_, strict=True)),
+    )
     assert list(labels) == [cluster[c] for c in fresh.truth or ()]
     events = [(e.method, e.verb, e.clients) for e in fitted.joined_.ledger.events]
-    assert events == [("hand_in", "gather", 12)]
+    assert events == [("send_model", "gather", 12)]
 
 
 def test_nothing_leaves_while_clients_train_alone(small: Federation) -> None:
     fitted = LocalKMeans(k=2, rounds=5, local_rounds=3).fit(small)
-    assert next((e.method, e.round) for e in fitted.ledger_.events) == ("hand_in", 3)
+    assert next((e.method, e.round) for e in fitted.ledger_.events) == ("send_model", 3)
     assert [line["clusters"] for line in fitted.history_] == [6, 6, 2, 2, 2]
 
 
@@ -153,7 +197,10 @@ def test_what_cannot_work_is_refused(params: dict[str, Any], word: str, small: F
 def test_random_clusters_are_of_equal_size_and_follow_the_seed_alone(three: Federation) -> None:
     one, two = (RandomClusters(k=4, rounds=1, lr=lr).fit(three).labels_ for lr in (0.1, 0.2))
     assert sorted(np.bincount(one)) == [2, 2, 2, 3] and list(one) == list(two)
-    others = [Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=9, samples=20, seed=s) for s in range(1, 5)]
+    others = [
+        Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=9, samples=20, seed=s)
+        for s in range(1, 5)
+    ]
     assert len({tuple(RandomClusters(k=4, rounds=1).fit(other).labels_) for other in others}) > 1
 
 
@@ -163,10 +210,16 @@ def test_random_clusters_lie_between_one_model_and_one_for_each(small: Federatio
     assert torch.equal(apart, Local(rounds=3).fit(small).client_models_.values)
 
 
-def test_a_newcomer_draws_a_cluster_that_does_not_depend_on_who_joins_with_it(small: Federation) -> None:
+def test_a_newcomer_draws_a_cluster_that_does_not_depend_on_who_joins_with_it(
+    small: Federation,
+) -> None:
     fitted = RandomClusters(k=3, rounds=1).fit(small)
-    many = Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=30, samples=10, seed=0)
-    few = Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=5, samples=10, seed=0)
+    many = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=30, samples=10, seed=0
+    )
+    few = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=5, samples=10, seed=0
+    )
     labels = fitted.predict(many)
     assert set(labels) == {0, 1, 2} and list(fitted.predict(few)) == list(labels[:5])
     assert fitted.joined_.bytes["up"] == 0

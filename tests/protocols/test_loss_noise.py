@@ -1,4 +1,6 @@
-"""Noise on losses, choices and layers: what is drawn is priced, what is told again is the same, and runs keep their properties."""
+"""Noise on losses, choices and layers: what is drawn is priced, what is told again is the same, and
+runs keep their properties.
+"""
 
 from __future__ import annotations
 
@@ -11,47 +13,69 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, IFCA, NSIM, SRFCA, LocalKMeans, Settings
-from securecluster.protocols.local_kmeans import State as LocalState
 
-from securecluster import Federation, LabelSwap, synthetic, wire
-from securecluster.displacements import Outbox, Update
-from securecluster.endpoint import Turn, config_hash
+from securecluster import Federation, LabelSwap
 from securecluster.errors import PolicyError, UsageError
-from securecluster.estimator import fit
-from securecluster.messages import Call, Picks, Rows, reply_header
-from securecluster.pair_network import Plan
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.gaussian import Curator
-from securecluster.privacy.keys import Hello
-from securecluster.refinement import cross_losses
-from securecluster.refiner import Choose, Refiner
-from securecluster.replies import Replies
-from securecluster.transport import InProcess
-from securecluster.tree import PathModels
-from securecluster.walks import Format
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Call, Empty, Picks, Rows, reply_header
+from securecluster.messaging.replies import Replies
+from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.protocols import CFL, IFCA, NSIM, SRFCA, LocalKMeans, Settings
+from securecluster.protocols.cfl.client import PathModels
+from securecluster.protocols.common.messages import Update
+from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.local_kmeans import LocalKMeansState
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
+from securecluster.protocols.nsim.random_walks import Format
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.protocols.srfca.client import OfferedClusters, SRFCAClient
+from securecluster.protocols.srfca.server import cross_losses
+from securecluster.runtime.endpoint import CallContext
+from securecluster.runtime.transport import InProcess
 
-pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")  # a threshold may join nobody under noise
+# a threshold may join nobody under noise
+pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")
 FULL = Settings(transcript="full")
 Drawn = list[tuple[int, str, int, bytes]]
 
 
 def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
     """Synthetic users of NSIM, for images of digits."""
-    return [(draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
+    return [
+        (draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20))
+        for k in range(users)
+    ]
 
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair network for NSIM that hardly trains: what it tells matters nowhere here."""
-    monkeypatch.setattr(synthetic, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
+    monkeypatch.setattr(
+        synthetic_users,
+        "fit",
+        lambda rows, true, draws, grid: fit(
+            rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1
+        ),
+    )
 
 
-USERS = {"synthetic": 8, "walks": digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "rounds": 2}
+USERS = {
+    "synthetic": 8,
+    "walks": digits,
+    "radius": 0.0,
+    "layer": "last",
+    "local_rounds": 1,
+    "rounds": 2,
+}
 MADE: dict[str, tuple[Any, dict[str, Any]]] = {
     "srfca": (SRFCA, {"local_rounds": 1, "refine": 2, "rounds": 1, "threshold": 0.5}),
     "srfca trim": (SRFCA, {"local_rounds": 1, "refine": 1, "rounds": 1, "trim": 0.2, "retrain": 1}),
-    "srfca sealed": (SRFCA, {"local_rounds": 1, "refine": 1, "rounds": 1, "sealed": True, "variant": "gradient"}),
+    "srfca sealed": (
+        SRFCA,
+        {"local_rounds": 1, "refine": 1, "rounds": 1, "sealed": True, "variant": "gradient"},
+    ),
     "srfca l2": (SRFCA, {"local_rounds": 1, "refine": 1, "rounds": 1, "distance": "l2"}),
     "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1, "rounds": 2}),
     "nsim": (NSIM, {**USERS, "eps": 1.0}),
@@ -65,42 +89,75 @@ CASES = [(name, way) for name in MADE for way in WAYS if (name, way) != ("srfca 
 def method(name: str, way: str = "client", **params: Any) -> Any:
     protocol, own = MADE[name]
     model = "mlp-32" if name.startswith("nsim") else "linear"
-    return protocol(**{"mask": "permutation", "model": model, "clip": 1.0, "noise": 0.7, **own, **WAYS[way], **params})
+    return protocol(
+        **{
+            "mask": "permutation",
+            "model": model,
+            "clip": 1.0,
+            "noise": 0.7,
+            **own,
+            **WAYS[way],
+            **params,
+        }
+    )
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Drawn]:
     """What clients draw Gaussians for: (client, purpose, call, row)."""
-    noised, found = Draws.noised, Drawn()
+    noised, found = NoiseStreams.noised, Drawn()
 
-    def remembered(draws: Draws, client: int, purpose: str, step: int, row: torch.Tensor, *rest: float) -> torch.Tensor:
+    def remembered(
+        draws: NoiseStreams, client: int, purpose: str, step: int, row: torch.Tensor, *rest: float
+    ) -> torch.Tensor:
         found.append((client, purpose, step, row.numpy().tobytes()))
         return noised(draws, client, purpose, step, row, *rest)
 
-    monkeypatch.setattr(Draws, "noised", remembered)
+    monkeypatch.setattr(NoiseStreams, "noised", remembered)
     yield found
 
 
 def fresh() -> Federation:
     """Newcomers."""
-    return Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=2, samples=40, seed=1)
+    return Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=2, samples=40, seed=1
+    )
 
 
-PURPOSES = {"losses": "loss", "choose": "model", "join": "near", "layer": "layer", "delta": "delta", "least": "loss"}
+PURPOSES = {
+    "losses": "loss",
+    "choose": "model",
+    "join": "nearest",
+    "layer": "layer",
+    "delta": "delta",
+    "least": "loss",
+}
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
-def test_whatever_is_drawn_is_an_event_and_the_price_is_finite(name: str, way: str, small: Federation, drawn: Drawn) -> None:
+def test_whatever_is_drawn_is_an_event_and_the_price_is_finite(
+    name: str, way: str, small: Federation, drawn: Drawn
+) -> None:
     fitted = method(name, way).fit(small)
-    own = Counter((i, purpose.split()[0]) for i, purpose, _, _ in drawn if i >= 0 and purpose.split()[0] in PURPOSES)
-    kinds = {"losses": ("loss", "losses"), "choose": ("model", "choose"), "least": ("loss", "least")}
+    own = Counter(
+        (i, purpose.split()[0])
+        for i, purpose, _, _ in drawn
+        if i >= 0 and purpose.split()[0] in PURPOSES
+    )
+    kinds = {
+        "losses": ("loss", "losses"),
+        "choose": ("model", "choose"),
+        "least": ("loss", "lowest_loss"),
+    }
     told: Counter[tuple[int, str]] = Counter()
     for event in fitted.ledger_.events:
         if event.mechanism == "gaussian":
             (field,) = event.fields
-            purpose = next((p for p, known in kinds.items() if known == (field, event.method)), field)
+            purpose = next(
+                (p for p, known in kinds.items() if known == (field, event.method)), field
+            )
             told.update((i, purpose) for i in event.ids)
-    served = Counter(i for i, *_ in drawn if i == Curator.SERVER)
+    served = Counter(i for i, *_ in drawn if i == TrustedCurator.SERVER)
     assert bool(served) == (way == "central")
     central = {key: n for key, n in told.items() if way == "central" and key[1] == "delta"}
     assert dict(own) == {key: n for key, n in told.items() if key not in central}
@@ -110,40 +167,60 @@ def test_whatever_is_drawn_is_an_event_and_the_price_is_finite(name: str, way: s
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_without_noise_the_price_is_infinite_and_clients_draw_nothing(name: str, small: Federation, drawn: Drawn) -> None:
+def test_without_noise_the_price_is_infinite_and_clients_draw_nothing(
+    name: str, small: Federation, drawn: Drawn
+) -> None:
     for params in ({"clip": None, "noise": 0.0}, {"noise": 0.0}):
         fitted = method(name, **params).fit(small)
         assert math.isinf(fitted.ledger_.price(1e-5).epsilon) and not drawn
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
-def test_no_client_releases_more_than_its_method_foresees(name: str, way: str, small: Federation) -> None:
-    """What `target_epsilon` is found from are upper bounds; with everyone there they are reached, or nearly so."""
+def test_no_client_releases_more_than_its_method_foresees(
+    name: str, way: str, small: Federation
+) -> None:
+    """What `target_epsilon` is found from are upper bounds; with everyone there they are reached,
+    or nearly so.
+    """
     made = method(name, way)
     foreseen = made.releases()
     for dropout in (0.0, 0.2) if way == "client" else (0.0,):
         fitted = made.fit(small, Settings(dropout=dropout))
         rows, trainings = Counter[int](), Counter[int]()
         for event in fitted.ledger_.events:
-            (trainings if event.mechanism == "dp-sgd" else rows).update(event.ids if event.mechanism in ("dp-sgd", "gaussian") else ())
+            (trainings if event.mechanism == "dp-sgd" else rows).update(
+                event.ids if event.mechanism in ("dp-sgd", "gaussian") else ()
+            )
         most = foreseen.losses + (foreseen.updates if way != "example" else 0)
         assert max(rows.values(), default=0) <= most
-        assert max(trainings.values(), default=0) <= (foreseen.trainings + foreseen.full if way == "example" else 0)
+        assert max(trainings.values(), default=0) <= (
+            foreseen.trainings + foreseen.full if way == "example" else 0
+        )
         if not dropout:
             assert max(rows.values(), default=0) >= most - 1
-            assert max(trainings.values(), default=0) == (foreseen.trainings + foreseen.full if way == "example" else 0)
+            assert max(trainings.values(), default=0) == (
+                foreseen.trainings + foreseen.full if way == "example" else 0
+            )
 
 
 @pytest.mark.parametrize(
-    ("name", "way"), [("srfca trim", "central"), ("srfca sealed", "example"), ("nsim apart", "client"), ("ifca", "client")]
+    ("name", "way"),
+    [
+        ("srfca trim", "central"),
+        ("srfca sealed", "example"),
+        ("nsim apart", "client"),
+        ("ifca", "client"),
+    ],
 )
-def test_noisy_runs_replay_and_resume_with_dropouts(name: str, way: str, small: Federation, tmp_path: Path) -> None:
+def test_noisy_runs_replay_and_resume_with_dropouts(
+    name: str, way: str, small: Federation, tmp_path: Path
+) -> None:
     made, settings = method(name, way), Settings(transcript="full", dropout=0.15)
     whole = made.fit(small, settings)
     assert made.replay(whole.transcript_, made.config(small, "float32")) == whole.server_state_
 
     def interrupt(line: dict[str, object]) -> None:
-        if line["round"] == made.total - 1:
+        if line["round"] == made.total_rounds - 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -158,7 +235,10 @@ def test_noisy_replies_weigh_what_their_frames_do(name: str, small: Federation) 
     fitted = method(name).fit(small, FULL)
     for position, entry in enumerate(fitted.transcript_.entries):
         call, answer = fitted.transcript_.content(position)
-        sent = tuple(len(wire.encode(reply_header(call.header(k)), answer.reply, k)) for k in range(len(call.to)))
+        sent = tuple(
+            len(wire.encode(reply_header(call.header(k)), answer.reply, k))
+            for k in range(len(call.to))
+        )
         assert sent == entry.up
 
 
@@ -167,11 +247,25 @@ def normals(*shape: int) -> torch.Tensor:
 
 
 def ask(
-    made: Any, federation: Federation, endpoint: Any, name: str, query: Any, to: tuple[int, ...], step: int, verb: str = "gather"
+    endpoint: Any,
+    name: str,
+    query: Any,
+    to: tuple[int, ...],
+    step: int,
+    verb: str = "gather",
 ) -> Any:
     """What clients answer when they are asked directly."""
     members = {"gather": 1, "sum": len(to), "pairs": 2}[verb]
-    call = Call(config_hash(made.config(federation, "float64")), name, verb, 1, step, to, query, (members,) * len(to))
+    call = Call(
+        endpoint._config,
+        name,
+        verb,
+        1,
+        step,
+        to,
+        query,
+        (members,) * len(to),
+    )
     return endpoint.answer(call).reply
 
 
@@ -180,25 +274,38 @@ def test_the_layer_that_leaves_is_clipped_and_its_noise_is_gaussian(small: Feder
         made = method("nsim", mask="none", noise=0.5, clip=0.02, init=init)
         endpoint: Any = made.build_client(small, Settings(dtype="float64"))
         client = endpoint.client
-        client.models = Rows(client.models.values + 0.01 * torch.arange(6)[:, None], tuple(range(6)))
+        client.models = Rows(
+            client.models.values + 0.01 * torch.arange(6)[:, None], tuple(range(6))
+        )
         layer = client._layer
         began = (
-            client.cohort.start[None] if init == "common" else torch.stack([client.cohort.drawn("client", i, "start") for i in range(6)])
+            client.cohort.start[None]
+            if init == "common"
+            else torch.stack([client.cohort.drawn("client", i, "start") for i in range(6)])
         )
         moved = (layer.rows(client.models.values) - layer.rows(began)).numpy()
         norms = np.linalg.norm(moved, axis=1, keepdims=True)
         assert (norms > 0.02).sum() == 5  # the first client's has not moved
         clipped = moved / np.maximum(1, norms / 0.02)
-        rest = [ask(made, small, endpoint, "hand_in", Hello(), (0, 1, 2, 3, 4, 5), step).layer.values for step in range(1, 9)]
-        noise = np.stack([(rows - layer.rows(began)).numpy() - clipped for rows in rest]) / (0.02 * 0.5)
-        assert abs(noise.mean()) < 5 / math.sqrt(noise.size) and abs(noise.var() - 1) < 5 * math.sqrt(2 / noise.size)
+        rest = [
+            ask(endpoint, "send_model", Empty(), (0, 1, 2, 3, 4, 5), step).layer.values
+            for step in range(1, 9)
+        ]
+        noise = np.stack([(rows - layer.rows(began)).numpy() - clipped for rows in rest]) / (
+            0.02 * 0.5
+        )
+        assert abs(noise.mean()) < 5 / math.sqrt(noise.size) and abs(
+            noise.var() - 1
+        ) < 5 * math.sqrt(2 / noise.size)
         flat = noise.reshape(48, -1)
         apart = np.corrcoef(flat) - np.eye(48)
         assert np.abs(apart).max() < 6 / math.sqrt(flat.shape[1])
 
 
 @pytest.mark.parametrize("unit", ["client", "example"])
-def test_the_noise_of_losses_is_z_times_what_one_unit_can_change(unit: str, small: Federation) -> None:
+def test_the_noise_of_losses_is_z_times_what_one_unit_can_change(
+    unit: str, small: Federation
+) -> None:
     made = method("srfca", mask="none", noise=0.3, loss_clip=2.0, dp_unit=unit)
     plain = made.set_params(noise=0.0, clip=None).build_client(small, Settings(dtype="float64"))
     made.set_params(noise=0.3, clip=1.0)
@@ -207,30 +314,44 @@ def test_the_noise_of_losses_is_z_times_what_one_unit_can_change(unit: str, smal
     models = normals(4, d)
     picks = ((0, 1, 2, 3),) * 6
     exact = plain.client.cohort.losses(endpoint.client.cohort.start + models, range(6), 2.0)
-    query = Choose(Picks(models, picks), 0, Rows(torch.full((6, 4), math.nan, dtype=torch.float64)))
+    query = OfferedClusters(
+        Picks(models, picks), 0, Rows(torch.full((6, 4), math.nan, dtype=torch.float64))
+    )
     found, everyone = [], tuple(range(6))
     for step in range(1, 61):
-        chosen = ask(made, small, endpoint, "choose", query, everyone, step).model.values.tolist()
-        rows = endpoint.client._fits
+        chosen = ask(endpoint, "choose", query, everyone, step).model.values.tolist()
+        rows = endpoint.client._cluster_losses
         assert chosen == [int(np.argmin(rows[k])) for k in range(6)]
-        total = ask(made, small, endpoint, "fits", Hello(), everyone, step + 1000, "sum").loss.values.numpy()
+        total = ask(
+            endpoint, "cluster_losses", Empty(), everyone, step + 1000, "sum"
+        ).loss.values.numpy()
         np.testing.assert_array_equal(total, [rows[k] for k in range(6)])
         found.append([rows[k] for k in range(6)])
     sizes = np.array(endpoint.client.cohort.sizes)[:, None] if unit == "example" else 1.0
     noise = (np.array(found) - exact) / (0.3 * 2.0 * math.sqrt(4) / sizes)
-    assert abs(noise.mean()) < 5 / math.sqrt(noise.size) and abs(noise.var() - 1) < 5 * math.sqrt(2 / noise.size)
+    assert abs(noise.mean()) < 5 / math.sqrt(noise.size) and abs(noise.var() - 1) < 5 * math.sqrt(
+        2 / noise.size
+    )
     assert np.abs(np.corrcoef(noise.reshape(60, -1).T) - np.eye(24)).max() < 0.65
 
 
-def test_asked_the_same_again_a_client_says_the_same_and_asked_anew_it_draws_anew(small: Federation, drawn: Drawn) -> None:
+def test_asked_the_same_again_a_client_says_the_same_and_asked_anew_it_draws_anew(
+    small: Federation, drawn: Drawn
+) -> None:
     made = method("ifca", mask="none", starts=1)
     endpoint: Any = made.build_client(small, Settings(dtype="float64"))
-    query = made._begin(type("Net", (), {"clients": range(6)}), 0).letter(range(6))
-    told = [ask(made, small, endpoint, "least", query, tuple(range(6)), step, "sum").loss.values for step in (1, 1, 2)]
+    query = made._begin(type("Net", (), {"clients": range(6)}), 0).message_for(range(6))
+    told = [
+        ask(endpoint, "lowest_loss", query, tuple(range(6)), step, "sum").loss.values
+        for step in (1, 1, 2)
+    ]
     assert torch.equal(told[0], told[1]) and not bool((told[0] == told[2]).any())
     assert drawn[:6] == drawn[6:12] != drawn[12:]
-    other = method("ifca", mask="none", starts=1).build_client(small, Settings(dtype="float64"))  # after a restart
-    assert torch.equal(ask(made, small, other, "least", query, tuple(range(6)), 1, "sum").loss.values, told[0])
+    # after a restart
+    other = method("ifca", mask="none", starts=1).build_client(small, Settings(dtype="float64"))
+    assert torch.equal(
+        ask(other, "lowest_loss", query, tuple(range(6)), 1, "sum").loss.values, told[0]
+    )
 
 
 def test_the_least_of_several_losses_needs_the_noise_of_one(small: Federation) -> None:
@@ -238,22 +359,37 @@ def test_the_least_of_several_losses_needs_the_noise_of_one(small: Federation) -
     for unit in ("example", "client"):
         made = method("ifca", mask="none", starts=1, k=5, noise=0.4, loss_clip=3.0, dp_unit=unit)
         endpoint: Any = made.build_client(small, Settings(dtype="float64"))
-        query = made._begin(type("Net", (), {"clients": range(6)}), 0).letter(range(6))
-        told = [ask(made, small, endpoint, "least", query, tuple(range(6)), step, "sum") for step in range(1, 21)]
+        query = made._begin(type("Net", (), {"clients": range(6)}), 0).message_for(range(6))
+        told = [
+            ask(endpoint, "lowest_loss", query, tuple(range(6)), step, "sum")
+            for step in range(1, 21)
+        ]
         assert (told[0].size is None) == (unit == "client")
-        bank, sizes = endpoint.client.banks[0], np.array(endpoint.client.cohort.sizes) if unit == "example" else 1
-        exact = np.stack([endpoint.client.cohort.loss(m.models, range(6), 3.0) for m in bank]).min(0) * sizes
+        bank, sizes = (
+            endpoint.client.model_sets[0],
+            np.array(endpoint.client.cohort.sizes) if unit == "example" else 1,
+        )
+        exact = (
+            np.stack([endpoint.client.cohort.loss(m.models, range(6), 3.0) for m in bank]).min(0)
+            * sizes
+        )
         noise = (np.stack([t.loss.values.numpy() for t in told]) - exact) / (0.4 * 3.0)
-        assert abs(noise.mean()) < 5 / math.sqrt(noise.size) and abs(noise.var() - 1) < 5 * math.sqrt(2 / noise.size)
+        assert abs(noise.mean()) < 5 / math.sqrt(noise.size) and abs(
+            noise.var() - 1
+        ) < 5 * math.sqrt(2 / noise.size)
 
 
-def test_a_newcomer_that_compares_models_of_the_unit_client_blurs_its_own(small: Federation, drawn: Drawn) -> None:
+def test_a_newcomer_that_compares_models_of_the_unit_client_blurs_its_own(
+    small: Federation, drawn: Drawn
+) -> None:
     for way, purposes, price in (("client", {"join"}, True), ("example", set[str](), False)):
         fitted = method("srfca l2", way, rounds=2).fit(small)
         drawn.clear()
         fitted.predict(fresh())
         assert {purpose for _, purpose, *_ in drawn if purpose == "join"} == purposes
-        kinds = {(e.method, e.mechanism) for e in fitted.joined_.ledger.events if not e.kept and e.fields}
+        kinds = {
+            (e.method, e.mechanism) for e in fitted.joined_.ledger.events if not e.kept and e.fields
+        }
         assert kinds == {("join", "gaussian" if price else "free")}
         assert 0 < fitted.joined_.ledger.price(1e-5).epsilon < math.inf
 
@@ -263,48 +399,75 @@ def test_a_newcomer_that_compares_models_of_the_unit_client_blurs_its_own(small:
 def test_what_newcomers_tell_is_priced(name: str, way: str, small: Federation) -> None:
     fitted = method(name, way).fit(small)
     fitted.predict(fresh())
-    assert 0 < fitted.joined_.ledger.price(1e-5).epsilon < math.inf and fitted.joined_.ledger.exact() == []
+    assert (
+        0 < fitted.joined_.ledger.price(1e-5).epsilon < math.inf
+        and fitted.joined_.ledger.exact() == []
+    )
 
 
-def test_what_has_been_judged_is_told_again_without_new_noise_and_nothing_else_is(small: Federation) -> None:
+def test_what_has_been_judged_is_told_again_without_new_noise_and_nothing_else_is(
+    small: Federation,
+) -> None:
     made = method("srfca", mask="none")
     endpoint: Any = made.build_client(small, Settings(dtype="float64"))
     table = torch.zeros(2, endpoint.client.cohort.model.dimension, dtype=torch.float64)
-    nobody = Choose(Picks(table, ((), ())), 0, Rows(torch.full((2, 2), math.nan, dtype=torch.float64)))
-    for name, query, verb in (("choose_again", nobody, "gather"), ("fits", Hello(), "sum")):
+    nobody = OfferedClusters(
+        Picks(table, ((), ())), 0, Rows(torch.full((2, 2), math.nan, dtype=torch.float64))
+    )
+    for name, query, verb in (
+        ("choose_again", nobody, "gather"),
+        ("cluster_losses", Empty(), "sum"),
+    ):
         with pytest.raises(PolicyError, match="choose comes first"):
-            ask(made, small, endpoint, name, query, (0, 1), 1, verb)
+            ask(endpoint, name, query, (0, 1), 1, verb)
     with pytest.raises(PolicyError, match="brings models to judge"):
-        ask(made, small, endpoint, "choose", nobody, (0, 1), 2)
+        ask(endpoint, "choose", nobody, (0, 1), 2)
     with pytest.raises(PolicyError, match="brings no models"):
-        models = Choose(Picks(table, ((0, 1),) * 2), 0, nobody.others)
-        ask(made, small, endpoint, "choose_again", models, (0, 1), 3)
+        models = OfferedClusters(Picks(table, ((0, 1),) * 2), 0, nobody.others)
+        ask(endpoint, "choose_again", models, (0, 1), 3)
 
 
 def test_what_the_server_sees_is_said_with_its_noise() -> None:
     for name in ("srfca", "srfca l2", "ifca", "local-kmeans"):
-        assert any("with noise" in text for text in method(name).sees())
-        assert not any("with noise" in text for text in method(name, clip=None, noise=0.0).sees())
+        assert any("with noise" in text for text in method(name).server_view())
+        assert not any(
+            "with noise" in text for text in method(name, clip=None, noise=0.0).server_view()
+        )
     for name in ("ifca", "nsim", "local-kmeans"):
-        sizes = [any("number of samples" in text for text in method(name, way).sees()) for way in ("client", "example")]
+        sizes = [
+            any("number of samples" in text for text in method(name, way).server_view())
+            for way in ("client", "example")
+        ]
         assert sizes == [False, True]
-    layers = [method("nsim", way).sees()[0] for way in ("client", "example")] + [method("nsim", clip=None, noise=0.0).sees()[0]]
-    assert ["clipped and with noise" in layers[0], "training with noise" in layers[1], "in the clear" in layers[2]] == [True] * 3
+    layers = [method("nsim", way).server_view()[0] for way in ("client", "example")] + [
+        method("nsim", clip=None, noise=0.0).server_view()[0]
+    ]
+    assert [
+        "clipped and with noise" in layers[0],
+        "training with noise" in layers[1],
+        "in the clear" in layers[2],
+    ] == [True] * 3
 
 
 def test_newcomers_go_to_the_nearest_centre_whose_noise_is_known(small: Federation) -> None:
     """Local-KMeans: a mean of few noisy models is farther from everyone than one of many."""
     made = method("local-kmeans", mask="none")
-    net: Any = made.build_network(InProcess(made.build_client(small, Settings()).answer), made.config(small, "float32"))
+    net: Any = made.build_network(
+        InProcess(made.build_client(small, Settings()).answer), made.config(small, "float32")
+    )
     d, blur = 650, net.noise("delta")
     assert blur == pytest.approx(0.7**2 * d, rel=3e-3)
     centres = torch.zeros(2, d)
-    centres[0, 0], centres[1, 1] = math.sqrt(blur / 1 + 4), math.sqrt(blur / 5 + 9)  # of one member and of five, at 2 and 3 without noise
+    # of one member and of five, at 2 and 3 without noise
+    centres[0, 0], centres[1, 1] = (
+        math.sqrt(blur / 1 + 4),
+        math.sqrt(blur / 5 + 9),
+    )
     labels = [0, 1, 1, 1, 1, 1]
-    state = LocalState(labels, Outbox.start(6, fresh=False), 1, centres)
+    state = LocalKMeansState(labels, PendingUpdates.start(6, fresh=False), 1, centres)
     rows = Update(Rows(torch.zeros(1, d)), None)
     net.gather = lambda *args, **rest: Replies((6,), rows, (), 1)
-    assert made.place(net, state, [6]) == [0]
+    assert made.assign_newcomers(net, state, [6]) == [0]
 
 
 def test_sealed_models_and_a_trusted_server_do_not_go_together(small: Federation) -> None:
@@ -315,61 +478,105 @@ def test_sealed_models_and_a_trusted_server_do_not_go_together(small: Federation
 def relay(made: Any, small: Federation, endpoint: Any) -> Any:
     """What `losses` gets: everyone's one-shot model, in one call each."""
     net = made.build_network(InProcess(endpoint.answer), made.config(small, "float64"))
-    got = net.gather(Refiner.hand_in, Hello(), to=net.clients)
+    got = net.gather(SRFCAClient.send_model, Empty(), to=net.clients)
     return net, got.rows.delta.values, got.step
 
 
 @pytest.mark.parametrize("unit", ["client", "example"])
-def test_what_is_heard_of_one_shot_models_is_what_was_told_with_noise(unit: str, small: Federation) -> None:
+def test_what_is_heard_of_one_shot_models_is_what_was_told_with_noise(
+    unit: str, small: Federation
+) -> None:
     made = method("srfca", mask="none", noise=0.3, clip=1e6, loss_clip=2.0, dp_unit=unit)
     endpoint: Any = made.build_client(small, Settings(dtype="float64"))
     client, noise = endpoint.client, []
-    client.models = Rows(client.cohort.start + normals(6, client.cohort.model.dimension), tuple(range(6)))
+    client.models = Rows(
+        client.cohort.start + normals(6, client.cohort.model.dimension), tuple(range(6))
+    )
     client.displaced = lambda at: Update(Rows(client.models.values - client.cohort.start), None)
     net, rows, step = relay(made, small, endpoint)
-    judged = client.cohort.losses(client.cohort.start + rows, range(6), 2.0)  # each its own, too, as it was handed in
+    # each its own, too, as it was sent
+    judged = client.cohort.losses(client.cohort.start + rows, range(6), 2.0)
     sizes = np.array(client.cohort.sizes)[:, None] if unit == "example" else 1.0
     for _ in range(40):
         ids, apart = cross_losses(net, tuple(range(6)), rows, step)
-        told = client._known.numpy().copy()
+        told = client._model_losses.numpy().copy()
         np.testing.assert_array_equal(apart, (told + told.T) / 2)
-        heard = net.sum(Refiner.heard, Hello(), to=ids, by=[0, 1, 0, 1, 0, 1])
-        np.testing.assert_allclose(heard.rows.loss.table.numpy(), [told[::2].sum(0), told[1::2].sum(0)], rtol=1e-12)
+        heard = net.sum(SRFCAClient.known_losses, Empty(), to=ids, by=[0, 1, 0, 1, 0, 1])
+        np.testing.assert_allclose(
+            heard.rows.loss.table.numpy(), [told[::2].sum(0), told[1::2].sum(0)], rtol=1e-12
+        )
         noise.append((told - judged) / (0.3 * 2.0 * math.sqrt(6) / sizes))
     own = np.array(noise)
-    assert abs(own.mean()) < 5 / math.sqrt(own.size) and abs(own.var() - 1) < 5 * math.sqrt(2 / own.size)
-    costs = [(e.method, e.mechanism, e.noise_multiplier, e.replace) for e in net.state.ledger.events if e.method in ("losses", "heard")]
-    assert costs == [("losses", "gaussian", 0.3, 1.0), ("heard", "free", None, 1.0)] * 40
+    assert abs(own.mean()) < 5 / math.sqrt(own.size) and abs(own.var() - 1) < 5 * math.sqrt(
+        2 / own.size
+    )
+    costs = [
+        (e.method, e.mechanism, e.noise_multiplier, e.replace)
+        for e in net.state.ledger.events
+        if e.method in ("losses", "known_losses")
+    ]
+    assert costs == [("losses", "gaussian", 0.3, 1.0), ("known_losses", "free", None, 1.0)] * 40
 
 
 @pytest.mark.parametrize("unit", ["client", "example"])
-def test_models_on_the_path_of_a_cluster_are_judged_with_noise(unit: str, small: Federation) -> None:
-    made = CFL(mask="none", model="linear", fallback=0.3, clip=1.0, noise=0.2, loss_clip=2.0, dp_unit=unit)
+def test_models_on_the_path_of_a_cluster_are_judged_with_noise(
+    unit: str, small: Federation
+) -> None:
+    made = CFL(
+        mask="none", model="linear", fallback=0.3, clip=1.0, noise=0.2, loss_clip=2.0, dp_unit=unit
+    )
     client: Any = made.build_client(small, Settings(dtype="float64")).client
     table, start = normals(2, client.cohort.model.dimension), client.cohort.start
     path = ((0, 1), (1,))
-    query = PathModels(Picks(table, path), Picks(torch.zeros(2, dtype=torch.int64), path), True, Rows(torch.zeros(len(path))), depth=2)
-    exact = [client.cohort.loss_aside(Rows(m[None], (0, 0)), (3, 5), 2.0) for m in (start + table[0], start + table[1], start)]
+    query = PathModels(
+        Picks(table, path),
+        Picks(torch.zeros(2, dtype=torch.int64), path),
+        True,
+        Rows(torch.zeros(len(path))),
+        depth=2,
+    )
+    exact = [
+        client.cohort.validation_loss(Rows(m[None], (0, 0)), (3, 5), 2.0)
+        for m in (start + table[0], start + table[1], start)
+    ]
     wanted = np.array([[exact[2][0], exact[0][0], exact[1][0]], [exact[2][1], exact[1][1], 0]])
-    told = [client.judge(Turn((3, 5), (3, 5), 1, step), query) for step in range(1, 101)]
+    told = [client.judge(CallContext((3, 5), (3, 5), 1, step), query) for step in range(1, 101)]
     found, n = np.stack([t.loss.values.numpy() for t in told]), 12 if unit == "example" else 1
-    assert client.cohort.aside[3] == 12 and (told[0].size is None) == (unit == "client")
+    assert client.cohort.validation_sizes[3] == 12 and (told[0].size is None) == (unit == "client")
     assert unit == "client" or told[0].size.values.tolist() == [12, 12]
     assert not found[:, 1, 2].any()  # after the end of its path
     noise = (found - n * wanted) / (0.2 * 2.0 * np.sqrt([[3], [2]]))
     flat = np.concatenate([noise[:, 0].ravel(), noise[:, 1, :2].ravel()])
-    assert abs(flat.mean()) < 5 / math.sqrt(flat.size) and abs(flat.var() - 1) < 5 * math.sqrt(2 / flat.size)
+    assert abs(flat.mean()) < 5 / math.sqrt(flat.size) and abs(flat.var() - 1) < 5 * math.sqrt(
+        2 / flat.size
+    )
 
 
-def test_a_cluster_whose_members_keep_their_numbers_falls_back_by_the_mean_of_their_means(small: Federation) -> None:
-    made = CFL(criterion="absolute", eps1=1e9, eps2=1e-9, gamma_max=0.0, rounds=2, min_size=6, fallback=0.3, clip=9.0, noise=1e-9)
+def test_a_cluster_whose_members_keep_their_numbers_falls_back_by_the_mean_of_their_means(
+    small: Federation,
+) -> None:
+    made = CFL(
+        criterion="absolute",
+        eps1=1e9,
+        eps2=1e-9,
+        gamma_max=0.0,
+        rounds=2,
+        min_size=6,
+        fallback=0.3,
+        clip=9.0,
+        noise=1e-9,
+    )
     made.set_params(loss_clip=50.0, mask="none", model="linear")
     fitted = made.fit(small, Settings(dtype="float64", transcript="full"))
-    (judged,) = [fitted.transcript_.content(n)[1].reply for n, e in enumerate(fitted.transcript_.entries) if e.method == "judge"]
+    (judged,) = [
+        fitted.transcript_.content(n)[1].reply
+        for n, e in enumerate(fitted.transcript_.entries)
+        if e.method == "judge"
+    ]
     assert judged.size is None
     cohort = made.build_client(small, Settings(dtype="float64")).client.cohort
-    for c, losses in enumerate(fitted.state_.handed.losses):
+    for c, losses in enumerate(fitted.state_.fallback_models.losses):
         members = [i for i, label in enumerate(fitted.labels_) if label == c]
-        means = cohort.loss_aside(Rows(cohort.start[None], (0,) * len(members)), members)
+        means = cohort.validation_loss(Rows(cohort.start[None], (0,) * len(members)), members)
         assert not losses or losses[0] == pytest.approx(means.mean(), rel=1e-5)
-    assert any(fitted.state_.handed.losses)
+    assert any(fitted.state_.fallback_models.losses)

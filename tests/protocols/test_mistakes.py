@@ -1,4 +1,6 @@
-"""Mistakes of a protocol's author: each ends in one sentence, or fails a check that every protocol must pass."""
+"""Mistakes of a protocol's author: each ends in one sentence, or fails a check that every protocol
+must pass.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,21 @@ import conformance
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import FedAvg
 from sixth import Client, Found, Mean, Sixth, State
 
-from securecluster import Federation, Rotation, endpoint, protocols
+from securecluster import Federation, Rotation, protocols
 from securecluster.app import options
 from securecluster.app.cli import main
-from securecluster.averaging import Averaged, average
-from securecluster.displacements import Outbox, Trainee
-from securecluster.endpoint import GATHER, Turn, answers
 from securecluster.errors import PolicyError, SecureClusterError, UsageError
-from securecluster.messages import Rows
-from securecluster.network import Network
-from securecluster.privacy.keys import Hello
-from securecluster.run import Run
+from securecluster.messaging.messages import Empty, Rows
+from securecluster.protocols import FedAvg
+from securecluster.protocols.common.averaging import AveragingState, average_clusters
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.runtime import endpoint
+from securecluster.runtime.endpoint import GATHER, CallContext, answers
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import ServerChannel
 
 MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
 NOISE = {"clip": 1.0, "noise": 0.7}
@@ -34,13 +37,17 @@ NOISE = {"clip": 1.0, "noise": 0.7}
 @pytest.fixture
 def clients() -> Federation:
     """Return eight clients, every other one of which has images that are upside down."""
-    return Federation.simulate("digits", scenario=Rotation(clusters=2), clients=8, samples=40, seed=0)
+    return Federation.simulate(
+        "digits", scenario=Rotation(clusters=2), clients=8, samples=40, seed=0
+    )
 
 
 @pytest.fixture
 def newcomers() -> Federation:
     """Return six clients of the same kinds."""
-    return Federation.simulate("digits", scenario=Rotation(clusters=2), clients=6, samples=40, seed=1)
+    return Federation.simulate(
+        "digits", scenario=Rotation(clusters=2), clients=6, samples=40, seed=1
+    )
 
 
 def made(kind: type[Sixth], **params: Any) -> Sixth:
@@ -82,21 +89,26 @@ class Free(Client):
     """Declares that its mean tells nothing of its data."""
 
     @answers(GATHER, through=("mean",), fresh=True, private=False)
-    def tell(self, turn: Turn, query: Hello) -> Mean:
-        return Mean(Rows(self.means(turn)))
+    def tell(self, context: CallContext, query: Empty) -> Mean:
+        return Mean(Rows(self.means(context)))
 
 
 class Derived(Client):
     """Declares that its mean was released before."""
 
     @answers(GATHER, through=("mean",), fresh=True, derived=True)
-    def tell(self, turn: Turn, query: Hello) -> Mean:
-        return Mean(Rows(self.means(turn)))
+    def tell(self, context: CallContext, query: Empty) -> Mean:
+        return Mean(Rows(self.means(context)))
 
 
-@pytest.mark.parametrize(("client", "sentence"), [(Free, "tell depends on data: it is private"), (Derived, "tell .* not derived")])
+@pytest.mark.parametrize(
+    ("client", "sentence"),
+    [(Free, "tell depends on data: it is private"), (Derived, "tell .* not derived")],
+)
 @pytest.mark.parametrize("mask", ["none", "permutation"])
-def test_a_reply_that_carries_data_and_says_that_it_is_free(client: type[Client], sentence: str, mask: str, clients: Federation) -> None:
+def test_a_reply_that_carries_data_and_says_that_it_is_free(
+    client: type[Client], sentence: str, mask: str, clients: Federation
+) -> None:
     with pytest.raises(AssertionError, match=sentence):
         conformance.check_free_replies(partial(made, with_client(client)), clients, mask=mask)
 
@@ -105,13 +117,15 @@ class Open(Client):
     """Forgets `through`."""
 
     @answers(GATHER, fresh=True)
-    def tell(self, turn: Turn, query: Hello) -> Mean:
-        return Mean(Rows(self.means(turn)))
+    def tell(self, context: CallContext, query: Empty) -> Mean:
+        return Mean(Rows(self.means(context)))
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_field_that_would_leave_without_a_mask(mask: str, clients: Federation) -> None:
-    with pytest.raises(PolicyError, match=r"Open\.tell would send mean without a mask: name it in through=") as told:
+    with pytest.raises(
+        PolicyError, match=r"Open\.tell would send mean without a mask: name it in through="
+    ) as told:
         made(with_client(Open), rounds=1, mask=mask).fit(clients)
     assert one_sentence(told.value)
 
@@ -120,12 +134,14 @@ def test_a_field_that_would_leave_without_a_mask(mask: str, clients: Federation)
 class OtherMask(Sixth):
     """Compares newcomers under the mask of their own call."""
 
-    def place(self, net: Network, state: Any, to: Sequence[int]) -> list[int]:
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         return self.nearest(net, state, to, None)
 
 
 @pytest.mark.parametrize("mask", MASKS[1:])
-def test_newcomers_that_are_compared_under_another_mask(mask: str, clients: Federation, newcomers: Federation) -> None:
+def test_newcomers_that_are_compared_under_another_mask(
+    mask: str, clients: Federation, newcomers: Federation
+) -> None:
     with pytest.raises(AssertionError):
         conformance.check_newcomers(partial(made, OtherMask), clients, newcomers, ("none", mask))
 
@@ -134,7 +150,7 @@ def test_newcomers_that_are_compared_under_another_mask(mask: str, clients: Fede
 class Global(Sixth):
     """Draws from a global generator."""
 
-    def cluster(self, net: Network) -> Found:
+    def cluster(self, net: ServerChannel) -> Found:
         found = super().cluster(net)
         found.centres += float(np.random.default_rng().random()) * 1e-6
         return found
@@ -149,11 +165,13 @@ def test_a_server_that_draws_from_elsewhere(clients: Federation) -> None:
 class Forgetful(Sixth):
     """Clusters anew when it goes on, and never sends the last average."""
 
-    def serve(self, net: Network, run: Run) -> State:
+    def run_server(self, net: ServerChannel, run: Run) -> State:
         found = self.cluster(net)
-        state = State(found.labels, Outbox.start(len(net.clients), fresh=self.mask != "none"), found)
+        state = State(
+            found.labels, PendingUpdates.start(len(net.clients), fresh=self.mask != "none"), found
+        )
         for t in run.rounds("train", state, self.rounds):
-            average(net, state, self.participation, t)
+            average_clusters(net, state, self.participation, t)
         return state
 
 
@@ -175,46 +193,51 @@ def one_sentence(error: BaseException) -> bool:
     return isinstance(error, SecureClusterError) and "\n" not in str(error) and len(str(error)) > 20
 
 
-def other_name(self: Any, turn: Turn, hello: Hello) -> Mean:
+def other_name(self: Any, context: CallContext, hello: Empty) -> Mean:
     raise NotImplementedError
 
 
-def other_order(self: Any, query: Hello, turn: Turn) -> Mean:
+def other_order(self: Any, query: Empty, context: CallContext) -> Mean:
     raise NotImplementedError
 
 
-def no_query(self: Any, turn: Turn) -> Mean:
+def no_query(self: Any, context: CallContext) -> Mean:
     raise NotImplementedError
 
 
-def query_unknown(self: Any, turn: Turn, query) -> Mean:  # type: ignore[no-untyped-def]
+def query_unknown(self: Any, context: CallContext, query) -> Mean:  # type: ignore[no-untyped-def]
     raise NotImplementedError
 
 
-def no_return(self: Any, turn: Turn, query: Hello):  # type: ignore[no-untyped-def]
+def no_return(self: Any, context: CallContext, query: Empty):  # type: ignore[no-untyped-def]
     raise NotImplementedError
 
 
-def returns_nothing(self: Any, turn: Turn, query: Hello) -> None:
+def returns_nothing(self: Any, context: CallContext, query: Empty) -> None:
     raise NotImplementedError
 
 
-def good(self: Any, turn: Turn, query: Hello) -> Mean:
+def good(self: Any, context: CallContext, query: Empty) -> Mean:
     raise NotImplementedError
 
 
 @pytest.mark.parametrize(
     ("method", "sentence"),
     [
-        (other_name, r"cannot call other_name\(self, turn, hello\): .* takes \(self, turn, query\)"),
-        (other_order, r"cannot call other_order\(self, query, turn\)"),
-        (no_query, r"cannot call no_query\(self, turn\)"),
+        (
+            other_name,
+            r"cannot call other_name\(self, context, hello\): .* takes \(self, context, query\)",
+        ),
+        (other_order, r"cannot call other_order\(self, query, context\)"),
+        (no_query, r"cannot call no_query\(self, context\)"),
         (query_unknown, "query_unknown does not say what its query is"),
         (no_return, "no_return does not say what its return is"),
         (returns_nothing, "returns_nothing does not say what its return is"),
     ],
 )
-def test_a_method_that_the_server_cannot_call_is_refused_where_it_is_written(method: Any, sentence: str) -> None:
+def test_a_method_that_the_server_cannot_call_is_refused_where_it_is_written(
+    method: Any, sentence: str
+) -> None:
     with pytest.raises(UsageError, match=sentence) as told:
         answers(GATHER)(method)
     assert one_sentence(told.value)
@@ -241,48 +264,48 @@ class Bare(Client):
     """Replies with a tensor."""
 
     @answers(GATHER, through=("mean",))
-    def tell(self, turn: Turn, query: Hello) -> Mean:
-        return Mean(self.means(turn))  # type: ignore[arg-type]
+    def tell(self, context: CallContext, query: Empty) -> Mean:
+        return Mean(self.means(context))  # type: ignore[arg-type]
 
 
 class Single(Client):
     """Replies with one row for all of its clients."""
 
     @answers(GATHER, through=("mean",))
-    def tell(self, turn: Turn, query: Hello) -> Mean:
-        return Mean(Rows(self.means(turn)[:1]))
+    def tell(self, context: CallContext, query: Empty) -> Mean:
+        return Mean(Rows(self.means(context)[:1]))
 
 
 class Silent(Client):
     """Forgets to return its reply."""
 
     @answers(GATHER, through=("mean",))
-    def tell(self, turn: Turn, query: Hello) -> Mean:
-        self.means(turn)  # type: ignore[return]
+    def tell(self, context: CallContext, query: Empty) -> Mean:
+        self.means(context)  # type: ignore[return]
 
 
 class Misnamed(Client):
     """Masks a field that its reply has not."""
 
     @answers(GATHER, through=("means",))
-    def tell(self, turn: Turn, query: Hello) -> Mean:
-        return Mean(Rows(self.means(turn)))
+    def tell(self, context: CallContext, query: Empty) -> Mean:
+        return Mean(Rows(self.means(context)))
 
 
 class Unknown(Client):
     """Replies with a class that is not there."""
 
     @answers(GATHER, through=("mean",))
-    def tell(self, turn: Turn, query: Hello) -> Average:  # type: ignore[name-defined]  # noqa: F821
-        return Mean(Rows(self.means(turn)))
+    def tell(self, context: CallContext, query: Empty) -> Average:  # type: ignore[name-defined]  # noqa: F821
+        return Mean(Rows(self.means(context)))
 
 
 class Naked(Client):
     """Replies with no message."""
 
     @answers(GATHER)
-    def tell(self, turn: Turn, query: Hello) -> torch.Tensor:
-        return self.means(turn)
+    def tell(self, context: CallContext, query: Empty) -> torch.Tensor:
+        return self.means(context)
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,8 +319,8 @@ class Untyped(Client):
     """Replies with a message that cannot be sent."""
 
     @answers(GATHER, through=("mean",))
-    def tell(self, turn: Turn, query: Hello) -> Odd:
-        return Odd(self.means(turn))
+    def tell(self, context: CallContext, query: Empty) -> Odd:
+        return Odd(self.means(context))
 
 
 @pytest.mark.parametrize(
@@ -313,7 +336,9 @@ class Untyped(Client):
     ],
 )
 @pytest.mark.parametrize("mask", ["none", "permutation"])
-def test_a_reply_that_is_not_what_its_method_declares(client: type[Client], sentence: str, mask: str, clients: Federation) -> None:
+def test_a_reply_that_is_not_what_its_method_declares(
+    client: type[Client], sentence: str, mask: str, clients: Federation
+) -> None:
     with pytest.raises(UsageError, match=sentence) as told:
         made(with_client(client), rounds=1, mask=mask).fit(clients)
     assert one_sentence(told.value)
@@ -322,55 +347,64 @@ def test_a_reply_that_is_not_what_its_method_declares(client: type[Client], sent
 def test_a_loop_that_does_not_say_what_it_returns_is_refused_where_it_is_written() -> None:
     for told in (None, "None"):
 
-        def serve(self: Any, net: Network, run: Run) -> Any: ...
+        def serve(self: Any, net: ServerChannel, run: Run) -> Any: ...
 
         serve.__annotations__["return"] = told
-        with pytest.raises(UsageError, match=r"Loop\.serve does not say what it returns: .* -> State") as found:
-            type("Loop", (FedAvg,), {"serve": serve})
+        with pytest.raises(
+            UsageError, match=r"Loop\.run_server does not say what it returns: .* -> State"
+        ) as found:
+            type("Loop", (FedAvg,), {"run_server": serve})
         assert one_sentence(found.value)
     del serve.__annotations__["return"]
     with pytest.raises(UsageError, match="does not say what it returns"):
-        type("Loop", (FedAvg,), {"serve": serve})
+        type("Loop", (FedAvg,), {"run_server": serve})
 
 
 class Nothing(Sixth):
     """Forgets to return its state."""
 
-    def serve(self, net: Network, run: Run) -> State:
-        super().serve(net, run)  # type: ignore[return]
+    def run_server(self, net: ServerChannel, run: Run) -> State:
+        super().run_server(net, run)  # type: ignore[return]
 
 
 class Other(Sixth):
     """Returns another class than it says."""
 
-    def serve(self, net: Network, run: Run) -> State:
-        return Averaged([0] * len(net.clients), Outbox.start(len(net.clients), fresh=True))  # type: ignore[return-value]
+    def run_server(self, net: ServerChannel, run: Run) -> State:
+        return AveragingState(
+            [0] * len(net.clients), PendingUpdates.start(len(net.clients), fresh=True)
+        )  # type: ignore[return-value]
 
 
 class Labels(Sixth):
     """Returns labels alone."""
 
-    def serve(self, net: Network, run: Run) -> list[int]:  # type: ignore[override]
-        return super().serve(net, run).labels
+    def run_server(self, net: ServerChannel, run: Run) -> list[int]:  # type: ignore[override]
+        return super().run_server(net, run).labels
 
 
 class Absent(Sixth):
     """Returns a class that is not there."""
 
-    def serve(self, net: Network, run: Run) -> Clusters:  # type: ignore[name-defined]  # noqa: F821
-        return super().serve(net, run)
+    def run_server(self, net: ServerChannel, run: Run) -> Clusters:  # type: ignore[name-defined]  # noqa: F821
+        return super().run_server(net, run)
 
 
 LOOPS = [
-    (Nothing, r"Nothing\.serve returned nothing, and declares a State: end it with `return state`"),
-    (Other, r"Other\.serve returned a Averaged, and declares a State"),
-    (Labels, r"Labels\.serve returns list.*: it must be a dataclass with labels"),
-    (Absent, r"Absent\.serve is annotated with a class that is not there: name 'Clusters'"),
+    (
+        Nothing,
+        r"Nothing\.run_server returned nothing, and declares a State: end it with `return state`",
+    ),
+    (Other, r"Other\.run_server returned a AveragingState, and declares a State"),
+    (Labels, r"Labels\.run_server returns list.*: it must be a dataclass with labels"),
+    (Absent, r"Absent\.run_server is annotated with a class that is not there: name 'Clusters'"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "sentence"), LOOPS)
-def test_a_loop_that_does_not_return_what_it_says(kind: type[Sixth], sentence: str, clients: Federation, tmp_path: Path) -> None:
+def test_a_loop_that_does_not_return_what_it_says(
+    kind: type[Sixth], sentence: str, clients: Federation, tmp_path: Path
+) -> None:
     for folder in (None, tmp_path / "run"):
         with pytest.raises(UsageError, match=sentence) as told:
             made(kind, rounds=1).fit(clients, folder=folder)
@@ -380,39 +414,44 @@ def test_a_loop_that_does_not_return_what_it_says(kind: type[Sixth], sentence: s
 ASKS = """
 class Broken(FedAvg):
     name, client = "broken", Client
-    def serve(self, net, run) -> Averaged:
-        net.gather(Client.tell, Hello(), to=net.clients)
-        return super().serve(net, run)
+    def run_server(self, net, run) -> AveragingState:
+        net.gather(Client.tell, Empty(), to=net.clients)
+        return super().run_server(net, run)
 """
 BROKEN = {
     "loop": (
-        "class Broken(FedAvg):\n    name = 'broken'\n    def serve(self, net, run):\n        super().serve(net, run)\n",
-        "Broken.serve does not say what it returns",
+        "class Broken(FedAvg):\n    name = 'broken'\n    def run_server(self, net, run):\n        "
+        "super().run_server(net, run)\n",
+        "Broken.run_server does not say what it returns",
     ),
     "silent loop": (
-        "class Broken(FedAvg):\n    name = 'broken'\n    def serve(self, net, run) -> Averaged:\n        super().serve(net, run)\n",
-        "Broken.serve returned nothing",
+        "class Broken(FedAvg):\n    name = 'broken'\n    def run_server(self, net, run) -> "
+        "AveragingState:\n        super().run_server(net, run)\n",
+        "Broken.run_server returned nothing",
     ),
     "parameter": (
-        "class Client(Contributor):\n    @answers('gather')\n    def tell(self, turn, hello: Hello) -> Done:\n"
-        "        return Done()\n" + ASKS,
-        "the server cannot call Client.tell(self, turn, hello)",
+        "class Client(SumClient):\n    @answers('gather')\n"
+        "    def tell(self, context, hello: Empty) -> Ack:\n"
+        "        return Ack()\n" + ASKS,
+        "the server cannot call Client.tell(self, context, hello)",
     ),
     "annotation": (
-        "class Client(Contributor):\n    @answers('gather')\n    def tell(self, turn, query: Hello):\n        return Done()\n" + ASKS,
+        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, context, query: "
+        "Empty):\n        return Ack()\n" + ASKS,
         "Client.tell does not say what its return is",
     ),
     "tensor": (
-        "class Client(Contributor):\n    @answers('gather')\n    def tell(self, turn, query: Hello) -> Done:\n"
+        "class Client(SumClient):\n    @answers('gather')\n"
+        "    def tell(self, context, query: Empty) -> Ack:\n"
         "        return self.cohort.start\n" + ASKS,
-        "Client.tell replied with a Tensor: it declares a Done",
+        "Client.tell replied with a Tensor: it declares a Ack",
     ),
 }
 IMPORTS = """
 from dataclasses import dataclass
-from securecluster.averaging import Averaged, Contributor
-from securecluster.endpoint import answers
-from securecluster.privacy.keys import Done, Hello
+from securecluster.protocols.common.averaging import AveragingState, SumClient
+from securecluster.runtime.endpoint import answers
+from securecluster.messaging.messages import Ack, Empty
 from securecluster.protocols.fedavg import FedAvg
 """
 
@@ -426,7 +465,19 @@ def test_on_the_command_line_a_mistake_is_one_sentence(
     (tmp_path / f"{module}.py").write_text(IMPORTS + text)
     monkeypatch.setattr(protocols, "__path__", [*protocols.__path__, str(tmp_path)])
     monkeypatch.setitem(options.PROTOCOLS, "broken", f"{module}:Broken")
-    small = ["--clients", "4", "--clusters", "2", "--samples", "20", "--rounds", "1", "--epochs", "1", "--quiet"]
+    small = [
+        "--clients",
+        "4",
+        "--clusters",
+        "2",
+        "--samples",
+        "20",
+        "--rounds",
+        "1",
+        "--epochs",
+        "1",
+        "--quiet",
+    ]
     assert main(["run", "broken", *small, "--out", str(tmp_path / "run")]) == 2
     told = capsys.readouterr().err
     assert told.startswith("securecluster: ") and sentence in told
@@ -434,10 +485,12 @@ def test_on_the_command_line_a_mistake_is_one_sentence(
 
 
 def test_the_published_methods_say_what_no_mask_covers() -> None:
-    """Losses, relevance, sample counts, and NSIM's layers: nothing else of numbers leaves without a mask."""
+    """Losses, relevance, sample counts, and NSIM's layers: nothing else of numbers leaves without a
+    mask.
+    """
     found = set()
     for kind in (getattr(protocols, name) for name in protocols.__all__):
-        client = getattr(kind, "client", Trainee)
+        client = getattr(kind, "client", TrainingClient)
         for name in dir(client):
             release = getattr(getattr(client, name), "__release__", None)
             if isinstance(release, endpoint.Release):

@@ -1,4 +1,5 @@
-"""Every protocol over nodes behind real frames, on a network that loses, repeats and delays them, and under servers that are killed.
+"""Every protocol over nodes behind real frames, on a network that loses, repeats and delays them,
+and under servers that are killed.
 
 A node here holds one client's shard and the agreed configuration, and nothing of the others.
 """
@@ -15,41 +16,66 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, Local, LocalKMeans, OneShot, RandomClusters
 
-from securecluster import Federation, LabelSwap, synthetic, wire
-from securecluster.banks import Start
-from securecluster.cohort import Cohort
-from securecluster.displacements import Outbox, TraineeState
-from securecluster.endpoint import Endpoint, Turn, config_hash
+from securecluster import Federation, LabelSwap
+from securecluster.core.randomness import Randomness
+from securecluster.core.serialization import pack, unpack
 from securecluster.errors import PolicyError, SecureClusterError
-from securecluster.estimator import fit
-from securecluster.messages import Header
-from securecluster.network import Network, NetworkState
-from securecluster.objectives import objective
-from securecluster.pair_network import Plan
-from securecluster.privacy import keys
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.identities import Identity, Roster
-from securecluster.privacy.keys import Hello, KeyRing
-from securecluster.randomness import Randomness
-from securecluster.run import Kept, Run
-from securecluster.state import pack, unpack
-from securecluster.transport import Framed
-from securecluster.walks import Format
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Empty, Header
+from securecluster.models.objectives import objective
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.masking import key_agreement
+from securecluster.privacy.masking.identities import Identity, Roster
+from securecluster.privacy.masking.key_agreement import KeyRing
+from securecluster.protocols import (
+    CFL,
+    FLHC,
+    IFCA,
+    NSIM,
+    SRFCA,
+    FedAvg,
+    FineTune,
+    Local,
+    LocalKMeans,
+    OneShot,
+    RandomClusters,
+)
+from securecluster.protocols.common.client import ClientState
+from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.ifca.server import Restart
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
+from securecluster.protocols.nsim.random_walks import Format
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runtime.endpoint import CallContext, Endpoint, config_hash
+from securecluster.runtime.run import CheckpointPart, Run
+from securecluster.runtime.server_channel import ChannelState, ServerChannel
+from securecluster.runtime.transport import Framed
+from securecluster.training.local_trainer import LocalTrainer
 
 CLIENTS = 4
 
 
 def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
     """Synthetic users of NSIM, for images of digits."""
-    return [(draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
+    return [
+        (draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20))
+        for k in range(users)
+    ]
 
 
 SPLITS: dict[str, Any] = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
 APART: dict[str, Any] = {"pre_rounds": 1, "threshold": 0.0}  # FL+HC leaves every client alone
 SHORT: dict[str, Any] = {"k": 2, "starts": 2, "start_rounds": 2}
-LAYERS: dict[str, Any] = {"synthetic": 8, "walks": digits, "radius": 0.0, "layer": "last", "local_rounds": 2, "eps": 1.0}
+LAYERS: dict[str, Any] = {
+    "synthetic": 8,
+    "walks": digits,
+    "radius": 0.0,
+    "layer": "last",
+    "local_rounds": 2,
+    "eps": 1.0,
+}
 REFINED: dict[str, Any] = {"rounds": 2, "local_rounds": 2, "refine": 2, "retrain": 1}
 PRIVATE: dict[str, Any] = {"clip": 1.0, "noise": 0.5}
 EXAMPLE: dict[str, Any] = {**PRIVATE, "dp_unit": "example", "epochs": 1}
@@ -87,15 +113,35 @@ NOISY: dict[str, tuple[type[Any], dict[str, Any]]] = {
 MOMENTUM: dict[str, Any] = {"momentum": 0.9, "lr": 0.05, "keep_momentum": True}
 KEPT = {
     f"{name}, momentum": (CASES[name][0], {**CASES[name][1], **MOMENTUM})
-    for name in ("fedavg", "cfl", "cfl sketch", "flhc apart", "local k-means", "nsim", "one-shot", "local")
+    for name in (
+        "fedavg",
+        "cfl",
+        "cfl sketch",
+        "flhc apart",
+        "local k-means",
+        "nsim",
+        "one-shot",
+        "local",
+    )
 }
 LASTING = [(name, "none") for name in KEPT]
-MASKED_ONLY = ("cfl gradient", "cfl compress", "flhc 4bit", "nsim apart")  # variants of methods that are tried without a mask
+# variants of methods that are tried without a mask
+MASKED_ONLY = (
+    "cfl gradient",
+    "cfl compress",
+    "flhc 4bit",
+    "nsim apart",
+)
 PLAIN = [(name, "none") for name in CASES if name not in MASKED_ONLY]
 EVERY = [*PLAIN, *((name, "permutation") for name in CASES if name != "local")]
 TURNED = [("cfl sketch", "rotation"), ("sr-fca l2", "rotation")]
 ALL = [*EVERY, *TURNED, *((name, "permutation") for name in NOISY)]
-FEW = [case for case in ALL if case not in TURNED[1:] and case[0] not in ("random", "cfl sketch, clients", "fedavg, examples")]
+FEW = [
+    case
+    for case in ALL
+    if case not in TURNED[1:]
+    and case[0] not in ("random", "cfl sketch, clients", "fedavg, examples")
+]
 
 
 def method(name: str, mask: str) -> Any:
@@ -106,7 +152,9 @@ def method(name: str, mask: str) -> Any:
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0)
+    return Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -115,25 +163,44 @@ def brief() -> Any:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synthetic, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
+        patch.setattr(
+            synthetic_users,
+            "fit",
+            lambda rows, true, draws, grid: fit(
+                rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1
+            ),
+        )
         yield
     torch.set_num_threads(threads)
 
 
-def cohort_of(made: Any, federation: Federation, number: int, config: dict[str, Any]) -> Cohort:
+def cohort_of(
+    made: Any, federation: Federation, number: int, config: dict[str, Any]
+) -> LocalTrainer:
     """What lies on a node's disk: its own shard, and the network that everyone agreed on."""
     shard, kind = federation.shards[number], objective(config["objective"])
     own = Federation((str(number),), (shard,), config["classes"], config["seed"], objective=kind)
     draws, cpu = Randomness(config["seed"]), torch.device("cpu")
-    return Cohort(own, made.flat_model(own), draws, cpu, torch.float32, [0], [number], made.aside)
+    return LocalTrainer(
+        own, made.flat_model(own), draws, cpu, torch.float32, [0], [number], made.validation_share
+    )
 
 
-def endpoint_of(made: Any, cohort: Cohort, config: dict[str, Any], simulated: bool) -> Endpoint[Any]:
+def endpoint_of(
+    made: Any, cohort: LocalTrainer, config: dict[str, Any], simulated: bool
+) -> Endpoint[Any]:
     """The endpoint of a node that has its own data and the configuration alone."""
     randomness, pipeline = Randomness(config["seed"]), made.pipeline(config)
-    identity = partial(Identity.derived, randomness)  # of an enrolled client, whose keys are its own all the same
-    own = KeyRing(config_hash(config), randomness if simulated else None, pipeline.unlock, identity, Roster.derived(randomness))
-    draws = Draws(own.noise, config_hash(config))
+    # of an enrolled client, whose keys are its own all the same
+    identity = partial(Identity.derived, randomness)
+    own = KeyRing(
+        config_hash(config),
+        randomness if simulated else None,
+        pipeline.unlock,
+        identity,
+        Roster.derived(randomness),
+    )
+    draws = NoiseStreams(own.noise, config_hash(config))
     pipeline.arm(draws)
     pipeline.guard = made.guard(config, draws)
     cohort.secret = draws
@@ -143,7 +210,9 @@ def endpoint_of(made: Any, cohort: Cohort, config: dict[str, Any], simulated: bo
 
 @dataclass
 class Node:
-    """Bytes in, bytes out. An amnesic one is a new process for every frame, which has what the last one packed."""
+    """Bytes in, bytes out. An amnesic one is a new process for every frame, which has what the last
+    one packed.
+    """
 
     make: Callable[[], Endpoint[Any]]
     amnesic: bool = False
@@ -157,7 +226,7 @@ class Node:
             return self.living
         found = self.make()
         if self.packed:
-            state = unpack(self.packed, TraineeState)
+            state = unpack(self.packed, ClientState)
             found.client.restore(state)
             found.keys.restore(state.secrets)
         self.living = None if self.amnesic else found
@@ -192,16 +261,27 @@ def no_fault(client: int, header: Header) -> str:
 class World:
     """Nodes, the frames between them and a server, and what befalls these."""
 
-    def __init__(self, name: str, mask: str, federation: Federation, amnesic: bool = False, simulated: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        mask: str,
+        federation: Federation,
+        amnesic: bool = False,
+        simulated: bool = True,
+    ) -> None:
         self.made = method(name, mask)
         self.config = self.made.config(federation, "float32")
-        self.nodes = {i: Node(self._maker(federation, i, simulated), amnesic) for i in range(CLIENTS)}
+        self.nodes = {
+            i: Node(self._maker(federation, i, simulated), amnesic) for i in range(CLIENTS)
+        }
         self.fault: Fault = no_fault
         self.seen: list[tuple[int, Header]] = []  # the frames that were sent
         self.sent: dict[int, list[bytes]] = {i: [] for i in range(CLIENTS)}
         self._late: dict[int, list[tuple[int, bytes, bool]]] = {i: [] for i in range(CLIENTS)}
 
-    def _maker(self, federation: Federation, i: int, simulated: bool) -> Callable[[], Endpoint[Any]]:
+    def _maker(
+        self, federation: Federation, i: int, simulated: bool
+    ) -> Callable[[], Endpoint[Any]]:
         cohort = cohort_of(self.made, federation, i, self.config)
         return lambda: endpoint_of(self.made, cohort, self.config, simulated)
 
@@ -232,7 +312,9 @@ class World:
         return answer
 
     def _deliver_late(self, i: int, number: int) -> None:
-        """What was on its way while a node answered a frame of a later round reaches it now; nobody reads its replies."""
+        """What was on its way while a node answered a frame of a later round reaches it now; nobody
+        reads its replies.
+        """
         due = [(data, carried_out) for sent, data, carried_out in self._late[i] if sent < number]
         self._late[i] = [frame for frame in self._late[i] if frame[0] >= number]
         node = self.nodes[i]
@@ -242,28 +324,39 @@ class World:
                 node.answer(data)
             assert node.remembers() == before or not carried_out
 
-    def serve(self, folder: Path | None = None) -> tuple[Any, Network]:
+    def run_server(self, folder: Path | None = None) -> tuple[Any, ServerChannel]:
         """The server's final state, and its network."""
         doors = {i: self._door(i) for i in self.nodes}
-        net = self.made.build_network(Framed(doors, lambda name: self.made.message_types(name)[1]), self.config)
-        part = Kept(NetworkState, lambda: net.state, lambda state: setattr(net, "state", state))
+        net = self.made.build_network(
+            Framed(doors, lambda name: self.made.message_types(name)[1]), self.config
+        )
+        part = CheckpointPart(
+            ChannelState, lambda: net.state, lambda state: setattr(net, "state", state)
+        )
         run = Run(folder, {"network": part}, begin=lambda number: setattr(net, "round", number))
-        return self.made.serve(net, run), net
+        return self.made.run_server(net, run), net
 
     def result(self) -> Result:
         """What a run ends with."""
-        state, net = self.serve()
+        state, net = self.run_server()
         return self.result_of(state, net)
 
-    def result_of(self, state: Any, net: Network) -> Result:
-        models = [self.made.final(node.endpoint().client, state).values[0] for node in self.nodes.values()]
+    def result_of(self, state: Any, net: ServerChannel) -> Result:
+        models = [
+            self.made.final_models(node.endpoint().client, state).values[0]
+            for node in self.nodes.values()
+        ]
         alone = [i for i, node in self.nodes.items() if node.endpoint().client.unshared]
-        return Result(pack(state), torch.stack(models), list(state.labels), pack(net.state.ledger), alone)
+        return Result(
+            pack(state), torch.stack(models), list(state.labels), pack(net.state.ledger), alone
+        )
 
 
 @dataclass
 class Result:
-    """Of a run: the server's state, each client's final model, (m, d), the labels, the ledger, and who holds a model of its own."""
+    """Of a run: the server's state, each client's final model, (m, d), the labels, the ledger, and
+    who holds a model of its own.
+    """
 
     state: bytes
     models: torch.Tensor
@@ -308,8 +401,9 @@ def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_doe
         assert found.alone == list(range(CLIENTS))
 
 
-def some(what: str, but: tuple[str, ...] = ("alone",)) -> Fault:
-    """A fault in client 0's second call of every method, or its first where there may be one, and in client 1's first.
+def some(what: str, but: tuple[str, ...] = ("train_locally",)) -> Fault:
+    """A fault in client 0's second call of every method, or its first where there may be one, and
+    in client 1's first.
 
     Args:
         but: methods without faults.
@@ -321,21 +415,41 @@ def some(what: str, but: tuple[str, ...] = ("alone",)) -> Fault:
         if header.step in known:  # asked again
             return ""
         known.append(header.step)
-        hit = (i, len(known)) == ((0, 1 if header.method in ONCE else 2)) or (i, len(known)) == (1, 1)
+        hit = (i, len(known)) == ((0, 1 if header.method in ONCE else 2)) or (i, len(known)) == (
+            1,
+            1,
+        )
         return what if hit and header.method not in but else ""
 
     return fault
 
 
-ONCE = ("key_offer", "key_seal", "key_open", "hand_in", "pool", "eigen", "relevance", "losses", "receive", "judge", "post")
+ONCE = (
+    "key_offer",
+    "key_seal",
+    "key_open",
+    "send_model",
+    "pool",
+    "eigen",
+    "relevance",
+    "losses",
+    "receive",
+    "judge",
+    "post",
+)
 
 
 UNLIKE = ("local", "finetune", "finetune, examples")  # every client ends with a model of its own
 
 
 @pytest.mark.parametrize(("name", "mask"), FEW)
-def test_a_lost_reply_ends_as_a_lost_request_does(name: str, mask: str, federation: Federation) -> None:
-    """Training alone is another matter: it is done, whether the server hears of it or not (below)."""
+def test_a_lost_reply_ends_as_a_lost_request_does(
+    name: str, mask: str, federation: Federation
+) -> None:
+    """Training alone is another matter (below).
+
+    It is done, whether the server hears of it or not.
+    """
     found = {}
     for what in ("request", "reply", "late"):
         world = World(name, mask, federation)
@@ -354,10 +468,14 @@ LONE = [(name, mask) for name, mask in ALL if name in WITH_LONE]
 
 
 @pytest.mark.parametrize(("name", "mask"), LONE)
-def test_who_trained_alone_has_done_so_whether_its_reply_came_or_not(name: str, mask: str, federation: Federation, calm: Any) -> None:
+def test_who_trained_alone_has_done_so_whether_its_reply_came_or_not(
+    name: str, mask: str, federation: Federation, calm: Any
+) -> None:
     world = World(name, mask, federation)
-    world.fault = lambda i, header: "reply" if header.method == "alone" and (i + header.step) % 3 == 0 else ""
-    assert any(header.method == "alone" for _, header in calm(name, mask)[1])
+    world.fault = lambda i, header: (
+        "reply" if header.method == "train_locally" and (i + header.step) % 3 == 0 else ""
+    )
+    assert any(header.method == "train_locally" for _, header in calm(name, mask)[1])
     assert world.result().same_models(calm(name, mask)[0])
 
 
@@ -383,7 +501,9 @@ def test_frames_that_come_twice_and_again_when_a_round_has_passed_change_nothing
 def test_a_server_killed_in_every_call_ends_as_if_it_never_had_been(
     name: str, mask: str, federation: Federation, calm: Any, tmp_path: Path
 ) -> None:
-    """It dies when client 2, whom others come after, has answered; clients live on, and it resumes from its checkpoint."""
+    """It dies when client 2, whom others come after, has answered; clients live on, and it resumes
+    from its checkpoint.
+    """
     world, (whole, frames) = World(name, mask, federation), calm(name, mask)
     killed: set[tuple[str, int]] = set()
 
@@ -397,7 +517,7 @@ def test_a_server_killed_in_every_call_ends_as_if_it_never_had_been(
     world.fault = fault
     for _ in frames:
         try:
-            state, net = world.serve(tmp_path)
+            state, net = world.run_server(tmp_path)
             break
         except KilledError:
             continue
@@ -409,15 +529,24 @@ def test_a_server_killed_in_every_call_ends_as_if_it_never_had_been(
 
 
 @pytest.mark.parametrize("name", ["fedavg", "cfl sketch", "ifca", "sr-fca loss"])
-def test_keys_of_the_operating_system_are_kept_too(name: str, federation: Federation, calm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a permutation the models are the same whatever the key, up to the order in which torch adds the last few columns."""
+def test_keys_of_the_operating_system_are_kept_too(
+    name: str, federation: Federation, calm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a permutation the models are the same whatever the key, up to the order in which torch
+    adds the last few columns.
+    """
     found = []
     for amnesic in (False, True):
-        draws = np.random.default_rng(7)  # stands for the system's, so that both runs have the same keys if these are drawn once
-        monkeypatch.setattr(keys.os, "urandom", lambda count, draws=draws: draws.bytes(count))
+        # stands for the system's, so that both runs have the same keys if these are drawn once
+        draws = np.random.default_rng(7)
+        monkeypatch.setattr(
+            key_agreement.os, "urandom", lambda count, draws=draws: draws.bytes(count)
+        )
         world = World(name, "permutation", federation, amnesic, simulated=False)
         found.append(world.result())
-        assert world.nodes[1].endpoint().keys.secrets.seed[1] != Randomness(0).key("client", 0, "mask")
+        assert world.nodes[1].endpoint().keys.secrets.seed[1] != Randomness(0).key(
+            "client", 0, "mask"
+        )
     living, reborn = found
     assert reborn.state == living.state
     assert reborn.same_models(living)
@@ -427,7 +556,9 @@ def test_keys_of_the_operating_system_are_kept_too(name: str, federation: Federa
 
 
 def test_clients_that_agreed_on_a_key_unheard_agree_anew(federation: Federation) -> None:
-    """All replies to the first agreement are lost, client 0's after it took the seed; the second is led by another client."""
+    """All replies to the first agreement are lost, client 0's after it took the seed; the second is
+    led by another client.
+    """
     found = []
     for what in ("request", "reply"):
         world = World("fedavg", "permutation", federation)
@@ -443,8 +574,12 @@ def test_clients_that_agreed_on_a_key_unheard_agree_anew(federation: Federation)
     assert found[0].same_models(found[1])
 
 
-def test_a_resumed_server_has_a_client_lead_that_knows_the_key(federation: Federation, calm: Any, tmp_path: Path) -> None:
-    """Client 0 missed the agreement of the round in which the server died, and replies first when it is asked again."""
+def test_a_resumed_server_has_a_client_lead_that_knows_the_key(
+    federation: Federation, calm: Any, tmp_path: Path
+) -> None:
+    """Client 0 missed the agreement of the round in which the server died, and replies first when
+    it is asked again.
+    """
     world = World("fedavg", "permutation", federation)
     killed: list[int] = []
 
@@ -458,11 +593,12 @@ def test_a_resumed_server_has_a_client_lead_that_knows_the_key(federation: Feder
 
     world.fault = fault
     with pytest.raises(KilledError):
-        world.serve(tmp_path)
-    state, net = world.serve(tmp_path)
+        world.run_server(tmp_path)
+    state, net = world.run_server(tmp_path)
     found, (whole, _) = world.result_of(state, net), calm("fedavg", "permutation")
     assert found.peers_agree()
-    torch.testing.assert_close(found.models, whole.models, rtol=0, atol=1e-5)  # the mask's key is another client's
+    # the mask's key is another client's
+    torch.testing.assert_close(found.models, whole.models, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "cfl sketch", "flhc apart", "sr-fca loss"])
@@ -472,7 +608,7 @@ def test_what_a_node_remembers_does_not_grow_with_rounds(name: str, federation: 
         world = World(name, "permutation", federation, amnesic=True)
         world.made.rounds += longer
         world.config = world.made.config(federation, "float32")
-        world.serve()
+        world.run_server()
         sizes.append(max(world.nodes[1].sizes))
     model = 4 * world.config["dimension"]
     assert model < sizes[0] < 1.5 * model
@@ -483,32 +619,43 @@ def test_a_late_choice_does_not_replace_a_later_one(federation: Federation) -> N
     """Under noise, for the losses of one and the same models are otherwise the same."""
     world = World("ifca, clients", "none", federation)
     client: Any = world.nodes[0].endpoint().client
-    letter = Start.begin(0, 2, CLIENTS, fresh=False).letter([0])
+    letter = Restart.begin(0, 2, CLIENTS, fresh=False).message_for([0])
     with pytest.raises(PolicyError, match="choose comes first"):
-        client.contribute(Turn((0,), (0,), 1, 1), Hello())
-    taken = {step: client.choose(Turn((0,), (0,), 1, step), letter).model.values.item() for step in range(40, 0, -1)}
+        client.contribute(CallContext((0,), (0,), 1, 1), Empty())
+    taken = {
+        step: client.choose(CallContext((0,), (0,), 1, step), letter).model.values.item()
+        for step in range(40, 0, -1)
+    }
     assert set(taken.values()) == {0, 1}
     assert client._chosen == {0: (0, taken[40], 40)}
     with pytest.raises(PolicyError, match="moved on"):
-        client.contribute(Turn((0,), (0,), 1, 39), Hello())
-    client.contribute(Turn((0,), (0,), 1, 41), Hello())
-    client.choose(Turn((0,), (0,), 2, 42), Start.begin(1, 2, CLIENTS, fresh=False).letter([0]))
+        client.contribute(CallContext((0,), (0,), 1, 39), Empty())
+    client.contribute(CallContext((0,), (0,), 1, 41), Empty())
+    client.choose(
+        CallContext((0,), (0,), 2, 42), Restart.begin(1, 2, CLIENTS, fresh=False).message_for([0])
+    )
     with pytest.raises(PolicyError, match="moved on"):
-        client.choose(Turn((0,), (0,), 1, 41), letter)
-    assert list(client.banks) == [1]
+        client.choose(CallContext((0,), (0,), 1, 41), letter)
+    assert list(client.model_sets) == [1]
 
 
-def test_what_is_handed_over_is_the_update_of_the_latest_brief(federation: Federation) -> None:
-    """A request for an earlier brief comes late, while the model is still the same; and the process forgets both updates."""
-    letter = Outbox.start(CLIENTS, fresh=False).letter([0])
+def test_the_latest_compressed_update_is_the_one_contributed(federation: Federation) -> None:
+    """A request for an earlier compressed update comes late, while the model is still the same, and
+    the process forgets both updates.
+    """
+    letter = PendingUpdates.start(CLIENTS, fresh=False).message_for([0])
     rows = []
     for steps in ((5,), (5, 3)):
         world = World("cfl sketch", "none", federation)
         client: Any = world.nodes[0].endpoint().client
         for step in steps:
-            client.outline(Turn((0,), (0,), 1, step), letter)
-        rows.append(client.hand_over(Turn((0,), (0,), 1, 6), Hello()).delta.values)
+            client.send_compressed_update(CallContext((0,), (0,), 1, step), letter)
+        rows.append(
+            client.contribute_kept_update(CallContext((0,), (0,), 1, 6), Empty()).delta.values
+        )
         world.nodes[0].packed, world.nodes[0].living = world.nodes[0].remembers(), None
         reborn: Any = world.nodes[0].endpoint().client
-        rows.append(reborn.hand_over(Turn((0,), (0,), 1, 6), Hello()).delta.values)
+        rows.append(
+            reborn.contribute_kept_update(CallContext((0,), (0,), 1, 6), Empty()).delta.values
+        )
     assert all(torch.equal(row, rows[0]) for row in rows)

@@ -1,4 +1,6 @@
-"""What clients really did, spied on while protocols ran, against what their ledger says; and an audit of a whole run with canaries."""
+"""What clients really did, spied on while protocols ran, against what their ledger says; and an
+audit of a whole run with canaries.
+"""
 
 from __future__ import annotations
 
@@ -10,41 +12,84 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, Local, LocalKMeans, OneShot, Protocol, RandomClusters, Settings
 
-from securecluster import Federation, Iid, LabelSwap, synthetic, wire
-from securecluster.cohort import Cohort, LocalTraining
-from securecluster.endpoint import message_types
-from securecluster.estimator import fit
-from securecluster.messages import Rows
-from securecluster.pair_network import Plan
-from securecluster.privacy.accounting import gaussian_epsilon
-from securecluster.privacy.canaries import Audit, lower_bound
-from securecluster.privacy.draws import Draws
-from securecluster.privacy.ledger import Ledger
-from securecluster.run import Run
-from securecluster.transport import Framed
-from securecluster.walks import Format
+from securecluster import Federation, Iid, LabelSwap
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.privacy.dp.auditing import Audit, lower_bound
+from securecluster.privacy.dp.ledger import Ledger
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.protocols import (
+    CFL,
+    FLHC,
+    IFCA,
+    NSIM,
+    SRFCA,
+    ClusteringProtocol,
+    FedAvg,
+    Local,
+    LocalKMeans,
+    OneShot,
+    RandomClusters,
+    Settings,
+)
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
+from securecluster.protocols.nsim.random_walks import Format
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runtime.endpoint import message_types
+from securecluster.runtime.run import Run
+from securecluster.runtime.transport import Framed
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
 def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
     """Synthetic users of NSIM, for images of digits."""
-    return [(draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20)) for k in range(users)]
+    return [
+        (draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20))
+        for k in range(users)
+    ]
 
 
 SYNTHETIC = 8  # users of NSIM's, more than there are clients
-EVERY: dict[str, tuple[type[Protocol], dict[str, Any]]] = {
+EVERY: dict[str, tuple[type[ClusteringProtocol], dict[str, Any]]] = {
     "cfl": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}),
-    "cfl of gradients": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "similarity": "gradient"}),
-    "cfl with a fallback": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "fallback": 0.25}),
-    "cfl of sketches": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "sketch": 64}),
+    "cfl of gradients": (
+        CFL,
+        {
+            "criterion": "absolute",
+            "eps1": 100.0,
+            "eps2": 1e-6,
+            "gamma_max": 0.0,
+            "similarity": "gradient",
+        },
+    ),
+    "cfl with a fallback": (
+        CFL,
+        {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "fallback": 0.25},
+    ),
+    "cfl of sketches": (
+        CFL,
+        {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "sketch": 64},
+    ),
     "flhc": (FLHC, {"pre_rounds": 1}),
     "flhc of sketches": (FLHC, {"pre_rounds": 1, "sketch": 64, "compress": "8bit"}),
     "srfca-loss": (SRFCA, {"local_rounds": 1, "refine": 1}),
     "srfca-l2": (SRFCA, {"local_rounds": 1, "refine": 1, "distance": "l2"}),
     "srfca trimmed": (SRFCA, {"local_rounds": 1, "refine": 1, "trim": 0.2}),
     "oneshot": (OneShot, {"tasks": 2, "gram_noise": 0.7}),
-    "nsim": (NSIM, {"synthetic": SYNTHETIC, "walks": digits, "radius": 0.0, "layer": "last", "local_rounds": 1, "eps": 1.0}),
+    "nsim": (
+        NSIM,
+        {
+            "synthetic": SYNTHETIC,
+            "walks": digits,
+            "radius": 0.0,
+            "layer": "last",
+            "local_rounds": 1,
+            "eps": 1.0,
+        },
+    ),
     "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1}),
     "local-kmeans": (LocalKMeans, {"k": 2, "local_rounds": 1}),
     "random": (RandomClusters, {"k": 2}),
@@ -57,20 +102,39 @@ Z = 0.7
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair network for NSIM that hardly trains: what it tells matters nowhere here."""
-    monkeypatch.setattr(synthetic, "fit", lambda rows, true, draws, grid: fit(rows, true, draws, grid=(Plan(steps=3),), networks=1))
+    monkeypatch.setattr(
+        synthetic_users,
+        "fit",
+        lambda rows, true, draws, grid: fit(
+            rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1
+        ),
+    )
 
 
 def method(name: str, **params: Any) -> Any:
     kind, own = EVERY[name]
-    return kind(**{"rounds": 3, "epochs": 2, "batch_size": 16, "mask": "none", "clip": 1.0, "noise": Z, **own, **params})
+    return kind(
+        **{
+            "rounds": 3,
+            "epochs": 2,
+            "batch_size": 16,
+            "mask": "none",
+            "clip": 1.0,
+            "noise": Z,
+            **own,
+            **params,
+        }
+    )
 
 
 @dataclass
 class Spy:
     """What clients did, whatever they say of it."""
 
-    drawn: set[tuple[int, str, int]] = field(default_factory=set)  # (client, purpose, call) of noise on what leaves
-    trained: Counter[Any] = field(default_factory=Counter)  # (client, noise multiplier, sampling rate, steps)
+    # (client, purpose, call) of noise on what leaves
+    drawn: set[tuple[int, str, int]] = field(default_factory=set)
+    # (client, noise multiplier, sampling rate, steps)
+    trained: Counter[Any] = field(default_factory=Counter)
     plain: list[int] = field(default_factory=list)  # clients that trained without noise
 
     def forget(self) -> None:
@@ -79,25 +143,39 @@ class Spy:
 
 @pytest.fixture
 def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
-    seen, noised, train = Spy(), Draws.noised, Cohort.train
+    seen, noised, train = Spy(), NoiseStreams.noised, LocalTrainer.train
 
-    def spied_noise(self: Draws, client: int, purpose: str, step: int, *rest: Any, **more: Any) -> torch.Tensor:
+    def spied_noise(
+        self: NoiseStreams, client: int, purpose: str, step: int, *rest: Any, **more: Any
+    ) -> torch.Tensor:
         seen.drawn.add((client, purpose, step))
         return noised(self, client, purpose, step, *rest, **more)
 
-    def spied_train(self: Cohort, start: Rows, who: Sequence[int], plan: LocalTraining, *rest: Any, **more: Any) -> torch.Tensor:
+    def spied_train(
+        self: LocalTrainer,
+        start: Rows,
+        who: Sequence[int],
+        plan: LocalTraining,
+        *rest: Any,
+        **more: Any,
+    ) -> torch.Tensor:
         if len(self.ids) != SYNTHETIC:
             seen.plain += [self.ids[k] for k in who if not plan.private]
-            seen.trained.update((self.ids[k], plan.noise, plan.rate(self.sizes[k]), plan.number(self.sizes[k])) for k in who)
+            seen.trained.update(
+                (self.ids[k], plan.noise, plan.rate(self.sizes[k]), plan.number(self.sizes[k]))
+                for k in who
+            )
         return train(self, start, who, plan, *rest, **more)
 
-    monkeypatch.setattr(Draws, "noised", spied_noise)
-    monkeypatch.setattr(Cohort, "train", spied_train)
+    monkeypatch.setattr(NoiseStreams, "noised", spied_noise)
+    monkeypatch.setattr(LocalTrainer, "train", spied_train)
     return seen
 
 
 def check(ledger: Ledger, spy: Spy, unit: str) -> None:
-    """Every release with noise has a draw, and every draw a release; every training is priced as it was."""
+    """Every release with noise has a draw, and every draw a release; every training is priced as it
+    was.
+    """
     told = Counter(i for event in ledger.events if event.mechanism == "gaussian" for i in event.ids)
     assert told == Counter(client for client, _, _ in spy.drawn)
     priced: Counter[Any] = Counter()
@@ -114,12 +192,16 @@ def check(ledger: Ledger, spy: Spy, unit: str) -> None:
 
 @pytest.mark.parametrize("unit", ["client", "example"])
 @pytest.mark.parametrize("name", EVERY)
-def test_what_clients_and_newcomers_do_is_priced_as_it_was(name: str, unit: str, small: Federation, spy: Spy) -> None:
+def test_what_clients_and_newcomers_do_is_priced_as_it_was(
+    name: str, unit: str, small: Federation, spy: Spy
+) -> None:
     fitted = method(name, dp_unit=unit).fit(small)
     assert spy.trained
     check(fitted.ledger_, spy, unit)
     spy.forget()
-    fitted.predict(Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=2, samples=40, seed=9))
+    fitted.predict(
+        Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=2, samples=40, seed=9)
+    )
     check(fitted.joined_.ledger, spy, unit)
 
 
@@ -131,27 +213,33 @@ def test_training_whose_reply_is_lost_on_the_way_is_priced(small: Federation, sp
     def door(i: int) -> Any:
         def answered(frame: bytes) -> bytes:
             reply, header = nodes[i].answer_frame(frame), wire.peek(frame)
-            if (i, header.method, header.round) == (2, "alone", 1):
+            if (i, header.method, header.round) == (2, "train_locally", 1):
                 raise ConnectionError
             return reply
 
         return answered
 
-    transport = Framed({i: door(i) for i in range(6)}, lambda call: message_types(made.client, call)[1])
+    transport = Framed(
+        {i: door(i) for i in range(6)}, lambda call: message_types(made.client, call)[1]
+    )
     net = made.build_network(transport, made.config(small, "float32"))
     net.state.ledger.samples = {i: node.client.cohort.sizes[0] for i, node in enumerate(nodes)}
-    made.serve(net, Run(begin=lambda number: setattr(net, "round", number)))
+    made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
     check(net.state.ledger, spy, "example")
 
 
 def audited(z: float) -> tuple[Audit, Any]:
-    """Clients' updates as a server reads them, along what they would be without privacy, against clients that have learned nothing."""
+    """Clients' updates as a server reads them, along what they would be without privacy, against
+    clients that have learned nothing.
+    """
     federation = Federation.simulate("digits", scenario=Iid(), clients=150, samples=8, seed=0)
 
     def told(**more: Any) -> tuple[torch.Tensor, Any]:
         made = CFL(rounds=1, epochs=1, mask="none", model="linear", **more)
         fitted = made.fit(federation, Settings(transcript="full"))
-        place = next(n for n, entry in enumerate(fitted.transcript_.entries) if entry.method == "train")
+        place = next(
+            n for n, entry in enumerate(fitted.transcript_.entries) if entry.method == "train"
+        )
         return fitted.transcript_.content(place)[1].reply.delta.values.double(), fitted
 
     canaries, _ = told(lr=1.0)
@@ -162,10 +250,16 @@ def audited(z: float) -> tuple[Audit, Any]:
 
 
 @pytest.mark.parametrize("halved", [False, True])
-def test_an_audit_of_a_whole_run_stays_below_its_epsilon_and_finds_half_the_noise(halved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_audit_of_a_whole_run_stays_below_its_epsilon_and_finds_half_the_noise(
+    halved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if halved:
-        genuine = Draws.noised
-        monkeypatch.setattr(Draws, "noised", lambda self, *asked: genuine(self, *asked[:4], asked[4] / 2, asked[5]))
+        genuine = NoiseStreams.noised
+        monkeypatch.setattr(
+            NoiseStreams,
+            "noised",
+            lambda self, *asked: genuine(self, *asked[:4], asked[4] / 2, asked[5]),
+        )
     audit, fitted = audited(0.5)
     claimed = gaussian_epsilon(1 / 0.5, 1e-5)
     assert fitted.ledger_.price(1e-5).epsilon == pytest.approx(claimed, rel=1e-8)

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from securecluster.protocols import CFL, FLHC, FedAvg, Protocol, Settings
 
 from securecluster import Dirichlet, Federation, Inversion, LabelSwap, Pathological, Rotation
-from securecluster.app import folder as folders
+from securecluster.app import run_folder
 from securecluster.app.cli import main
 from securecluster.app.options import Simulation
-from securecluster.cohort import Cohort
 from securecluster.data.scenarios import Combined
 from securecluster.errors import RunFolderError, UsageError
+from securecluster.protocols import CFL, FLHC, ClusteringProtocol, FedAvg, Settings
+from securecluster.training.local_trainer import LocalTrainer
 
 FULL = Settings(transcript="full", threads=1)
 
@@ -30,7 +30,9 @@ class StoppedError(Exception):
 def data(seed: int, samples: int = 20) -> Federation:
     """Four clients with random samples."""
     draw = np.random.default_rng(seed)
-    clients = {f"site-{k}": (draw.random((samples, 4)), draw.integers(0, 2, samples)) for k in range(4)}
+    clients = {
+        f"site-{k}": (draw.random((samples, 4)), draw.integers(0, 2, samples)) for k in range(4)
+    }
     return Federation.from_arrays(clients, classes=2, seed=0)
 
 
@@ -48,7 +50,7 @@ def stopped(folder: Path, federation: Federation, settings: Settings = FULL) -> 
         made().fit(federation, settings, folder=folder, report=stop)
 
 
-def models(fitted: Protocol) -> torch.Tensor:
+def models(fitted: ClusteringProtocol) -> torch.Tensor:
     found: torch.Tensor = fitted.client_models_.values
     return found
 
@@ -64,20 +66,27 @@ def test_a_run_on_other_data_is_never_gone_on_with(ended: bool, tmp_path: Path) 
         with pytest.raises(RunFolderError, match=r"another configuration \(it ran on other data\)"):
             made().fit(other, FULL, folder=tmp_path)
     assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    assert torch.equal(models(made().fit(data(1), FULL, folder=tmp_path)), models(made().fit(data(1), FULL)))
+    assert torch.equal(
+        models(made().fit(data(1), FULL, folder=tmp_path)), models(made().fit(data(1), FULL))
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (Settings(transcript="full", threads=1, dropout=0.5), "dropout was 0.0 there and is 0.5 now"),
+        (
+            Settings(transcript="full", threads=1, dropout=0.5),
+            "dropout was 0.0 there and is 0.5 now",
+        ),
         (Settings(transcript="sizes", threads=1), "transcript was 'full' there and is 'sizes' now"),
         (Settings(transcript="full", threads=2), "threads was 1 there and is 2 now"),
         (Settings(transcript="full", threads=1, target=0.5), "target was 0.99 there"),
     ],
 )
 @pytest.mark.parametrize("ended", [True, False])
-def test_other_settings_are_refused_by_name(ended: bool, settings: Settings, said: str, tmp_path: Path) -> None:
+def test_other_settings_are_refused_by_name(
+    ended: bool, settings: Settings, said: str, tmp_path: Path
+) -> None:
     if ended:
         made().fit(data(1), FULL, folder=tmp_path)
     else:
@@ -93,13 +102,15 @@ def test_settings_that_are_left_open_are_those_of_the_run(tmp_path: Path) -> Non
     assert torch.equal(models(resumed), models(made().fit(data(1), FULL)))
 
 
-def test_a_run_that_ended_is_loaded_and_nobody_trains_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_ended_is_loaded_and_nobody_trains_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = made().fit(data(1), FULL, folder=tmp_path)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("somebody trains")
 
-    monkeypatch.setattr(Cohort, "train", refuse)
+    monkeypatch.setattr(LocalTrainer, "train", refuse)
     again = made().fit(data(1), FULL, folder=tmp_path)
     assert torch.equal(models(again), models(first))
     assert again.history_ == first.history_
@@ -108,10 +119,20 @@ def test_a_run_that_ended_is_loaded_and_nobody_trains_again(tmp_path: Path, monk
     assert again.ledger_.events == first.ledger_.events
 
 
-def test_what_fit_leaves_is_a_whole_run_folder(small: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fit_leaves_is_a_whole_run_folder(
+    small: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "deep" / "run"
     fitted = CFL(rounds=3).fit(small, Settings(transcript="full"), folder=str(folder))
-    for name in ("config.json", "result.json", "manifest.json", "history.jsonl", "models.safetensors", "accuracy.png", "similarity.png"):
+    for name in (
+        "config.json",
+        "result.json",
+        "manifest.json",
+        "history.jsonl",
+        "models.safetensors",
+        "accuracy.png",
+        "similarity.png",
+    ):
         assert (folder / name).is_file(), name
     result = json.loads((folder / "result.json").read_text())
     assert result["labels"] == [int(c) for c in fitted.labels_]
@@ -126,7 +147,9 @@ def test_what_fit_leaves_is_a_whole_run_folder(small: Federation, tmp_path: Path
     assert loaded.transcript_.content(0)[0].method == fitted.transcript_.content(0)[0].method
 
 
-def test_a_run_on_data_from_python_is_not_gone_on_with_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_on_data_from_python_is_not_gone_on_with_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stopped(tmp_path, data(1))
     assert main(["resume", str(tmp_path)]) == 2
     assert "go on there with fit(federation, folder=...)" in capsys.readouterr().err
@@ -134,7 +157,9 @@ def test_a_run_on_data_from_python_is_not_gone_on_with_from_the_command_line(tmp
     assert main(["resume", str(tmp_path), "--quiet"]) == 0
 
 
-def test_a_module_of_ones_own_goes_on_from_python(small: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_of_ones_own_goes_on_from_python(
+    small: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def module() -> torch.nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(3)
@@ -176,13 +201,29 @@ def test_another_protocol_in_the_folder_is_said(small: Federation, tmp_path: Pat
         FLHC(rounds=2, pre_rounds=1).fit(small, folder=tmp_path)
 
 
-def test_a_run_of_the_command_line_is_gone_on_with_from_python_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ["--clients", "6", "--clusters", "2", "--samples", "24", "--model", "linear", "--rounds", "3", "--quiet"]
+def test_a_run_of_the_command_line_is_gone_on_with_from_python_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [
+        "--clients",
+        "6",
+        "--clusters",
+        "2",
+        "--samples",
+        "24",
+        "--model",
+        "linear",
+        "--rounds",
+        "3",
+        "--quiet",
+    ]
     assert main(["run", "fedavg", *options, "--out", str(tmp_path / "r")]) == 0
-    plan, _ = folders.load(tmp_path / "r")
+    plan, _ = run_folder.load(tmp_path / "r")
     assert plan.simulation is not None
     fitted = plan.protocol.fit(plan.simulation.federation(), plan.settings, folder=tmp_path / "r")
-    assert [int(c) for c in fitted.labels_] == json.loads((tmp_path / "r" / "result.json").read_text())["labels"]
+    assert [int(c) for c in fitted.labels_] == json.loads(
+        (tmp_path / "r" / "result.json").read_text()
+    )["labels"]
 
 
 def test_saving_does_not_write_into_a_run_folder(small: Federation, tmp_path: Path) -> None:
@@ -222,14 +263,22 @@ def test_what_no_option_makes_has_none() -> None:
     assert Simulation.of(federation.select([0, 1, 2])) is None
     assert Simulation.of(data(1)) is None
     twice = Combined((Rotation(clusters=2), Inversion()))
-    assert Simulation.of(Federation.simulate("digits", scenario=twice, clients=8, samples=24, seed=3)) is None
+    assert (
+        Simulation.of(Federation.simulate("digits", scenario=twice, clients=8, samples=24, seed=3))
+        is None
+    )
 
 
 def test_a_file_of_ones_own_is_read_again(tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     draw = np.random.default_rng(0)
-    rows = [(f"s{k % 3}", int(draw.integers(2)), k, float(draw.random()), float(draw.random())) for k in range(60)]
-    columns = dict(zip(("site", "label", "row", "a", "b"), map(list, zip(*rows, strict=True)), strict=True))
+    rows = [
+        (f"s{k % 3}", int(draw.integers(2)), k, float(draw.random()), float(draw.random()))
+        for k in range(60)
+    ]
+    columns = dict(
+        zip(("site", "label", "row", "a", "b"), map(list, zip(*rows, strict=True)), strict=True)
+    )
     pq.write_table(pa.table(columns), tmp_path / "own.parquet")
     chosen = {"client_column": "site", "label_column": "label", "drop_columns": ("row",)}
     federation = Federation.from_parquet(tmp_path / "own.parquet", seed=0, **chosen)  # type: ignore[arg-type]

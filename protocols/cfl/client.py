@@ -1,0 +1,118 @@
+"""The clients of CFL.
+
+They reply with updates, full gradients, models of splits, and the losses that the fallback
+compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import FrameError
+from securecluster.messaging.bounds import Between, Real, Upto
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.dp.loss_mechanism import WORST, loss_clip, noised
+from securecluster.protocols.common.compressed_updates import CompressedUpdateClient
+from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, Update
+from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
+from securecluster.training.config import FULL_GRADIENT
+
+
+@dataclass(frozen=True, eq=False)
+class PathModels(AverageDeltas):
+    """Server to client: the models on the path from the root to its cluster."""
+
+    # models on the longest path of a client that is asked
+    depth: Annotated[int, Between(maximum="clients")] = 0
+
+
+@dataclass(frozen=True, eq=False)
+class PathLosses:
+    """Client to server: how several models do on samples that it keeps aside."""
+
+    # (b, 1 + depth), summed over those samples: its own model's first, then the path's from the
+    # root; 0 after its end
+    loss: Annotated[Rows, Real((Upto("depths", "clients", minimum=1),))]
+    # (b,) how many samples; without it losses are means
+    size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)]
+
+
+class CFLClient(CompressedUpdateClient):
+    """Clients that also reply with gradients, and judge the models on their path."""
+
+    @answers(GATHER, through=("delta",), fresh=True, trains="full")
+    def gradient(self, context: CallContext, query: AverageDeltas) -> Update:
+        """Return −∇r_i(θ_i) over all of D_i (Sattler et al. 2019, eq. 50).
+
+        The sign makes no difference to cosines.
+        """
+        self.catch_up(context, query)
+        plan = replace(FULL_GRADIENT, clip=self.training.clip, noise=self.training.noise)
+        models = self.models.select(context.positions)
+        room = self._pipeline.room(self.cohort.model.dimension)
+        return Update(
+            Rows(self.cohort.train(models, context.positions, plan, context.step, room)), None
+        )
+
+    @answers(SUM, unmasked=("loss", "size"))
+    def judge(self, context: CallContext, query: PathModels) -> PathLosses:
+        """Return the losses of θ_i and of the models on its path, on the samples kept aside.
+
+        The query brings the models. The losses have noise where the run adds some.
+        """
+        self.check_not_behind(context, query)
+        lengths = [len(path) for path in query.means.picks]
+        if query.depth < max(lengths):
+            raise FrameError(
+                f"PathModels.depth is {query.depth}, and a path has {max(lengths)} models: the "
+                "frame is refused"
+            )
+        guard = self._pipeline.guard
+        losses = self._path_losses(context, query, loss_clip(guard))
+        sizes = [self.cohort.validation_sizes[k] for k in context.positions]
+        widths = [1 + length for length in lengths]
+        released = noised(guard, "judge", context.ids, context.step, losses, sizes, widths)
+        means = np.nan_to_num(released, nan=WORST, posinf=WORST)
+        dtype = self.models.table.dtype
+        if self._pipeline.clips:  # n_i stays here
+            return PathLosses(Rows(torch.as_tensor(means, dtype=dtype)), None)
+        counts = np.array(sizes, dtype=np.float64)
+        return PathLosses(
+            Rows(torch.as_tensor(means * counts[:, None], dtype=dtype)),
+            Rows(torch.as_tensor(counts, dtype=dtype)),
+        )
+
+    def _path_losses(
+        self, context: CallContext, query: PathModels, clip: float | None
+    ) -> NDArray[np.float64]:
+        """Return mean losses on the samples kept aside, (b, 1 + depth); 0 after a path's end.
+
+        The first column is of the client's own model, and NaN for one that keeps nothing aside.
+        """
+        paths = query.means.picks
+        losses = np.zeros((len(context.positions), 1 + query.depth))
+        losses[:, 0] = self.cohort.validation_loss(
+            self.models.select(context.positions), context.positions, clip
+        )
+        for level in range(max(len(path) for path in paths)):
+            frames = [k for k, path in enumerate(paths) if len(path) > level]
+            models = self._models_of(query, [paths[k][level] for k in frames])
+            clients = [context.positions[k] for k in frames]
+            losses[frames, 1 + level] = self.cohort.validation_loss(models, clients, clip)
+        return losses
+
+    def _models_of(self, query: AverageDeltas, picks: Sequence[int]) -> Rows:
+        """Return the models that rows of the query's table stand for; equal ones are made once."""
+        unique = sorted(set(picks))
+        models = []
+        for row in unique:
+            step = int(query.steps.table[row])
+            models.append(self.model_at(query.means.table[row], step))
+        position = {row: n for n, row in enumerate(unique)}
+        return Rows(torch.stack(models), tuple(position[row] for row in picks))

@@ -1,0 +1,405 @@
+"""Clustered Federated Learning (CFL): Algorithm 5, with Algorithms 1, 3 and 4.
+
+Sattler, Müller, Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task
+Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32(8), 2021.
+
+θ      a client's model; the server never needs it (it may know θ_0)
+Δ_i    client i's masked update P(SGD_n(θ_i, D_i) − θ_i); Δ_c the mean over cluster c
+α      cosine similarities of updates (eq. 51) or full gradients (eq. 50); α_cross^max the largest
+       across the halves of a split (eq. 35)
+ε1, ε2 the split test: ‖Δ_c‖ < ε1 and max ‖Δ_i‖ > ε2 (eq. 32–34); γ_max the assumed approximation
+       noise (eq. 39)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.clustering.bipartition import Bipartition
+from securecluster.clustering.labels import members as clusters_of
+from securecluster.clustering.noise_robust import (
+    evidence_for_split,
+    gap_between,
+    split_into_two,
+    with_company,
+)
+from securecluster.clustering.similarity import FLOOR, cosine
+from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import check_choice, check_number, check_whole
+from securecluster.data import Federation
+from securecluster.errors import UsageError
+from securecluster.protocols.cfl.client import CFLClient
+from securecluster.protocols.cfl.parameter_tree import (
+    FallbackResult,
+    LeafModels,
+    ParameterTree,
+    choose_fallback_models,
+    find_leaves,
+    send_fallback_models,
+)
+from securecluster.protocols.cfl.separation import largest_noise, separation_gap
+from securecluster.protocols.cfl.split_test import (
+    SplitStatistics,
+    collect_updates,
+    compare_gradients,
+    fetch_split_model,
+    queue_averages,
+    server_view,
+    split_cluster,
+    split_statistics,
+)
+from securecluster.protocols.common.base import FittedState, ReleaseCounts, opened
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.compression_options import CompressionOptions
+from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.sampling import sample_clients
+from securecluster.runtime.run import Line, Run
+from securecluster.runtime.server_channel import ServerChannel
+
+HINT = 0.1  # the p-value at which a cluster that replied in part is asked for a complete round
+
+
+@dataclass
+class CFLState:
+    """What the server's loop changes."""
+
+    labels: list[int]
+    outbox: PendingUpdates
+    tree: ParameterTree
+    # the largest max ‖Δ_i‖ of any round, the unit of the relative criterion's eps2
+    longest: float = 0.0
+    # clusters that wait for a round with every member
+    wanted: list[int] = field(default_factory=list)
+    # (m, m), of the last round that all clients shared
+    alpha: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    shared: bool = True  # whether alpha is of this round
+    fallback_models: FallbackResult | None = None  # whose model each cluster got in the end
+
+
+@dataclass
+class CFL(CompressionOptions):
+    """Recursive bipartition of the clients once federated learning has become stationary."""
+
+    mask: str = "permutation"
+    """map of updates that the server does not know, a fresh one each round: none, permutation,
+    signed-permutation, rotation or haar
+    """
+    criterion: str = "relative"
+    """split test: relative (eps1 and eps2 are shares, clusters must be significant) or absolute
+    (norms; the authors' need keep_momentum)
+    """
+    eps1: float = 0.5
+    """a cluster is stationary when ‖mean Δ‖ is below this; relative: below this share of max ‖Δ‖"""
+    eps2: float = 0.25
+    """and its clients are not content when max ‖Δ‖ is above this; relative: above this share of the
+    largest max ‖Δ‖ of any round
+    """
+    evidence: float = 0.25
+    """relative criterion: and some cluster C has (|C| − 1)·(α_intra^min(C) − α_cross^max(C, rest))
+    above this
+    """
+    level: float = 0.001
+    """relative criterion: and clients without clusters would be as separated with at most this
+    probability, in (0, 1)
+    """
+    gamma_max: float = 0.5
+    """accept a split only if γ_max < sqrt((1 − α_cross^max) / 2), in [0, 1)"""
+    min_size: int = 3
+    """clusters with fewer members are not split (ours; the paper's examples of two clients need 2)
+    """
+    similarity: str = "update"
+    """what α compares: update, or gradient (the full one, for which members of a stationary cluster
+    are asked besides)
+    """
+    average: str = "uniform"
+    """mean over clients: uniform (Algorithm 5) or weighted by |D_i| (Algorithm 2)"""
+    tree: bool = True
+    """keep models and updates of splits at the server (at each level as much as a round's updates):
+    newcomers and the fallback need them
+    """
+    fallback: float = 0.0
+    """share of each client's training samples kept aside to judge in the end whether splits helped,
+    in [0, 1); 0 trusts them
+    """
+
+    name: ClassVar[str] = "cfl"
+    client: ClassVar[type[TrainingClient]] = CFLClient
+
+    def run_server(self, net: ServerChannel, run: Run) -> CFLState:
+        """Algorithm 5, "Server does"."""
+        m = len(net.clients)
+        state = CFLState(
+            [0] * m, PendingUpdates.start(m, fresh=self.mask != "none"), ParameterTree.start(m)
+        )
+        for t in run.rounds("train", state, self.rounds):
+            asked = self._invited(net, state, t)
+            updates, sums = collect_updates(net, state.outbox, asked, state.labels, self.compresses)
+            state.shared = False
+            round_statistics = []
+            for c, members in enumerate(clusters_of(state.labels)):
+                statistics = split_statistics(net, updates, c, members, state.labels, sums)
+                round_statistics.append(statistics)
+                if statistics.replied:
+                    self._test(net, state, statistics)
+                if statistics.halves and self.tree:
+                    self._fetch_split_model(net, state, statistics)
+            step = updates.step if sums is None else sums.step
+            queue_averages(state.outbox, round_statistics, step, state.labels)
+            splits = [statistics for statistics in round_statistics if statistics.halves]
+            measured = [
+                statistics for statistics in round_statistics if statistics.mean is not None
+            ]
+            run.note(
+                splits=[[split.members, *(split.halves or ())] for split in splits],
+                split_tests=[statistics.line() for statistics in measured],
+                wanted=list(state.wanted),
+            )
+            for split in splits:
+                split_cluster(state.tree, state.labels, split, t)
+        flush(net, run, state)
+        if self.tree:
+            leaves = run.once(
+                "leaves", lambda: state.tree.leaf_models(net, state.outbox), LeafModels
+            )
+            state.tree.complete(leaves)
+        if self.fallback:
+            self._fall_back(net, run, state)
+        return state
+
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+        """Algorithm 4, down the parameter tree."""
+        if not self.tree:
+            raise UsageError(
+                "newcomers find their cluster down the parameter tree, and this run kept none: run "
+                "it with tree=True"
+            )
+        if self.similarity == "gradient":
+            method: Any = CFLClient.gradient
+        elif self.compresses:
+            method = CFLClient.send_compressed_update
+        else:
+            method = CFLClient.train
+        return find_leaves(net, state.tree, method, to)
+
+    def _fetch_split_model(
+        self, net: ServerChannel, state: CFLState, statistics: SplitStatistics
+    ) -> None:
+        """Fetch the model that the tree keeps of a split; without it the split waits."""
+        fetched = fetch_split_model(net, state.outbox, statistics)
+        if not fetched:
+            statistics.halves = None
+
+    def _fall_back(self, net: ServerChannel, run: Run, state: CFLState) -> None:
+        """Return clusters to the model before a split that made validation worse (end of II-A)."""
+        tree, outbox, labels = state.tree, state.outbox, state.labels
+        chosen = run.once(
+            "judged", lambda: choose_fallback_models(net, tree, outbox, labels), FallbackResult
+        )
+        state.fallback_models = run.once(
+            "fallback_models",
+            lambda: send_fallback_models(net, tree, outbox, labels, chosen),
+            FallbackResult,
+        )
+
+    def _test(self, net: ServerChannel, state: CFLState, statistics: SplitStatistics) -> None:
+        """Test whether a cluster is split in this round (lines 16–21), and record its halves.
+
+        The gap and the similarities are measured in every round, also where the cluster is not
+        split.
+        """
+        state.longest = max(state.longest, statistics.max_norm)
+        state.wanted = [c for c in state.wanted if c != statistics.cluster]
+        stationary = self._stationary(statistics)
+        large_enough = len(statistics.members) >= self.min_size
+        if self.similarity == "gradient":
+            # gradients take another call, so only a cluster that may be split is asked for them
+            if not (stationary and large_enough):
+                return
+            compare_gradients(net, state.outbox, statistics)
+        if len(statistics.replied) < 2:
+            return
+        alpha = self._similarities(state, statistics)
+        if not large_enough:
+            return
+        seed = net.randomness.integer("server", "clusterer", net.round, statistics.cluster)
+        halves = self._bipartition(alpha, seed)
+        statistics.gap = gap_between(alpha, halves)
+        smaller = min(len(halves.first), len(halves.second))
+        if smaller < self.smallest_cluster:
+            return
+        if not (stationary and self._incongruent(state, statistics)):
+            return
+        if not self._significant(statistics, alpha, seed):
+            return
+        self._accept(state, statistics, halves)
+
+    def _stationary(self, statistics: SplitStatistics) -> bool:
+        """Return whether federated learning has converged in a cluster.
+
+        It has where ‖Δ_c‖ < ε1 (eq. 32), or where it is below that as a share (ours).
+        """
+        unit = statistics.max_norm if self.criterion == "relative" else 1
+        return statistics.mean_norm < self.eps1 * unit
+
+    def _incongruent(self, state: CFLState, statistics: SplitStatistics) -> bool:
+        """Return whether clients of a stationary cluster still pull.
+
+        They do where max ‖Δ_i‖ > ε2 (eq. 33), or where it is above that as a share (ours).
+        """
+        unit = state.longest if self.criterion == "relative" else 1
+        return statistics.max_norm > self.eps2 * unit
+
+    def _similarities(self, state: CFLState, statistics: SplitStatistics) -> NDArray[np.float64]:
+        """Return α of the clients that replied, (n, n) (eq. 50 or 51).
+
+        The state keeps it for the observer where it is of all clients.
+        """
+        floor = FLOOR if statistics.scatter else 0.0
+        alpha = cosine(statistics.inner, floor).cpu()
+        only_cluster = len(statistics.members) == len(state.labels)
+        state.shared = statistics.complete and only_cluster
+        if state.shared:
+            state.alpha = alpha
+        similarities: NDArray[np.float64] = alpha.numpy()
+        return similarities
+
+    def _bipartition(self, alpha: NDArray[np.float64], seed: int) -> Bipartition:
+        """Return two halves of a cluster, by position, and α_cross^max across them (eq. 35)."""
+        halves = split_into_two(alpha, self.clusterer, seed)
+        if self.criterion == "relative" and self.clusterer == "paper":
+            return with_company(alpha, halves)
+        return halves
+
+    def _significant(
+        self, statistics: SplitStatistics, alpha: NDArray[np.float64], seed: int
+    ) -> bool:
+        """Return whether clients are separated, and would rarely be so without clusters (ours).
+
+        The absolute criterion does not ask for this.
+        """
+        if self.criterion == "absolute":
+            return True
+        test = evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed)
+        # two clients have no cluster among them
+        statistics.evidence = test.separation if math.isfinite(test.separation) else None
+        statistics.p_value = test.p_value
+        # a few of a cluster's clients seldom reach the level, so a hint is enough to ask them all
+        if not statistics.complete:
+            return statistics.p_value <= max(self.level, HINT)
+        return statistics.p_value <= self.level
+
+    def _accept(self, state: CFLState, statistics: SplitStatistics, halves: Bipartition) -> None:
+        """Record a split where γ_max < √((1 − α_cross^max)/2) (eq. 39).
+
+        A cluster of which some members did not reply waits for a round in which all do.
+        """
+        if not statistics.complete:
+            state.wanted.append(statistics.cluster)
+            return
+        if self.gamma_max < largest_noise(halves.cross_max):
+            members = statistics.members
+            statistics.halves = (
+                [members[k] for k in halves.first],
+                [members[k] for k in halves.second],
+            )
+
+    def _invited(self, net: ServerChannel, state: CFLState, t: int) -> list[int]:
+        """Return the clients that are asked in round t, a share of each cluster.
+
+        Where a cluster only waits for complete replies to be split, all of its clients are asked.
+        """
+        invited: list[int] = []
+        for c, members in enumerate(clusters_of(state.labels)):
+            share = 1.0 if c in state.wanted else self.participation
+            invited += sample_clients(net, members, share, t, c, minimum=self.smallest_cluster)
+        return sorted(invited)
+
+    def releases(self) -> ReleaseCounts:
+        """Return how often a client releases updates, full gradients and losses.
+
+        It releases an update a round, and a compressed one with compression. The losses are those
+        that the fallback goes by.
+        """
+        full = self.rounds * (self.similarity == "gradient")
+        return ReleaseCounts(
+            self.rounds * (1 + self.compresses) + full,
+            int(self.fallback > 0),
+            trainings=self.rounds,
+            full=full,
+        )
+
+    @property
+    def weighted(self) -> bool:
+        """Whether clients tell |D_i|: only for the weighted average."""
+        return self.average == "weighted"
+
+    @property
+    def validation_share(self) -> float:
+        """The samples that the fallback is judged by."""
+        return self.fallback
+
+    def check(self, clients: int) -> None:
+        """Adds the split test's own fields."""
+        super().check(clients)
+        check_choice(
+            self,
+            criterion=("relative", "absolute"),
+            average=("uniform", "weighted"),
+            similarity=("update", "gradient"),
+        )
+        check_whole(self, min_size=2)
+        for name, most in {
+            "eps1": math.inf,
+            "eps2": math.inf,
+            "evidence": math.inf,
+            "gamma_max": 1,
+            "fallback": 1,
+        }.items():
+            check_number(self, name, 0, most, low_in=most == 1)
+        check_number(self, "level", 0, 1, low_in=False)
+        if self.fallback and not self.tree:
+            raise UsageError("the fallback judges the models in the tree: leave tree on")
+
+    def server_view(self) -> list[str]:
+        """What stays visible under every mask."""
+        return server_view(self.weighted, self.compresses, self.tree, self.fallback > 0)
+
+    def observe(
+        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
+    ) -> Line:
+        """Adds the true separation gap g (eq. 28) while all clients share one model."""
+        truth = federation.truth if state.shared and len(state.alpha) else None
+        gap = separation_gap(state.alpha.numpy(), truth) if truth else None
+        return {**super().observe(federation, client, state, scores), "gap": gap}
+
+    def _restore_fitted(self, kept: FittedState) -> Self:
+        """Adds the parameter tree."""
+        super()._restore_fitted(kept)
+        self.tree_: ParameterTree = self.state_.tree
+        return self
+
+    def node_model(self, node: int) -> dict[str, Any]:
+        """Return the `state_dict` of a node's model (V-C).
+
+        `tree_.path(tree_.leaf(c))` are the nodes of cluster c, the most general first.
+        """
+        return self._flat.state_dict(opened(self, self.tree_.nodes[node].model))
+
+    def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
+        """Return the probabilities (n, classes) of the classes of samples x (n, …).
+
+        They are the mean over the models on the cluster's path, root to leaf (V-C).
+        """
+        path = [
+            opened(self, self.tree_.nodes[v].model)
+            for v in self.tree_.path(self.tree_.leaf(cluster))
+        ]
+        return torch.stack(
+            [self._flat.objective.predicted(self._flat.call(self._flat.views(w), x)) for w in path]
+        ).mean(0)

@@ -1,0 +1,1 @@
+"""What all protocols stand on: the base class, clients, pending updates, averaging, options."""

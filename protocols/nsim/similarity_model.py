@@ -1,0 +1,303 @@
+"""The pair network: predicts how alike two users' data are from the last layers of their models
+(Pacheco et al. 2021, 3.1).
+
+The paper says that the network takes two models' weights and that a grid search finds its
+architecture. Both models go through one encoder, and the features of the pair do not depend on its
+order: this shape, and all numbers here, are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.clustering.metrics import pearson
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
+from securecluster.errors import UpdateError, UsageError
+from securecluster.protocols.nsim.pair_network import (
+    PairNetwork,
+    PairNetworkConfig,
+    TrainingPairs,
+    pairwise,
+    start,
+    trained,
+)
+
+LEAST_USERS = 8
+# shares of the users: in no part of the fit; to stop by and to choose the architecture by
+UNSEEN = 0.2
+VALIDATION = 0.15
+HELD_PAIRS = 0.1  # share of the training users' pairs that are not trained on
+CLIP = 5.0  # standard deviations beyond which a weight counts as that far
+
+GRID = (
+    PairNetworkConfig(width=256, embedding=64),
+    PairNetworkConfig(width=128, embedding=32),
+    PairNetworkConfig(width=512, embedding=128),
+    PairNetworkConfig(width=256, embedding=64, dropout=0.2),
+)
+"""The architectures the search compares; the first is used without a search."""
+
+
+@dataclass(frozen=True, eq=False)
+class SimilarityModel:
+    """What `predict` needs: rows are standardised by mean and scale (q,), then the networks'
+    predictions are averaged.
+    """
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+    networks: list[PairNetwork]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One architecture of the grid search, and Pearson's correlation on the validation users'
+    pairs.
+    """
+
+    plan: PairNetworkConfig
+    pearson: float
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A fitted estimator and how well it predicts.
+
+    `unseen` are the users in no part of the fit; `true` and `predicted` (k, k) are theirs.
+    `pearson_pairs` is over pairs of training users that were not trained on. A correlation is NaN
+    where there is nothing to correlate.
+    """
+
+    estimator: SimilarityModel
+    pearson: float
+    pearson_pairs: float
+    grid: list[Trial]
+    unseen: list[int]
+    true: torch.Tensor
+    predicted: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Users by number."""
+
+    unseen: NDArray[np.int64]
+    folds: list[NDArray[np.int64]]  # validation users of each network
+
+    def train(self, users: int, fold: int) -> NDArray[np.int64]:
+        return np.setdiff1d(np.arange(users), np.concatenate([self.unseen, self.folds[fold]]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Users:
+    """The synthetic users of a fit."""
+
+    rows: torch.Tensor  # (u, q)
+    similarity: torch.Tensor  # (u, u)
+    held_pairs: torch.Tensor  # (u, u) bool, pairs that are not trained on
+    split: _Split
+
+
+def fit(
+    rows: torch.Tensor,
+    similarity: torch.Tensor,
+    randomness: Randomness,
+    search: bool = True,
+    grid: Sequence[PairNetworkConfig] = GRID,
+    networks: int = 3,
+) -> Fitted:
+    """Train the pair network on synthetic users, whose similarity is known.
+
+    A fifth of the users is kept out of everything and judges the result. The architecture is chosen
+    by the pairs of validation users; then `networks` networks of it, each with validation users of
+    its own that it stops by, are averaged.
+
+    Args:
+        rows: the users' last layers, (u, q).
+        similarity: (u, u) symmetric, in [0, 1].
+        randomness: of the splits, the initial weights and the mini-batches.
+        search: whether the whole `grid` is tried, or its first entry taken.
+
+    Raises:
+        UsageError: too few users, wrong shapes, a similarity outside [0, 1], an empty grid.
+        UpdateError: a row that is not finite.
+    """
+    _check(rows, similarity, grid, networks)
+    rows = rows.detach().float().cpu()
+    split = _split(len(rows), networks, randomness)
+    held_pairs = _held_pairs(len(rows), randomness)
+    users = _Users(rows, similarity.detach().float().cpu(), held_pairs, split)
+    training_rows = rows[split.train(len(rows), 0)]
+    mean = training_rows.mean(0)
+    scale = training_rows.std(0).clamp_min(1e-8)
+    standardised = replace(users, rows=_standard(rows, mean, scale))
+
+    trials = []
+    tried = []
+    for k, plan in enumerate(grid if search else grid[:1]):
+        network, score = _member(standardised, 0, plan, randomness, k)
+        trials.append(Trial(plan, score))
+        tried.append(network)
+    best = max(range(len(trials)), key=lambda k: trials[k].pearson)
+    members = [tried[best]]
+    for fold in range(1, networks):
+        network, _ = _member(standardised, fold, trials[best].plan, randomness, best)
+        members.append(network)
+    return _judged(SimilarityModel(mean, scale, members), trials, users)
+
+
+def predict(estimator: SimilarityModel, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Predicted similarities of all pairs of rows of a (m, q) and b (r, q): (m, r) float32 in [0,
+    1].
+
+    predict(a, b) equals predict(b, a).T to the last bit.
+
+    Raises:
+        UsageError: rows of another length than the estimator was fitted to.
+        UpdateError: a row that is not finite.
+    """
+    for rows in (a, b):
+        if rows.ndim != 2 or rows.shape[1] != len(estimator.mean):
+            raise UsageError(
+                f"the estimator was fitted to layers of {len(estimator.mean)} numbers, not "
+                f"{tuple(rows.shape)}: hand in those"
+            )
+        _check_finite(rows)
+    left = _standard(a.detach().float().cpu(), estimator.mean, estimator.scale)
+    right = _standard(b.detach().float().cpu(), estimator.mean, estimator.scale)
+    each = [pairwise(network, left, right) for network in estimator.networks]
+    return torch.stack(each).mean(0)
+
+
+def _member(
+    users: _Users, fold: int, plan: PairNetworkConfig, randomness: Randomness, number: int
+) -> tuple[PairNetwork, float]:
+    """One network, and its correlation on the validation users of its fold.
+
+    Args:
+        users: with standardised rows.
+        number: of the architecture in the grid, which names the draws.
+    """
+    train = torch.as_tensor(users.split.train(len(users.rows), fold))
+    validation = torch.as_tensor(users.split.folds[fold])
+    validation_rows = users.rows[validation]
+    validation_similarity = _upper(_among(users.similarity, validation))
+
+    def score(network: PairNetwork) -> float:
+        predicted = pairwise(network, validation_rows, validation_rows)
+        return pearson(_upper(predicted), validation_similarity)
+
+    pairs = TrainingPairs(
+        rows=users.rows[train],
+        similarity=_among(users.similarity, train),
+        weight=(~_among(users.held_pairs, train)).float(),
+    )
+    initial_draws = randomness.generator("pair network", number, fold)
+    initial = start(users.rows.shape[1], plan, initial_draws)
+    seed = randomness.integer("pair network", number, fold, "batches")
+    return trained(initial, pairs, plan, seed, score)
+
+
+def _judged(estimator: SimilarityModel, grid: list[Trial], users: _Users) -> Fitted:
+    """The estimator, and its correlations on unseen users and on pairs that were held out."""
+    split = users.split
+    unseen = torch.as_tensor(split.unseen)
+    true = _among(users.similarity, unseen)
+    predicted = predict(estimator, users.rows[unseen], users.rows[unseen])
+
+    # pairs that were held out, of users that every network was trained on
+    held_users = np.concatenate([split.unseen, *split.folds])
+    seen = torch.as_tensor(np.setdiff1d(np.arange(len(users.rows)), held_users))
+    held = _among(users.held_pairs, seen).triu(1)
+    predicted_pairs = predict(estimator, users.rows[seen], users.rows[seen])[held]
+    true_pairs = _among(users.similarity, seen)[held]
+    return Fitted(
+        estimator=estimator,
+        pearson=pearson(_upper(predicted), _upper(true)),
+        pearson_pairs=pearson(predicted_pairs.numpy(), true_pairs.numpy()),
+        grid=grid,
+        unseen=split.unseen.tolist(),
+        true=true,
+        predicted=predicted,
+    )
+
+
+def _split(users: int, networks: int, randomness: Randomness) -> _Split:
+    order = randomness.generator("pair network", "users").permutation(users).astype(np.int64)
+    unseen = max(2, round(UNSEEN * users))
+    validation = max(2, round(VALIDATION * users))
+    rest = order[unseen:]
+    folds = [np.roll(rest, -k * validation)[:validation] for k in range(networks)]
+    return _Split(order[:unseen], folds)
+
+
+def _held_pairs(users: int, randomness: Randomness) -> torch.Tensor:
+    draws = randomness.generator("pair network", "pairs").random((users, users))
+    held = np.triu(draws < HELD_PAIRS, 1)
+    return torch.as_tensor(held | held.T)
+
+
+def _standard(rows: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return ((rows - mean) / scale).clamp(-CLIP, CLIP)
+
+
+def _upper(square: torch.Tensor) -> NDArray[np.float32]:
+    pairs: NDArray[np.float32] = square.numpy()[np.triu_indices(len(square), 1)]
+    return pairs
+
+
+def _among(square: torch.Tensor, users: torch.Tensor) -> torch.Tensor:
+    """Return the entries of pairs of some users."""
+    return square[users][:, users]
+
+
+def _check(
+    rows: torch.Tensor, similarity: torch.Tensor, grid: Sequence[PairNetworkConfig], networks: int
+) -> None:
+    if rows.ndim != 2 or len(rows) < LEAST_USERS:
+        raise UsageError(
+            f"the pair network learns from the layers (u, q) of at least {LEAST_USERS} synthetic "
+            f"users, not {tuple(rows.shape)}"
+        )
+    if similarity.shape != (len(rows), len(rows)):
+        raise UsageError(
+            f"similarities of {len(rows)} users are a square of that size, not "
+            f"{tuple(similarity.shape)}"
+        )
+    if not ((similarity >= 0) & (similarity <= 1)).all() or not torch.equal(
+        similarity, similarity.T
+    ):
+        raise UsageError(
+            "similarities are symmetric numbers in [0, 1]: divide the LCSS by the shorter length"
+        )
+    if not grid or networks < 1:
+        raise UsageError(
+            "a fit needs at least one architecture in its grid and at least one network"
+        )
+    _check_finite(rows)
+
+
+def _check_finite(rows: torch.Tensor) -> None:
+    bad = (~torch.isfinite(rows).all(1)).nonzero().flatten().tolist()
+    if bad:
+        raise UpdateError(
+            f"the layers of user(s) {', '.join(map(str, bad[:5]))} are not finite: lower the "
+            "learning rate (lr)"
+        )
+
+
+__all__ = [
+    "GRID",
+    "Fitted",
+    "PairNetwork",
+    "PairNetworkConfig",
+    "SimilarityModel",
+    "Trial",
+    "fit",
+    "predict",
+]

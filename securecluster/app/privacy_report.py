@@ -1,0 +1,338 @@
+"""The privacy section of a finished run.
+
+It says what each party saw, the ε of everything released, and what that ε does not cover.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from securecluster.app.disclosures import (
+    CLIENT,
+    Disclosure,
+    disclosures,
+    free,
+    uncovered,
+    unprotected,
+    unseen,
+)
+from securecluster.app.number_format import enumerated, times
+from securecluster.privacy.dp.ledger import Price, Row
+from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.serialization import CLIENTS
+
+KEYS = (
+    "keys of the key agreement are signed only where nodes have a roster: without one, or with "
+    "identities that follow from a seed that the server knows, as in a simulation, it can name "
+    "itself a peer and read the mask seed, or play leader and set it"
+)
+NETWORK = "timing, message sizes, who takes part and who drops out are visible to the network"
+OBSERVED = "the observer's metrics and agreement lie outside the protocol and outside epsilon"
+EXACT = (
+    "what leaves without noise is not differentially private: epsilon is infinite (null) as soon "
+    "as anything does"
+)
+SUMS = (
+    "the sums of clipped gradients that DP-SGD adds noise to are rounded as they are made: beyond "
+    "some ten thousand samples in a batch that may exceed what the clip leaves for it "
+    "(benchmarks.grid_noise)"
+)
+NOISED = [
+    "choosing the clip, the noise, the number of rounds or any other option by private data is a "
+    "release of its own",
+    "epsilon is of this run, and newcomers add to it: other runs on the same clients cost more "
+    "together (Ledger.union)",
+    "a server that asks for more than its protocol does spends more than this: clients keep no "
+    "budget of their own",
+    "keys of noise follow from the run's seed in a simulation: whoever knows it takes the noise "
+    "off",
+    "noise comes from a cipher's stream: epsilon holds against readers with bounded computing "
+    "power, who cannot tell it from random",
+]
+ASSUMED = {
+    "client": "a client's contribution to each release is one clipped row; that it is absent "
+    "counts as a row of zeros",
+    "example": "how many samples each client has is public: one that is absent leaves its place, "
+    "without gradient, loss or features; which are in a batch is drawn for each alone and nobody "
+    "else knows; no sample, and no person's data, are at two clients, so clients compose in "
+    "parallel, and epsilon is the largest of theirs",
+}
+ASKED = "who is asked in which round is visible, so no amplification by sampling clients is claimed"
+PLACED = {
+    "local": "local: each client adds the noise itself, so the server, too, is held off",
+    "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates "
+    "without it, and a full transcript holds them so; losses, layers and Gram matrices have their "
+    "clients' own noise",
+}
+NEIGHBOURS = {
+    "client": "add or remove one client",
+    "example": "add or remove one example of one client",
+}
+
+
+def section(fitted: ClusteringProtocol) -> dict[str, Any]:
+    """Return `privacy` of result.json."""
+    config = fitted.kept_.learned.config
+    ledger = fitted.ledger_
+    rows = ledger.summary()
+    found = disclosures(fitted)
+    noised = any(row.noise_multiplier for row in rows)
+    price = ledger.price(config["delta"])
+    assumed: list[str] = []
+    if noised:
+        assumed = [ASSUMED[config["dp_unit"]], ASKED, *_public(config)]
+    uncovered_files = [OBSERVED]
+    if noised or not math.isinf(price.epsilon):
+        uncovered_files = uncovered(fitted)
+    return {
+        **_views(fitted, found),
+        "reproducible_keys": True,
+        **_guarantee(fitted, price, rows),
+        "releases": [_release_entry(row) for row in rows],
+        "free": free(found, rows),
+        "exact": [f"{method}: {name}" for method, name in ledger.exact()],
+        "assumed": assumed,
+        "not_covered": _not_covered(fitted, rows),
+        "uncovered_files": uncovered_files,
+    }
+
+
+def _views(fitted: ClusteringProtocol, found: Sequence[Disclosure]) -> dict[str, Any]:
+    """Return what each party saw, and what the server did not see.
+
+    An entry that only some protocols have is left out where it would be empty.
+    """
+    info = fitted.mask_info()
+
+    def sentences(reader: str) -> list[str]:
+        return [field.sentence(info.shows) for field in found if field.reader == reader]
+
+    views: dict[str, Any] = {
+        "masks": _masks(fitted.mask, info.padding_bytes),
+        "server_view": sentences("server") + fitted.server_view(),
+    }
+    lps_view = sentences("lps") + fitted.lps_view()
+    client_view = sentences(CLIENT) + fitted.client_view()
+    if lps_view:
+        views["lps_view"] = lps_view
+    if client_view:
+        views["client_view"] = client_view
+    views["unseen"] = unseen(fitted, found)
+    views["unprotected"] = unprotected(found)
+    views["fields"] = [asdict(field) for field in found]
+    if fitted.unshared_labels_:
+        views["unshared_models"] = {"labels": fitted.unshared_labels_, "file": CLIENTS}
+    if fitted.client.clear:
+        views["clear"] = True
+    return views
+
+
+def _guarantee(fitted: ClusteringProtocol, price: Price, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return ε with everything that it means nothing without; null stands for infinite."""
+    config = fitted.kept_.learned.config
+    ledger = fitted.ledger_
+    unit = str(config["dp_unit"])
+    epsilon = epsilon_rdp = epsilon_replace = delta = None
+    if not math.isinf(price.epsilon):
+        epsilon, epsilon_rdp = price.epsilon, price.rdp
+        delta = config["delta"] if rows else 0.0
+        if ledger.events:
+            replaced = ledger.price(config["delta"], "replace")
+            if replaced is not None and not math.isinf(replaced.epsilon):
+                epsilon_replace = replaced.epsilon
+    return {
+        "epsilon": epsilon,
+        "epsilon_rdp": epsilon_rdp,
+        "epsilon_replace": epsilon_replace,
+        "delta": delta,
+        "accountant": price.accountant,
+        "unit": unit,
+        "neighbouring": NEIGHBOURS[unit],
+        "placement": _placement(config, rows),
+        "clip": config["clip"],
+        "noise": config["noise"],
+    }
+
+
+def _placement(config: dict[str, Any], rows: Sequence[Row]) -> str:
+    """Return in words who adds the noise."""
+    if not rows:
+        return "nothing is released"
+    if not any(row.noise_multiplier for row in rows):
+        return "no noise"
+    return PLACED[config["placement"]]
+
+
+def _not_covered(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
+    """Return what the guarantee leaves out, from the mask's own limits to the network's view."""
+    config = fitted.kept_.learned.config
+    ledger = fitted.ledger_
+    mask_limits = fitted.mask_info().not_covered
+    limits = []
+    if mask_limits:
+        limits.append(mask_limits)
+    limits += fitted.not_covered()
+    if ledger.exact() or not rows:
+        limits.append(EXACT)
+    noised = any(row.noise_multiplier for row in rows)
+    if noised:
+        limits += NOISED
+    if any(event.mechanism == "dp-sgd" for event in ledger.events):
+        limits.append(SUMS)
+    if noised:
+        limits += _windows(config)
+    if fitted.with_fitted_params().pipeline(config).keyed:
+        limits.append(KEYS)
+    limits.append(NETWORK)
+    return limits
+
+
+def _public(config: dict[str, Any]) -> list[str]:
+    """Return what of the configuration may come from clients' data, and is taken as public."""
+    kind = config["objective"]["kind"]
+    classes = config["classes"]
+    if kind == "classification":
+        return [
+            f"the number of classes ({classes}) is public: where it was not given it is 1 + the "
+            "largest label of any client"
+        ]
+    if kind == "language":
+        return [
+            f"the vocabulary ({classes} tokens) is public, also where it was counted on all "
+            "training texts, as that of ag_news was"
+        ]
+    return []
+
+
+def _windows(config: dict[str, Any]) -> list[str]:
+    """Return what an example is, where examples have positions or tokens in common."""
+    kind = config["objective"]["kind"]
+    length = config["shape"][0]
+    if config["dp_unit"] != "example":
+        return []
+    if kind == "trajectory":
+        count = length + 1
+        return [
+            f"an example is a window of {count} positions: one position may be in {count} "
+            "examples, and costs as much as all of them"
+        ]
+    if kind == "language":
+        return [
+            f"an example is a window of {length} tokens and the tokens that follow, and no "
+            "article, speech or person: neighbouring windows share a token, and a text costs as "
+            "much as all of its windows"
+        ]
+    return []
+
+
+def _release_entry(row: Row) -> dict[str, Any]:
+    """Return one release of the ledger's summary as result.json has it."""
+    return {
+        "method": row.method,
+        "field": row.field,
+        "mechanism": row.mechanism,
+        "noise_multiplier": row.noise_multiplier,
+        "times": row.count,
+        "reader": row.reader,
+    }
+
+
+def _masks(name: str, padding_bytes: int) -> list[dict[str, Any]]:
+    """Return the masks of a run.
+
+    Args:
+        name: the run's mask; "none" is no mask.
+        padding_bytes: bytes that the mask adds to every update and every average.
+    """
+    if name == "none":
+        return []
+    mask = {
+        "kind": name,
+        "fresh": "each call",
+        "is": "obfuscation",
+        "padding_bytes": padding_bytes,
+    }
+    return [mask]
+
+
+def show(console: Any, privacy: dict[str, Any]) -> None:
+    """Print the privacy section as a table."""
+    from rich.table import Table
+
+    table = Table(title="what the server saw, and what it did not", show_header=False)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+
+    def add_rows(heading: str, texts: Iterable[str]) -> None:
+        for text in texts:
+            table.add_row(heading, text)
+
+    add_rows("saw", privacy["server_view"])
+    add_rows("a local parameter server saw", privacy.get("lps_view", ()))
+    add_rows("a client saw", privacy.get("client_view", ()))
+    add_rows("did not see", privacy.get("unseen", ()))
+    add_rows("unprotected", privacy.get("unprotected", ()))
+    if "unshared_models" in privacy:
+        table.add_row("no shared model", _unshared(privacy["unshared_models"]))
+    add_rows("padding", _paddings(privacy["masks"]))
+    if _noised(privacy):
+        table.add_row("noise", _priced_releases(privacy["releases"]))
+    add_rows("free", privacy.get("free", ()))
+    table.add_row("ε", _epsilon(privacy))
+    add_rows("assumed", privacy.get("assumed", ()))
+    add_rows("not covered", privacy["not_covered"])
+    add_rows("not covered", privacy.get("uncovered_files", ()))
+    console.print(table)
+
+
+def _paddings(masks: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a sentence for each mask that makes updates longer."""
+    return [
+        f"the {mask['kind']} adds {mask['padding_bytes']:,} bytes to every update and every average"
+        for mask in masks
+        if mask.get("padding_bytes")
+    ]
+
+
+def _epsilon(privacy: dict[str, Any]) -> str:
+    """Return ε in words, with all that it means nothing without."""
+    about = f"({privacy['placement']}; {privacy['neighbouring']})"
+    if privacy["epsilon"] is None:
+        if not _noised(privacy):
+            return f"infinite {about}"
+        return f"infinite {about}: without noise went {', '.join(privacy['exact'])}"
+    if not privacy.get("delta"):
+        return f"0 {about}"
+    bounds = f"{privacy['accountant']}; Rényi bound {privacy['epsilon_rdp']:.4g}"
+    if privacy["epsilon_replace"] is not None:
+        bounds += f"; replacing instead {privacy['epsilon_replace']:.4g}"
+    return f"{privacy['epsilon']:.4g} at δ = {privacy['delta']:g} {about}; {bounds}"
+
+
+def _noised(privacy: dict[str, Any]) -> bool:
+    return any(row["noise_multiplier"] for row in privacy.get("releases", ()))
+
+
+def _priced_releases(rows: Iterable[dict[str, Any]]) -> str:
+    """Return the releases that ε is made of, in words."""
+    return "; ".join(_release_text(row) for row in rows if row["mechanism"] != "free")
+
+
+def _release_text(row: dict[str, Any]) -> str:
+    field = row["field"] or "training"
+    name = f"{field} of {row['method']}, {times(row['times'])}"
+    if not row["noise_multiplier"]:
+        return f"{name}, exact"
+    return f"{name}, z = {row['noise_multiplier']:.4g}"
+
+
+def _unshared(models: dict[str, Any]) -> str:
+    """Say which clusters have no shared model, and where their clients' own models are."""
+    return (
+        f"{enumerated('cluster', models['labels'])}: all that their clients hold was trained "
+        f"alone, without noise; it is in {models['file']}, for its owner alone, and epsilon does "
+        "not cover it"
+    )

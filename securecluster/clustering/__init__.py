@@ -1,0 +1,1 @@
+"""Mathematics on matrices: similarities, linkage, cuts, eigenvectors, scores."""

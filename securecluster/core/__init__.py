@@ -1,0 +1,1 @@
+"""Foundations that every room uses: randomness, serialization, files, validation, devices."""

@@ -1,0 +1,1 @@
+"""What passes between parties: messages, frames, their bounds, and transcripts."""

@@ -1,0 +1,3 @@
+"""Neural networks: objectives, architectures, any nn.Module as a flat vector, batched layers and
+optimizers.
+"""

@@ -1,0 +1,1 @@
+"""Sketches and codecs that shorten updates."""

@@ -1,0 +1,1 @@
+"""Masks that the server does not know, and the keys that clients agree on for them."""

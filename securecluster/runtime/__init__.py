@@ -1,0 +1,3 @@
+"""The runtime: the server's verbs, client endpoints, transports, aggregators, runs with
+checkpoints.
+"""

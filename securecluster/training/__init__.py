@@ -1,0 +1,1 @@
+"""Local training of many clients in one batch, DP-SGD and evaluation."""

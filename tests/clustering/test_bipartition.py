@@ -1,0 +1,108 @@
+"""The bipartition against brute force and against the paper's Algorithm 1, written out here."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from securecluster.clustering.bipartition import bipartition
+from securecluster.errors import UsageError
+
+Alpha = NDArray[np.float64]
+
+
+def symmetric(m: int, draw: np.random.Generator, levels: int | None) -> Alpha:
+    """Random similarities; with few levels, tied ones."""
+    raw = (
+        draw.uniform(-1, 1, (m, m))
+        if levels is None
+        else draw.integers(0, levels, (m, m)) / max(levels - 1, 1) * 2 - 1
+    )
+    upper = np.triu(raw, 1)
+    return upper + upper.T + np.eye(m)
+
+
+def brute_force(alpha: Alpha) -> tuple[float, list[set[int]]]:
+    """The smallest possible largest cross-similarity, and every first half (the one with client 0)
+    that reaches it.
+    """
+    m, best, halves = len(alpha), np.inf, []
+    for size in range(m - 1):
+        for others in combinations(range(1, m), size):
+            first = [0, *others]
+            second = [i for i in range(m) if i not in first]
+            cross = alpha[np.ix_(first, second)].max()
+            if cross < best:
+                best, halves = cross, []
+            if cross == best:
+                halves.append(set(first))
+    return float(best), halves
+
+
+def algorithm_1(alpha: Alpha) -> float:
+    """Merge by descending similarity until two clusters are left.
+
+    This is Algorithm 1 of Sattler et al. 2019.
+    """
+    m = len(alpha)
+    clusters = [{i} for i in range(m)]
+    for s in np.argsort(-alpha, axis=None, kind="stable"):
+        one, two = divmod(int(s), m)
+        touched = [c for c in clusters if one in c or two in c]
+        clusters = [c for c in clusters if c not in touched] + [set().union(*touched)]
+        if len(clusters) == 2:
+            break
+    return float(alpha[np.ix_(sorted(clusters[0]), sorted(clusters[1]))].max())
+
+
+LEVELS = st.sampled_from([None, 1, 2, 3, 6])
+
+
+@settings(deadline=None, max_examples=120)
+@given(st.integers(2, 12), st.integers(0, 10**6), LEVELS)
+def test_it_is_optimal_and_the_optimum_where_that_is_unique(
+    m: int, seed: int, levels: int | None
+) -> None:
+    alpha = symmetric(m, np.random.default_rng(seed), levels)
+    found = bipartition(alpha)
+    best, halves = brute_force(alpha)
+    assert found.cross_max == best
+    assert set(found.first) in halves
+    assert sorted(found.first + found.second) == list(range(m))
+    assert found.first[0] == 0
+    assert found.second
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(3, 60), st.integers(0, 10**6), LEVELS)
+def test_it_agrees_with_algorithm_1(m: int, seed: int, levels: int | None) -> None:
+    alpha = symmetric(m, np.random.default_rng(seed), levels)
+    assert bipartition(alpha).cross_max == algorithm_1(alpha)
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, 1.0, 1 - 2**-53, 1e-300])
+@pytest.mark.parametrize("m", [2, 3, 8])
+def test_degenerate_similarities_still_give_two_halves(m: int, value: float) -> None:
+    found = bipartition(np.full((m, m), value))
+    assert found.first
+    assert found.second
+    assert found.cross_max == value
+
+
+def test_similarities_closer_than_rounding_of_one_minus_alpha_are_told_apart() -> None:
+    alpha = np.full((4, 4), 1e-20)
+    alpha[:2, :2] = alpha[2:, 2:] = 2e-20
+    assert bipartition(alpha)[:2] == ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize(
+    "alpha", [np.ones((1, 1)), np.ones((2, 3)), np.array([[1, np.nan], [np.nan, 1]])]
+)
+def test_what_is_no_similarity_matrix_is_refused(alpha: Alpha) -> None:
+    with pytest.raises(UsageError):
+        bipartition(alpha)

@@ -1,0 +1,488 @@
+"""A device that exists in name only: what lies on it refuses to meet main memory, and rounds
+differently.
+
+Its tensors are computed in main memory. As on CUDA, it is an error to combine them with a CPU
+tensor, to turn them into numpy, or to index a CPU tensor by them; and their products and sums
+differ from the CPU's in the last places, so numbers are equal bit for bit only if they were
+computed in the same place. This does not show that CUDA has a kernel for an operation, or that the
+kernel is deterministic or right: `securecluster.benchmarks.gpu` does, where there is a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from securecluster import Federation
+from securecluster.core import devices
+from securecluster.core.randomness import Randomness
+from securecluster.errors import UsageError
+from securecluster.messaging.messages import Picks, Rows, Shared, placed
+from securecluster.models.architectures import NETWORKS
+from securecluster.models.objectives import OBJECTIVES
+from securecluster.models.validation import build
+from securecluster.privacy.compression import codecs
+from securecluster.privacy.compression.sketches import Sketch
+from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.masking import masks
+from securecluster.protocols import (
+    CFL,
+    FLHC,
+    IFCA,
+    NSIM,
+    SRFCA,
+    ClusteringProtocol,
+    FedAvg,
+    FineTune,
+    Local,
+    LocalKMeans,
+    OneShot,
+    RandomClusters,
+    Settings,
+)
+from securecluster.protocols.common import base, execution
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
+from securecluster.protocols.nsim.random_walks import Format
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runtime import aggregators
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+
+NAME = "meta"  # the one device besides the CPU that every torch knows
+PRETENDED = torch.device(NAME)
+aten: Any = torch.ops.aten
+
+# Operations that take tensors of both places on CUDA: copies, and indices from main memory.
+COPIES = {aten.copy_.default, aten._to_copy.default}
+INDEXED = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
+# Operations that round differently on the pretended device.
+ROUNDED = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.baddbmm_, aten.sum, aten.mean}
+ROUNDED |= {aten.convolution, aten._softmax, aten.linalg_vector_norm, aten.sqrt, aten.log, aten.cos}
+FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray}
+SUBSCRIPTS = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
+
+
+class Placed(torch.Tensor):
+    """A tensor that says it lies on the pretended device; `held` has its numbers."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> Placed:
+        made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=PRETENDED,
+        )
+        made.held = held
+        return made  # type: ignore[no-any-return]
+
+    def __repr__(self, **_: Any) -> str:
+        return f"Placed({self.held!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        found: torch.Tensor = Placed(self.held.detach().clone())
+        if isinstance(self, torch.nn.Parameter):
+            found = torch.nn.Parameter(found, self.requires_grad)
+        memo[id(self)] = found
+        return found
+
+    def tolist(self) -> Any:
+        return self.detach().cpu().tolist()
+
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError("a tensor on the pretended device cannot become numpy: use .cpu() first")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.numpy()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute one operation in main memory; refuse tensors of two places."""
+    _check_places(func, args, kwargs)
+    given = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Placed)]
+    to = kwargs.get("device")
+    there = bool(given) if to is None else torch.device(to).type == NAME
+    if func is aten.copy_.default:
+        there = isinstance(args[0], Placed)
+    if to is not None:
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    bare_args, bare_kwargs = tree_map(_bare, (args, kwargs))
+    found = func(*bare_args, **bare_kwargs)
+    if not there:
+        return found
+    if func.overloadpacket in ROUNDED and found.is_floating_point():
+        found.mul_(1 + 8 * torch.finfo(found.dtype).eps)
+    known = {id(v.held): v for v in given}
+
+    def wrapped(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, Placed):
+            return value
+        return known.get(id(value)) if id(value) in known else Placed(value)
+
+    return tree_map(wrapped, found)
+
+
+def _check_places(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+    others = [v for v in tensors if not isinstance(v, Placed)]
+    if any(v.device.type == NAME for v in others):
+        raise RuntimeError(
+            f"{func}: a tensor without numbers: this harness does not know how it was made"
+        )
+    apart = [v for v in others if v.ndim]  # CUDA takes single numbers from main memory
+    if func in INDEXED and isinstance(args[0], Placed):
+        indices = {id(v) for v in args[1] if v is not None}
+        apart = [v for v in apart if id(v) not in indices]
+    if apart and len(others) < len(tensors) and func not in COPIES:
+        shapes = [tuple(v.shape) for v in apart]
+        raise RuntimeError(
+            f"{func}: expected all tensors on the same device, {shapes} lie in main memory"
+        )
+
+
+def _bare(value: Any) -> Any:
+    return value.held if isinstance(value, Placed) else value
+
+
+class _Operations(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        to = kwargs.get("device")
+        made_there = to is not None and torch.device(to).type == NAME
+        if made_there or any(isinstance(v, Placed) for v in tree_leaves((args, kwargs))):
+            return _run(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class _Factories(TorchFunctionMode):
+    """What torch makes of Python's numbers before it asks its dispatcher."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.new_tensor:
+            like, *rest = args
+            made = torch.tensor(*rest, **{"dtype": like.dtype, **kwargs, "device": "cpu"})
+            return made.to(kwargs.get("device", like.device))
+        to = kwargs.get("device")
+        if func in FROM_DATA and to is not None and not isinstance(args[0], torch.Tensor):
+            return func(*args, **{**kwargs, "device": "cpu"}).to(to)
+        if func in SUBSCRIPTS and isinstance(args[0], Placed):
+            args = (args[0], _subscript(args[1]), *args[2:])
+        return func(*args, **kwargs)
+
+
+def _subscript(index: Any) -> Any:
+    """Turn lists into tensors: torch would look for their numbers on the device."""
+    if isinstance(index, list):
+        return torch.tensor(index, dtype=None if index else torch.long)
+    return tuple(map(_subscript, index)) if isinstance(index, tuple) else index
+
+
+@contextmanager
+def pretending() -> Iterator[None]:
+    with _Factories(), _Operations():
+        yield
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every run computes on the pretended device."""
+    for module in (execution, base):
+        monkeypatch.setattr(module, "choose_device", lambda name: PRETENDED)
+    monkeypatch.setitem(aggregators.CHUNK_BYTES, NAME, 1 << 20)
+    with pretending():
+        yield
+
+
+def test_the_pretended_device_refuses_what_cuda_refuses() -> None:
+    with pretending():
+        there, here = torch.ones(3, device=PRETENDED), torch.ones(3)
+        index = torch.zeros(1, dtype=torch.long)
+        assert (there + 1).tolist() == [2.0] * 3
+        assert there[index].tolist() == [1.0]
+        for wrong in (
+            lambda: there + here,
+            lambda: torch.stack([there, here]),
+            lambda: here[index.to(PRETENDED)],
+            lambda: there.index_select(0, index),
+        ):
+            with pytest.raises(RuntimeError, match="same device"):
+                wrong()
+        for wrong in (there.numpy, lambda: np.asarray(there)):
+            with pytest.raises(TypeError, match="numpy"):
+                wrong()
+
+
+def test_the_pretended_device_rounds_differently() -> None:
+    x = torch.rand(4, 5, dtype=torch.float64)
+    with pretending():
+        there = x.to(PRETENDED)
+        assert torch.equal(there.cpu(), x)
+        product = (there @ there.T).cpu()
+    assert not torch.equal(product, x @ x.T)
+    torch.testing.assert_close(product, x @ x.T, rtol=1e-14, atol=0)
+
+
+def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
+    """Synthetic users of NSIM, for images of digits."""
+    return [
+        (draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20))
+        for k in range(users)
+    ]
+
+
+RUNS: list[tuple[type[ClusteringProtocol], str, dict[str, Any]]] = [
+    (CFL, "permutation", {}),
+    (CFL, "none", {"sketch": 32, "clip": 1.0, "noise": 0.1}),
+    (CFL, "none", {"clip": 1.0, "noise": 0.1, "placement": "central"}),
+    (CFL, "rotation", {"compress": "1bit"}),
+    (FLHC, "signed-permutation", {"pre_rounds": 1}),
+    (FLHC, "none", {"pre_rounds": 1, "compress": "topk:0.1"}),
+    (SRFCA, "rotation", {"local_rounds": 1, "refine": 1}),
+    (SRFCA, "none", {"local_rounds": 1, "refine": 1, "clip": 1.0, "noise": 0.1}),
+    (OneShot, "haar", {"tasks": 2}),
+    (OneShot, "none", {"tasks": 2, "features": "conv", "components": 8}),
+    (OneShot, "none", {"tasks": 2, "clip": 1.0, "noise": 0.1}),
+    (
+        NSIM,
+        "permutation",
+        {
+            "synthetic": 8,
+            "walks": digits,
+            "radius": 0.0,
+            "layer": "last",
+            "local_rounds": 1,
+            "eps": 1.0,
+        },
+    ),
+    (IFCA, "rotation", {"k": 2, "starts": 2, "start_rounds": 1}),
+    (IFCA, "none", {"k": 2, "starts": 1, "clip": 1.0, "noise": 0.1}),
+    (LocalKMeans, "signed-permutation", {"k": 2, "local_rounds": 1}),
+    (RandomClusters, "permutation", {"k": 2}),
+    (FedAvg, "rotation", {}),
+    (FineTune, "rotation", {"tune_rounds": 1}),
+    (FedAvg, "none", {"clip": 1.0, "noise": 0.5, "dp_unit": "example"}),
+    (Local, "none", {}),
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    rows: Rows
+    shared: Shared
+    picks: Picks
+    number: int
+
+
+FULL = Settings(transcript="full", dtype="float64", dropout=0.1)
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NSIM's pair network trains for three steps."""
+
+    def fitted(rows: Any, true: Any, draws: Any, grid: Any) -> Any:
+        return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
+
+    monkeypatch.setattr(synthetic_users, "fit", fitted)
+
+
+@pytest.mark.parametrize(("protocol", "mask", "params"), RUNS)
+def test_a_run_elsewhere_equals_that_on_the_cpu_resumes_and_replays(
+    protocol: type[ClusteringProtocol],
+    mask: str,
+    params: dict[str, Any],
+    small: Federation,
+    tmp_path: Path,
+    brief: None,
+    request: pytest.FixtureRequest,
+) -> None:
+    made = protocol(mask=mask, model="linear", rounds=3, **params)
+    cpu = made.fit(small, FULL).client_models_.values
+    request.getfixturevalue("elsewhere")
+
+    def interrupt(line: dict[str, object]) -> None:
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.fit(small, FULL, folder=tmp_path / "stopped", report=interrupt)
+    resumed = made.fit(small, FULL, folder=tmp_path / "stopped")
+    state, models = resumed.server_state_, resumed.client_models_.values.cpu()
+    whole = made.fit(small, FULL, folder=tmp_path / "whole")
+    assert whole.device_ == NAME
+    assert torch.equal(whole.client_models_.values.cpu(), models)
+    assert whole.server_state_ == state
+    assert made.replay(whole.transcript_, made.config(small, "float64")) == state
+    if params.get("noise"):  # the noise belongs to the very bits of a row
+        assert models.isfinite().all()
+    else:
+        torch.testing.assert_close(models, cpu, rtol=0, atol=1e-11)
+
+
+def test_newcomers_are_placed_elsewhere(small: Federation, elsewhere: None) -> None:
+    for made in (CFL(rounds=2, mask="permutation"), IFCA(rounds=2, k=2), SRFCA(rounds=2, refine=1)):
+        assert len(made.fit(small, FULL).predict(small)) == len(small)
+
+
+def test_a_transcript_in_memory_stays_off_the_device(small: Federation, elsewhere: None) -> None:
+    transcript = FedAvg(rounds=1).fit(small, FULL).transcript_
+    for position in range(len(transcript.entries)):
+        call, answer = transcript.content(position)
+        for value in (*vars(call.query).values(), *vars(answer.reply).values()):
+            tables = [getattr(value, name) for name in ("table", "value") if hasattr(value, name)]
+            assert not any(isinstance(table, Placed) for table in tables)
+
+
+def test_fields_of_a_message_lie_where_they_are_told_to() -> None:
+    message = Message(
+        Rows(torch.ones(2, 3)), Shared(torch.ones(2)), Picks(torch.ones(2, 1), ((0,), (1,))), 7
+    )
+    assert placed(message, (), torch.device("cpu")) is message
+    with pretending():
+        moved = placed(message, ("rows", "picks"), PRETENDED)
+        assert [type(moved.rows.table), type(moved.shared.value), type(moved.picks.table)] == [
+            Placed,
+            torch.Tensor,
+            Placed,
+        ]
+        assert (moved.number, moved.picks.picks) == (7, message.picks.picks)
+        back = placed(moved, ("shared",), PRETENDED)
+        assert [type(back.rows.table), type(back.shared.value)] == [torch.Tensor, Placed]
+
+
+@pytest.mark.parametrize("mask", masks.MASKS[1:])
+def test_masks_elsewhere(mask: str) -> None:
+    rows = torch.rand(3, 50, dtype=torch.float64)
+    (stage,) = masks.build(mask, 50)
+    stage.unlock(bytes(32))  # type: ignore[attr-defined]
+    masked = stage.forward(rows, 1)
+    with pretending():
+        there = stage.forward(rows.to(PRETENDED), 1)
+        back = stage.inverse(there, 1)
+        assert isinstance(there, Placed)
+        torch.testing.assert_close(there.cpu(), masked, rtol=0, atol=1e-13)
+        torch.testing.assert_close(back.cpu(), rows, rtol=0, atol=1e-13)
+
+
+def test_mechanisms_elsewhere() -> None:
+    rows = torch.randn(3, 51, dtype=torch.float64)
+    draws = NoiseStreams(lambda client: bytes([client] * 32), "run")
+    noise = Noise(1.0, 0.5)
+    noise.arm(draws)
+    sketch, clip = Sketch(8, Randomness(0)), Clip(0.5)
+    codes = {name: codecs.build(name, 51)[0] for name in ("8bit", "4bit", "1bit", "topk:0.2")}
+    here = [
+        sketch.forward(rows, 1),
+        clip.forward(rows, 1),
+        noise.forward_for(rows.clone(), 1, [4, 5, 6], "row"),
+    ]
+    coded = {name: code.decode(code.forward(rows, 1)) for name, code in codes.items()}
+    with pretending():
+        far = rows.to(PRETENDED)
+        there = [
+            sketch.forward(far, 1),
+            clip.forward(far, 1),
+            noise.forward_for(far.clone(), 1, [4, 5, 6], "row"),
+        ]
+        for one, other in zip(here, there, strict=True):
+            torch.testing.assert_close(other.cpu(), one, rtol=1e-13, atol=1e-13)
+        for name, code in codes.items():
+            torch.testing.assert_close(
+                code.decode(code.forward(far, 1)).cpu(), coded[name], rtol=1e-6, atol=0
+            )
+
+
+SHAPES = {"classification": ((1, 28, 28), 4), "trajectory": ((5, 2), 2), "language": ((6,), 12)}
+EVERY = [(kind, name) for kind, names in NETWORKS.items() for name in names]
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_networks_train_elsewhere(kind: str, name: str, clip: float) -> None:
+    shape, classes = SHAPES[kind]
+    draw, objective = np.random.default_rng(0), OBJECTIVES[kind]()
+
+    def samples(count: int) -> tuple[Any, Any]:
+        if kind == "language":
+            return draw.integers(classes, size=(count, *shape)), draw.integers(
+                classes, size=(count, *shape)
+            )
+        x = draw.random((count, *shape)).astype(np.float32)
+        y = (
+            draw.random((count, classes))
+            if kind == "trajectory"
+            else draw.integers(classes, size=count)
+        )
+        return x, y
+
+    arrays = {f"c{k}": samples(3 + k) for k in range(3)}
+    none: dict[str, Any] = {key: ([], []) for key in arrays}
+    federation = Federation.from_arrays(
+        arrays, test=none, objective=objective, classes=classes, seed=0
+    )
+    flat = build(name, shape, classes, Randomness(0), objective)
+    plan = LocalTraining(lr=0.1, epochs=1, batch_size=3, steps=2, momentum=0.5, clip=clip)
+    secret = NoiseStreams(lambda client: bytes(32), "run")
+
+    def trained(device: torch.device) -> torch.Tensor:
+        cohort = LocalTrainer(federation, flat, Randomness(0), device, torch.float64, secret=secret)
+        updates = cohort.train(Rows(cohort.start[None], (0, 0, 0)), range(3), plan, 1)
+        assert cohort.loss(Rows(cohort.start[None] + updates), range(3)).shape == (3,)
+        return updates.cpu()
+
+    # batches of DP-SGD are drawn from the bits of a client's samples, which are the same everywhere
+    if clip:
+        plan = replace(plan, noise=0.1)
+    here = trained(torch.device("cpu"))
+    with pretending():
+        there = trained(PRETENDED)
+    torch.testing.assert_close(there, here, rtol=1e-9, atol=1e-11)
+
+
+def test_a_gpu_computes_float32_alike_every_time_and_settings_are_put_back() -> None:
+    def settings() -> list[Any]:
+        return [getattr(place, name) for place, name, _ in devices._exact_settings()]
+
+    before, mode = settings(), torch.get_deterministic_debug_mode()
+    with devices.reproducible(torch.device("cpu")):
+        assert (settings(), torch.get_deterministic_debug_mode()) == (before, mode)
+    with pytest.raises(UsageError), devices.reproducible(torch.device("cuda")):
+        assert settings() == [value for _, _, value in devices._exact_settings()]
+        assert torch.get_deterministic_debug_mode() == 1
+        raise UsageError("stop")
+    assert (settings(), torch.get_deterministic_debug_mode()) == (before, mode)
+
+
+def test_drawing_a_model_leaves_the_generators_of_devices_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "manual_seed_all", lambda seed: pytest.fail("CUDA's generators were seeded")
+    )
+    flat = build("mlp", (4,), 3, Randomness(0))
+    assert flat.redrawn(Randomness(0), "again").shape == (flat.dimension,)

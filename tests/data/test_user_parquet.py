@@ -1,0 +1,354 @@
+"""Users' own parquet files."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securecluster import Federation
+from securecluster.errors import SecureClusterWarning, UsageError
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+Image = pytest.importorskip("PIL.Image")
+
+N = 30
+SITE = np.array([f"s{k}" for k in (2, 0, 1)])[np.arange(N) % 3]
+X = np.random.default_rng(0).normal(size=(N, 4))
+PLAIN: dict[str, Any] = {
+    "site": SITE,
+    **{f"f{k}": X[:, k] for k in range(4)},
+    "label": np.arange(N) % 5 * 10,
+}
+
+
+def write(path: Path, columns: dict[str, Any]) -> Path:
+    pq.write_table(pa.table(columns), path, row_group_size=7)
+    return path
+
+
+def load(path: Path, **more: Any) -> Federation:
+    return Federation.from_parquet(
+        path, **{"client_column": "site", "label_column": "label", "seed": 0, **more}
+    )
+
+
+def samples(federation: Federation) -> dict[str, set[tuple[bytes, int]]]:
+    """Each client's (features, label) pairs, training and held-out."""
+    return {
+        name: {
+            (x.tobytes(), int(y)) for x, y in zip((*s.x, *s.x_test), (*s.y, *s.y_test), strict=True)
+        }
+        for name, s in zip(federation.names, federation.shards, strict=True)
+    }
+
+
+def test_rows_go_to_their_clients_with_labels_numbered_in_ascending_order(tmp_path: Path) -> None:
+    federation = load(write(tmp_path / "mine.parquet", PLAIN))
+    assert (
+        federation.names == ("s0", "s1", "s2")
+        and federation.classes == 5
+        and federation.truth is None
+    )
+    assert (federation.data, federation.scenario, federation.shape) == ("mine", "own", (4,))
+    rows = X.astype(np.float32)
+    assert samples(federation) == {
+        site: {(rows[k].tobytes(), k % 5) for k in np.flatnonzero(site == SITE)}
+        for site in ("s0", "s1", "s2")
+    }
+    assert [(len(s.y), len(s.y_test)) for s in federation.shards] == [(8, 2)] * 3
+    assert (
+        load(tmp_path / "mine.parquet").digest()
+        == federation.digest()
+        != load(tmp_path / "mine.parquet", seed=1).digest()
+    )
+
+
+def test_a_folder_of_files_is_one_table(tmp_path: Path) -> None:
+    whole = load(write(tmp_path / "whole.parquet", PLAIN))
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for name, part in (("a", slice(0, 11)), ("b", slice(11, N))):
+        write(folder / f"{name}.parquet", {k: v[part] for k, v in PLAIN.items()})
+    (folder / "notes.txt").write_text("not data")
+    assert load(folder).digest() == whole.digest() and load(folder).data == "parts"
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers"),
+    [
+        (["b", "a", "c"], [1, 0, 2]),
+        ([2.5, -1.0, 9.0], [1, 0, 2]),
+        ([True, False, True], [1, 0, 1]),
+        ([300, -7, 12], [2, 0, 1]),
+    ],
+)
+def test_labels_of_any_type_become_class_numbers(
+    labels: list[Any], numbers: list[int], tmp_path: Path
+) -> None:
+    federation = load(
+        write(tmp_path / "x.parquet", {**PLAIN, "label": [labels[k % 3] for k in range(N)]})
+    )
+    assert [set(s.y.tolist()) for s in federation.shards] == [
+        {numbers[1]},
+        {numbers[2]},
+        {numbers[0]},
+    ]
+    assert federation.classes == len(set(labels))
+
+
+def test_truth_is_a_column_too(tmp_path: Path) -> None:
+    group = np.where(SITE == "s1", "north", "east")
+    federation = load(
+        write(tmp_path / "x.parquet", {**PLAIN, "group": group}), truth_column="group"
+    )
+    assert federation.truth == (0, 1, 0) and federation.shape == (4,)
+
+
+def test_names_with_dots_and_dictionaries_are_read_as_they_are(tmp_path: Path) -> None:
+    plain = load(write(tmp_path / "x.parquet", PLAIN)).digest()
+    columns = {
+        "f0.1": X[:, 0],
+        "f0": X[:, 1],
+        "f2": X[:, 2],
+        "f3": X[:, 3],
+        "site": SITE,
+        "label": PLAIN["label"],
+    }
+    assert load(write(tmp_path / "d.parquet", columns)).digest() == plain
+    coded = {
+        **PLAIN,
+        "site": pa.array(SITE).dictionary_encode(),
+        "label": pa.array(PLAIN["label"]).dictionary_encode(),
+    }
+    assert load(write(tmp_path / "c.parquet", coded)).digest() == plain
+
+
+def test_client_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
+    assert load(
+        write(tmp_path / "x.parquet", {**PLAIN, "site": np.array([10, 9, 2])[np.arange(N) % 3]})
+    ).names == ("2", "9", "10")
+
+
+def test_lists_and_images_are_features(tmp_path: Path) -> None:
+    plain = load(write(tmp_path / "x.parquet", PLAIN)).digest()
+    listed = {
+        "site": SITE,
+        "label": PLAIN["label"],
+        "x": [row.tolist() for row in X],
+        "note": ["text"] * N,
+    }
+    assert load(write(tmp_path / "l.parquet", listed)).digest() == plain
+    nested = load(
+        write(tmp_path / "n.parquet", {**listed, "x": [row.reshape(2, 2).tolist() for row in X]})
+    )
+    assert nested.shape == (2, 2)
+    fixed = {**listed, "x": pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), 4)}
+    assert load(write(tmp_path / "f.parquet", fixed)).digest() == plain
+
+    for shape, expected in (((5, 6), (1, 5, 6)), ((5, 6, 3), (3, 5, 6))):
+        pixels = np.random.default_rng(1).integers(0, 256, (N, *shape), dtype=np.uint8)
+        blobs = []
+        for p in pixels:
+            Image.fromarray(p).save(out := io.BytesIO(), "PNG")
+            blobs.append(out.getvalue())
+        pictures = {
+            "site": SITE,
+            "label": PLAIN["label"],
+            "img": [{"bytes": b, "path": None} for b in blobs],
+            "age": np.arange(N),
+        }
+        federation = load(write(tmp_path / "i.parquet", pictures))
+        assert federation.shape == expected
+        found = {
+            tuple(np.round(x * 255).astype(int).ravel())
+            for s in federation.shards
+            for x in (*s.x, *s.x_test)
+        }
+        planes = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
+        assert found == {tuple(p.astype(int).ravel()) for p in planes}
+        assert (
+            load(write(tmp_path / "b.parquet", {**pictures, "img": blobs})).digest()
+            == federation.digest()
+        )
+
+
+def test_whole_numbers_and_truth_values_are_features_and_a_pandas_index_is_not(
+    tmp_path: Path,
+) -> None:
+    columns = {
+        "site": SITE,
+        "label": PLAIN["label"],
+        "a": np.arange(N),
+        "b": np.arange(N) % 2 == 0,
+        "__index_level_0__": np.arange(N),
+    }
+    with pytest.warns(SecureClusterWarning, match="root mean square of column 'a' is 16.9"):
+        federation = load(write(tmp_path / "x.parquet", columns))
+    assert federation.shape == (2,) and federation.feature_names == ("a", "b")
+    assert {
+        (k[0], k[1]) for s in federation.shards for k in (*s.x.tolist(), *s.x_test.tolist())
+    } == {(k, (k + 1) % 2) for k in range(N)}
+
+
+def spoiled(**columns: Any) -> dict[str, Any]:
+    """The plain table with some columns replaced, or left out where None."""
+    return {k: v for k, v in {**PLAIN, **columns}.items() if v is not None}
+
+
+@pytest.mark.parametrize(
+    ("columns", "more", "words"),
+    [
+        (
+            PLAIN,
+            {"client_column": "sites"},
+            "unknown column of x.parquet 'sites': did you mean 'site'",
+        ),
+        (PLAIN, {"label_column": "labels"}, "did you mean 'label'"),
+        (PLAIN, {"truth_column": "group"}, "unknown column of x.parquet 'group'"),
+        (PLAIN, {"label_column": "site"}, "are different columns, not site, site"),
+        (spoiled(site=pa.array(["a", None] * (N // 2))), {}, "'site' of .* has 15 empty cells"),
+        (spoiled(label=pa.array([1, 2, None] * (N // 3))), {}, "'label' of .* has 10 empty cells"),
+        (spoiled(f1=pa.array([1.0, None] * (N // 2))), {}, "'f1' of .* has 15 empty cells"),
+        (spoiled(f1=np.where(np.arange(N) == 4, np.nan, 0)), {}, "a feature is NaN"),
+        (spoiled(f1=np.where(np.arange(N) == 4, 1e300, 0)), {}, "NaN or infinite"),
+        (spoiled(city=pa.array(["here"] * N).dictionary_encode()), {}, "'city' of .* not numbers"),
+        (
+            spoiled(label=np.where(np.arange(N) == 4, np.nan, 0.0)),
+            {},
+            r"'label' of .* empty cells \(NaN\)",
+        ),
+        (spoiled(city=["here"] * N), {}, "'city' of .* holds .*string, not numbers"),
+        (spoiled(day=np.array(["2024-01-01"] * N, "datetime64[D]")), {}, "'day' of .* not numbers"),
+        (spoiled(f0=None, f1=None, f2=None, f3=None), {}, "no feature column besides label, site"),
+        (spoiled(site=["a"] * (N - 1) + ["b"]), {}, "client 'b' of .* has a single row"),
+        (spoiled(label=[3] * N), {}, "same value in every row"),
+        (spoiled(label=[[1]] * N), {}, "cannot be put in order|'label'"),
+        ({k: np.asarray(v)[:0] for k, v in PLAIN.items()}, {}, "has no rows"),
+        (spoiled(x=[[1.0] * (1 + k % 2) for k in range(N)]), {}, "'x' of .* different lengths"),
+        (spoiled(x=[["a"]] * N), {}, "'x' of .* other things than numbers"),
+        (spoiled(x=[[1.0, None]] * N), {}, "'x' of .* empty cells"),
+        (spoiled(x=[[1.0]] * N, z=[[1.0]] * N), {}, r"several columns of lists \(x, z\)"),
+        (spoiled(x=[b"no image"] * N), {}, "image 0 of .* cannot be decoded"),
+        (spoiled(x=[{"a": 1}] * N), {}, "has no images where they should be"),
+        (
+            spoiled(group=np.arange(N)),
+            {"truth_column": "group"},
+            "client 's0' has several values in column 'group'",
+        ),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused_in_one_sentence(
+    columns: dict[str, Any], more: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        load(write(tmp_path / "x.parquet", columns), **more)
+    assert "\n" not in str(caught.value)
+
+
+def test_paths_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    whole = write(tmp_path / "x.parquet", PLAIN).read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "empty").mkdir()
+    for name, words in (
+        ("nowhere", "does not exist"),
+        ("empty", "holds no .parquet file"),
+        ("cut.parquet", "no parquet file, or not a whole"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            load(tmp_path / name)
+    twice = pa.Table.from_arrays(
+        [pa.array(SITE), pa.array(X[:, 0]), pa.array(X[:, 0])], names=["site", "label", "label"]
+    )
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(UsageError, match="two columns of the same name"):
+        load(tmp_path / "twice.parquet")
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    write(folder / "a.parquet", PLAIN)
+    write(folder / "b.parquet", {k: v for k, v in PLAIN.items() if k != "f2"})
+    with pytest.raises(UsageError, match=r"b.parquet has other columns than .*a.parquet"):
+        load(folder)
+
+
+def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
+    blobs = []
+    for k in range(N):
+        Image.new("L", (4, 4 + (k == 7))).save(out := io.BytesIO(), "PNG")
+        blobs.append(out.getvalue())
+    with pytest.raises(UsageError, match=r"image 7 of .* has 4 × 5 pixels, the first one 4 × 4"):
+        load(write(tmp_path / "x.parquet", {"site": SITE, "label": PLAIN["label"], "img": blobs}))
+
+
+def test_features_are_chosen_by_name_and_kept(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {**PLAIN, "row": np.arange(N), "note": ["text"] * N})
+    assert load(write(tmp_path / "p.parquet", PLAIN)).feature_names == ("f0", "f1", "f2", "f3")
+    plain = load(tmp_path / "p.parquet").digest()
+    dropped = load(path, drop_columns=["row", "note"])
+    chosen = load(path, feature_columns=["f0", "f1", "f2", "f3"])
+    assert dropped.digest() == chosen.digest() == plain
+    assert dropped.feature_names == chosen.feature_names == ("f0", "f1", "f2", "f3")
+    moved = load(path, feature_columns=("f3", "f1"))
+    assert moved.feature_names == ("f3", "f1") and moved.shape == (2,)
+    assert np.array_equal(moved.shards[0].x, dropped.shards[0].x[:, [3, 1]])
+    assert load(path, feature_columns="f2").feature_names == ("f2",), "one name is one column"
+    listed = write(tmp_path / "l.parquet", {**PLAIN, "x": [row.tolist() for row in X]})
+    assert load(listed).feature_names == ("x",) and load(listed).shape == (4,)
+    assert load(listed, drop_columns="x").digest() == plain
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"drop_columns": ["f5"]}, "unknown column of x.parquet 'f5': choose one of"),
+        ({"feature_columns": ["f0", "g"]}, "unknown column of x.parquet 'g'"),
+        (
+            {"drop_columns": ["site"]},
+            "column 'site' names the client.*leave it out of drop_columns",
+        ),
+        (
+            {"feature_columns": ["f0", "label"]},
+            "column 'label' names .*leave it out of feature_columns",
+        ),
+        ({"feature_columns": ["f0"], "drop_columns": ["f1"]}, "give one of them"),
+        ({"feature_columns": ["f0", "f0"]}, "names of columns, each once"),
+        ({"feature_columns": []}, "names no column"),
+        ({"drop_columns": [1]}, "names of columns"),
+        ({"drop_columns": ["f0", "f1", "f2", "f3"]}, "no feature column besides"),
+    ],
+)
+def test_columns_that_cannot_be_chosen_are_refused(
+    more: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        load(write(tmp_path / "x.parquet", PLAIN), **more)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_beside_other_chosen_columns_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {**PLAIN, "x": [row.tolist() for row in X]})
+    with pytest.raises(
+        UsageError, match=r"'x' of .* holds lists, which are the only feature then: name it alone"
+    ):
+        load(path, feature_columns=["f0", "x"])
+
+
+def test_ids_of_any_length_are_said(tmp_path: Path) -> None:
+    rows = 120
+    columns = {
+        "site": np.arange(rows) % 4,
+        "label": np.arange(rows) % 2,
+        "f": np.random.default_rng(0).normal(size=rows),
+    }
+    path = write(tmp_path / "x.parquet", {**columns, "patient": np.arange(rows) + 2**33})
+    with pytest.warns(
+        SecureClusterWarning,
+        match=r"column 'patient' looks like an id .*: leave it out \(drop_columns\)",
+    ) as caught:
+        assert load(path).feature_names == ("f", "patient")
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert load(path, drop_columns=["patient"]).feature_names == ("f",)

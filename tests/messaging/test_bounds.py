@@ -1,0 +1,281 @@
+"""What frames may hold by the configuration: each wrong number is refused before anything is made
+of it.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+import torch
+
+from securecluster import Federation
+from securecluster.errors import FrameError, PolicyError, UpdateError
+from securecluster.messaging import wire
+from securecluster.messaging.bounds import (
+    Between,
+    Exactly,
+    Limits,
+    Octets,
+    Real,
+    Upto,
+    Whole,
+    axes_of,
+    check,
+    undeclared,
+)
+from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Header, Picks, Rows, Shared
+from securecluster.messaging.replies import check_squares
+from securecluster.protocols import (
+    CFL,
+    FLHC,
+    IFCA,
+    NSIM,
+    SRFCA,
+    ClusteringProtocol,
+    FedAvg,
+    FineTune,
+    LocalKMeans,
+    OneShot,
+    Settings,
+)
+from securecluster.protocols.common.messages import AverageDeltas, Update
+from securecluster.protocols.ifca.client import ModelAverages
+from securecluster.protocols.srfca.client import RelayedModels
+from securecluster.runtime.endpoint import KEY_METHODS, Endpoint, message_types
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class Everything:
+    rows: Annotated[Picks, Real((Upto("own", 3), "width"))]
+    owner: Annotated[Picks, Whole((Upto("own", 3),), below="clients")]
+    one: Annotated[Rows | None, Real(low=0, maximum=1)]
+    code: Annotated[Shared, Octets((2,), maximum=1)]
+    count: Annotated[int, Between(1, maximum="clients")]
+    fixed: Annotated[int | None, Exactly("width")]
+    word: str
+
+
+def message(**changes: Any) -> Everything:
+    two = ((0, 1),)
+    fields: dict[str, Any] = {
+        "rows": Picks(torch.zeros(2, 4), two),
+        "owner": Picks(torch.tensor([0, 5]), two),
+        "one": Rows(torch.ones(1)),
+        "code": Shared(torch.ones(2, dtype=torch.uint8)),
+        "count": 6,
+        "fixed": 4,
+        "word": "x",
+    }
+    return Everything(**{**fields, **changes})
+
+
+LIMITS = Limits({"width": 4, "clients": 6})
+
+
+def test_what_is_declared_passes() -> None:
+    check(message(), LIMITS)
+    check(message(one=None, fixed=None), LIMITS)
+    check(
+        message(
+            rows=Picks(torch.zeros(0, 0), ((),)),
+            owner=Picks(torch.zeros(0, dtype=torch.int64), ((),)),
+        ),
+        LIMITS,
+    )
+    assert axes_of(message()) == {"own": (2,)}
+    assert not undeclared(Everything)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rows", Picks(torch.zeros(2, 5), ((0, 1),))),
+        ("rows", Picks(torch.zeros(2, 4, 1), ((0, 1),))),
+        ("rows", Picks(torch.zeros(1, 4), ((0,),))),
+        ("rows", Picks(torch.zeros(4, 4), ((0, 1, 2, 3),))),
+        ("rows", Picks(torch.zeros(2, 4, dtype=torch.int64), ((0, 1),))),
+        ("rows", Picks(torch.full((2, 4), NAN), ((0, 1),))),
+        (
+            "rows",
+            Picks(
+                torch.full((2, 4), 3e38).index_fill(0, torch.tensor([1]), float("inf")), ((0, 1),)
+            ),
+        ),
+        ("owner", Picks(torch.tensor([0, 6]), ((0, 1),))),
+        ("owner", Picks(torch.tensor([0, -1]), ((0, 1),))),
+        ("owner", Picks(torch.tensor([0, 1], dtype=torch.int32), ((0, 1),))),
+        ("one", Rows(torch.tensor([1.5]))),
+        ("one", Rows(torch.tensor([-0.5]))),
+        ("one", Rows(torch.ones(1, 1))),
+        ("code", Shared(torch.full((2,), 2, dtype=torch.uint8))),
+        ("code", Shared(torch.ones(3, dtype=torch.uint8))),
+        ("count", 0),
+        ("count", 7),
+        ("fixed", 5),
+    ],
+)
+def test_everything_else_is_refused_by_the_name_of_its_field(field: str, value: Any) -> None:
+    with pytest.raises(FrameError, match=rf"Everything\.({field}|owner)") as caught:
+        check(message(**{field: value}), LIMITS)
+    assert "\n" not in str(caught.value)
+
+
+def test_large_finite_numbers_are_no_infinity() -> None:
+    check(message(rows=Picks(torch.full((2, 4), 3e38), ((0, 1),))), LIMITS)
+
+
+PROTOCOLS = (CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_field_of_every_message_declares_what_it_may_hold(
+    protocol: type[ClusteringProtocol],
+) -> None:
+    client = protocol.client
+    names = [name for name in dir(client) if hasattr(getattr(client, name), "__release__")]
+    for name in (*names, *KEY_METHODS):
+        for kind in message_types(client, name):
+            assert undeclared(kind) == [], f"{protocol.__name__}.{name}: {kind.__name__}"
+
+
+def node(made: Any, federation: Federation) -> Endpoint[Any]:
+    found: Endpoint[Any] = made.build_client(federation, Settings(), [0])
+    return found
+
+
+def ask(own: Endpoint[Any], method: str, query: Any, verb: str = "gather", **header: Any) -> bytes:
+    fields = {
+        "round": 1,
+        "step": 1,
+        "sender": "server",
+        "recipient": "client/0",
+        "members": 2,
+        **header,
+    }
+    return own.answer_frame(wire.encode(Header(own._config, method, verb, **fields), query))
+
+
+EMPTY = Picks(torch.zeros(0, 0), ((),))
+NONE = Picks(torch.zeros(0, dtype=torch.int64), ((),))
+
+
+@pytest.mark.parametrize("clients", [300_000_000, 10**12, 0, 7])
+def test_a_small_frame_sizes_no_large_table(clients: int, small: Federation) -> None:
+    own = node(SRFCA(rounds=1, local_rounds=1, refine=1, mask="none"), small)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(FrameError, match=r"RelayedModels\.clients is"):
+        ask(
+            own,
+            "losses",
+            RelayedModels(EMPTY, NONE, Shared(torch.tensor([0])), clients, 1),
+            "pairs",
+        )
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+@pytest.mark.parametrize(("k", "field"), [(10**9, "k"), (3, "k"), (0, "k"), (-1, "k")])
+def test_a_small_frame_starts_no_long_loop(k: int, field: str, small: Federation) -> None:
+    own = node(IFCA(rounds=1, k=2, mask="none"), small)
+    began = time.monotonic()
+    count = Rows(torch.zeros(1, 2, dtype=torch.int64))
+    with pytest.raises(FrameError, match=r"ModelAverages\.k is"):
+        ask(own, "choose", ModelAverages(EMPTY, NONE, NONE, k, 0, 0, False, count))
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"round": 5},
+        {"round": 1 << 62},
+        {"step": 2 * FIRST_SEPARATE_STEP},
+        {"members": 7},
+        {"sender": "server/1"},
+        {"sender": "lps/x"},
+        {"sender": "lps/-1"},
+        {"sender": "client/1"},
+        {"recipient": "client/1"},
+        {"recipient": "server"},
+    ],
+)
+def test_headers_that_the_run_cannot_have_are_refused(
+    wrong: dict[str, Any], small: Federation
+) -> None:
+    own = node(FedAvg(rounds=3, model="linear"), small)
+    count = Rows(torch.zeros(1, dtype=torch.int64))
+    query = AverageDeltas(EMPTY, NONE, False, count)
+    assert ask(own, "contribute", query, "sum", round=4)
+    with pytest.raises(FrameError):
+        ask(own, "contribute", query, "sum", **wrong)
+
+
+def test_counts_of_two_numbers_and_steps_without_rows_are_refused(small: Federation) -> None:
+    own = node(FedAvg(rounds=3, model="linear"), small)
+    d = own.client.cohort.model.dimension
+    with pytest.raises(FrameError, match=r"AverageDeltas\.count"):
+        ask(
+            own,
+            "contribute",
+            AverageDeltas(EMPTY, NONE, False, Rows(torch.zeros(1, 2, dtype=torch.int64))),
+            "sum",
+        )
+    row, two = Picks(torch.zeros(1, d), ((0,),)), Picks(torch.tensor([1, 2]), ((0, 1),))
+    with pytest.raises(FrameError, match=r"AverageDeltas\.steps has another number of posts"):
+        ask(
+            own,
+            "contribute",
+            AverageDeltas(row, two, False, Rows(torch.ones(1, dtype=torch.int64))),
+            "sum",
+        )
+    with pytest.raises(FrameError, match=r"AverageDeltas\.restart is 1"):
+        ask(
+            own,
+            "contribute",
+            AverageDeltas(EMPTY, NONE, False, Rows(torch.zeros(1, dtype=torch.int64)), 1),
+            "sum",
+        )
+
+
+def test_an_unknown_verb_of_a_key_call_is_refused(small: Federation) -> None:
+    own = node(FedAvg(rounds=3, model="linear", mask="permutation"), small)
+    hello = message_types(type(own.client), "key_offer")[0]()
+    assert ask(own, "key_offer", hello)
+    with pytest.raises(PolicyError, match="through gather"):
+        ask(own, "key_offer", hello, "sum")
+
+
+def test_newcomers_beyond_one_frame_agree_on_the_mask_in_several(small: Federation) -> None:
+    """A frame names as many peers as the run has clients; more newcomers than that still join."""
+    fitted = FedAvg(rounds=1, model="linear", mask="permutation").fit(small)
+    many = Federation.from_arrays(
+        {
+            f"n{k}": (np.zeros((2, *small.shape), np.float32), np.arange(2))
+            for k in range(2 * len(small) + 1)
+        },
+        classes=10,
+        seed=0,
+    )
+    kmeans = LocalKMeans(k=2, rounds=1, local_rounds=1, model="linear").fit(small)
+    assert len(kmeans.predict(many)) == len(many)
+    assert list(fitted.predict(many)) == [0] * len(many)
+
+
+@pytest.mark.parametrize(("kind", "most"), [(torch.float32, 1e17), (torch.float64, 1e150)])
+def test_rows_whose_squares_overflow_are_refused_by_their_clients_numbers(
+    kind: torch.dtype, most: float
+) -> None:
+    rows = torch.zeros(3, 4, dtype=kind)
+    rows[1] = most / 2
+    check_squares(2, (4, 5, 6), Update(Rows(rows), None))
+    rows[1] = most
+    with pytest.raises(
+        UpdateError, match=r"round 2: delta of client\(s\) 5 is too large to be squared"
+    ):
+        check_squares(2, (4, 5, 6), Update(Rows(rows), None))

@@ -1,0 +1,218 @@
+"""ε against 50-digit arithmetic, closed forms, opacus' known answers and dp-accounting's."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import mpmath
+import pytest
+
+from securecluster.errors import UsageError
+from securecluster.privacy.dp import accounting
+from securecluster.privacy.dp.accounting import (
+    dearest,
+    epsilon,
+    find_noise,
+    find_noise_for_all,
+    gaussian_epsilon,
+    merged,
+    sampling,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+DELTA = 1e-5
+
+
+def gaussian_delta(eps: mpmath.mpf, mu: float) -> mpmath.mpf:
+    """δ(ε) of a Gaussian release by its definition: max over sets of P[S] − e^ε Q[S] for N(μ, 1)
+    and N(0, 1), a half-line.
+    """
+    start = eps / mu + mpmath.mpf(mu) / 2
+    return upper(start - mu) - mpmath.e**eps * upper(start)
+
+
+def upper(x: mpmath.mpf) -> mpmath.mpf:
+    return mpmath.erfc(x / mpmath.sqrt(2)) / 2
+
+
+@pytest.mark.parametrize("mu", [1e-3, 0.01, 0.25, 1, 5, 20, 300])
+@pytest.mark.parametrize("delta", [1e-5, 1e-9])
+def test_one_gaussian_is_priced_exactly_and_never_below(mu: float, delta: float) -> None:
+    found = gaussian_epsilon(mu, delta)
+    with mpmath.workdps(60):
+        assert gaussian_delta(mpmath.mpf(found), mu) <= delta
+        assert (
+            found == 0 or gaussian_delta(mpmath.mpf(found) * (1 - mpmath.mpf("3e-9")), mu) > delta
+        )
+
+
+def test_known_answers() -> None:
+    one = epsilon([(4, 1, 1)], DELTA)
+    assert (one.accountant, round(one.epsilon, 4)) == ("exact Gaussian", 0.9263)
+    union = epsilon([(4, 1, 1), (1.1, 0.05, 200)], DELTA)
+    assert (union.accountant, round(union.epsilon, 3), round(union.rdp, 3)) == ("PRV", 4.116, 4.590)
+    # dp-accounting 0.6: 4.1060; opacus adds its grid's error of 0.01
+    assert union.epsilon - 4.1060 == pytest.approx(0.01, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("history", "theirs"),
+    [
+        ([(4, 1, 40)], 7.51128),
+        ([(0.3, 1, 3)], 40.54338),
+        ([(0.6, 0.05, 400)], 21.64413),
+        ([(2, 0.5, 20)], 5.68946),
+        ([(5, 1, 3), (8, 1, 20), (1.5, 0.2, 60), (1.5, 1, 2)], 8.08737),
+        ([(3, 0.001, 10)], 0.00369),
+    ],
+)
+def test_dp_accounting_says_the_same(history: list[accounting.Step], theirs: float) -> None:
+    """Its 0.6's privacy loss distributions, on a grid of 1e-3 (pessimistic by less than 1e-4), at δ
+    = 1e-5.
+    """
+    found = epsilon(history, DELTA)
+    if found.accountant == "exact Gaussian":
+        assert found.epsilon == pytest.approx(theirs, abs=1e-5)
+    else:
+        # an upper bound, by at most three errors of the grid
+        assert theirs <= found.epsilon <= theirs + 0.0301
+
+
+def sampled_deltas(eps: float, z: float, q: float) -> tuple[mpmath.mpf, mpmath.mpf]:
+    """δ(ε) of one step that samples at rate q, removing and adding: over the half-line where the
+    likelihood ratio is above e^ε.
+    """
+    eps_, q_, base = mpmath.mpf(eps), mpmath.mpf(q), mpmath.e ** mpmath.mpf(eps)
+    start = z * z * mpmath.log((base - 1 + q_) / q_) + mpmath.mpf(1) / 2
+    mixed = (1 - q_) * upper(start / z) + q_ * upper((start - 1) / z)
+    removing = mixed - base * upper(start / z)
+    if 1 / base <= 1 - q_:
+        return removing, mpmath.mpf(0)
+    end = z * z * mpmath.log((1 / base - 1 + q_) / q_) + mpmath.mpf(1) / 2
+    below = (1 - q_) * (1 - upper(end / z)) + q_ * (1 - upper((end - 1) / z))
+    return removing, (1 - upper(end / z)) - mpmath.e**eps_ * below
+
+
+@pytest.mark.parametrize(("z", "q"), [(0.7, 0.05), (1.0, 0.5), (3.0, 0.2)])
+def test_one_sampled_step_is_an_upper_bound_in_both_directions(z: float, q: float) -> None:
+    found = epsilon([(z, q, 1)], DELTA)
+    with mpmath.workdps(40):
+        assert max(sampled_deltas(found.epsilon, z, q)) <= DELTA
+        assert max(sampled_deltas(found.epsilon - 0.025, z, q)) > DELTA
+    assert (found.accountant, found.rdp >= found.epsilon) == ("PRV", True)
+
+
+def test_unsampled_releases_compose_into_one() -> None:
+    assert merged(
+        [(3, 1, 4), (4, 1, 1), (2, 0.1, 5), (2, 0.1, 7), (math.inf, 1, 9), (1, 0.3, 0)]
+    ) == (
+        (pytest.approx((4 / 9 + 1 / 16) ** -0.5), 1, 1),
+        (2, 0.1, 12),
+    )
+    assert epsilon([(20, 1, 25)], DELTA).epsilon == pytest.approx(
+        epsilon([(4, 1, 1)], DELTA).epsilon, rel=1e-8
+    )
+    assert epsilon([], DELTA) == (0, 0, "nothing released")
+    assert epsilon([(math.inf, 1, 3)], DELTA).epsilon == 0
+    assert epsilon([(4, 1, 1), (0, 0.1, 1)], DELTA).epsilon == math.inf
+
+
+def test_what_a_grid_cannot_hold_is_priced_by_renyi_divergences() -> None:
+    for history in ([(1.0, 0.1, 10**6)], [(0.01, 0.5, 20)]):
+        found = epsilon(history, DELTA)
+        assert (found.accountant, found.epsilon) == ("RDP", found.rdp)
+    mu = 100 * math.sqrt(20)  # no sampling costs more
+    assert found.epsilon <= gaussian_epsilon(mu, DELTA) * 1.01
+
+
+def test_large_and_tiny_noise_are_priced_without_a_grid() -> None:
+    assert epsilon([(0.01, 1, 40)], DELTA).epsilon == pytest.approx(40 / (2 * 0.01**2), rel=0.02)
+    assert epsilon([(1e6, 1, 1)], DELTA).epsilon == 0  # the total variation distance is below δ
+    assert epsilon([(1e6, 0.5, 1)], DELTA).epsilon == 0
+    assert 0 < epsilon([(100, 0.5, 1)], DELTA).epsilon < 0.02  # exact without sampling: 0.026
+
+
+def test_the_dearest_history_is_found_without_pricing_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    histories = [((1.0, 16 / n, 3 * math.ceil(n / 16)),) for n in range(40, 120)]
+    priced: list[object] = []
+    genuine = accounting._epsilon
+    dear = max(
+        ((history, genuine(history, DELTA)) for history in histories[:20:3]),
+        key=lambda found: found[1].epsilon,
+    )
+    monkeypatch.setattr(
+        accounting,
+        "_epsilon",
+        lambda history, delta: priced.append(history) or genuine(history, delta),
+    )
+    found = dearest(histories, DELTA)
+    assert found is not None
+    assert found[1].epsilon >= dear[1].epsilon
+    assert len(priced) <= 6
+
+
+def test_batches_are_expected_ones() -> None:
+    assert sampling(100, 30, 2) == (0.3, 8)
+    assert sampling(20, 30, 2) == (1, 2)
+    assert sampling(100, None, 1) == (1, 1)
+    assert sampling(0, 30, 2) == (0, 0)
+
+
+@pytest.mark.parametrize("target", [0.05, 1.0, 30.0])
+def test_the_least_noise_for_a_target(target: float) -> None:
+    for history in (lambda z: [(z, 1, 40), (2 * z, 1, 1)], lambda z: [(z, 0.1, 50), (2 * z, 1, 1)]):
+        z = find_noise(history, target, DELTA)
+        assert (
+            epsilon(history(z), DELTA).epsilon
+            <= target
+            < epsilon(history(z / 1.002), DELTA).epsilon
+        )
+
+
+def test_the_least_noise_for_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    histories = [lambda z, n=n: [(z, *sampling(n, 20, 1)), (z, 1, 2)] for n in (25, 90, 41)]
+    z = find_noise_for_all(histories, 2.0, DELTA)
+    assert max(epsilon(history(z), DELTA).epsilon for history in histories) <= 2
+    assert max(epsilon(history(z / 1.002), DELTA).epsilon for history in histories) > 2
+    monkeypatch.setattr(accounting, "find_noise", lambda *rest: z * 0.99)  # one that errs
+    assert find_noise_for_all(histories, 2.0, DELTA) == pytest.approx(z, rel=2e-3)
+    assert find_noise_for_all([], 2.0, DELTA) == find_noise_for_all([lambda z: []], 2.0, DELTA) == 0
+
+
+@pytest.mark.parametrize("z", [1e-9, 1e-8])
+def test_hardly_any_noise_has_a_price_all_the_same(z: float) -> None:
+    assert 0.5 < epsilon([(z, 1, 1)], DELTA).epsilon * z**2 < 0.5 + 10 * z, "μ²/2 and little more"
+
+
+def test_targets_that_cannot_be_met_say_so() -> None:
+    with pytest.raises(UsageError, match="cannot be met by noise up to"):
+        find_noise(lambda z: [(z, 1, 1), (5, 1, 1)], 0.5, DELTA)
+    with pytest.raises(UsageError, match="cannot be met"):
+        find_noise(lambda z: [(0, 1, 1)], 10, DELTA)
+    for target in (0, -1, math.inf, math.nan):
+        with pytest.raises(UsageError, match="choose a number above 0"):
+            find_noise(lambda z: [(z, 1, 1)], target, DELTA)
+    for delta in (0, 1, -0.1, math.nan):
+        with pytest.raises(UsageError, match="delta is a probability"):
+            epsilon([(1, 1, 1)], delta)
+
+
+def test_opacus_top_level_packages_never_stand_in_for_ours(tmp_path: Path) -> None:
+    code = (
+        "import importlib.util as u, opacus, securecluster.benchmarks as b, "
+        "securecluster.privacy.dp.accounting as a\n"
+        "print(b.__file__, *[p for n in ('benchmarks', 'examples') if u.find_spec(n) for p in "
+        "u.find_spec(n).submodule_search_locations])"
+    )
+    ours, *others = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert Path(ours).is_relative_to(ROOT)
+    assert not any(Path(other).is_relative_to(ROOT) for other in others)

@@ -1,0 +1,278 @@
+"""Noise on a grid: against mpmath on the cipher's own words, by its statistics, and by what a
+reader of exact bits learns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from securecluster.privacy.dp import grid_noise
+from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
+from securecluster.privacy.dp.grid_noise import (
+    ERROR,
+    FINE,
+    FINEST,
+    TAIL,
+    GridNoise,
+    deviation,
+    rounded,
+    spacing,
+)
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.pipeline import Pipeline
+
+SEEDS = [hashlib.sha256(bytes([k])).digest() for k in range(5)]
+
+
+def definition(seed: bytes, widths: list[int], scale: float) -> list[list[int]]:
+    """Return the integers of one stream by their definition, with 1,000 bits for every Gaussian."""
+    stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    found = []
+    for call, d in enumerate(widths):
+        half = (d + 1) // 2
+        words = np.frombuffer(stream.update(bytes(16 * half)), dtype="<i8").tolist()
+        pairs = []
+        for k in range(half):
+            u, turn, bits = max(words[k], -1 - words[k]), words[half + k], 63
+            key = hashlib.blake2b(
+                f"more bits {call} {k}".encode(), digest_size=32, key=seed
+            ).digest()
+            for more in range(15):
+                extra = hashlib.blake2b(
+                    more.to_bytes(8, "little"), digest_size=16, key=key
+                ).digest()
+                u = u * 2**64 + int.from_bytes(extra[:8], "little")
+                turn = turn * 2**64 + int.from_bytes(extra[8:], "little")
+                bits += 64
+            with mpmath.workprec(1100):
+                radius = scale * mpmath.sqrt(-2 * mpmath.log(mpmath.ldexp(u, -bits)))
+                angle = mpmath.pi * mpmath.ldexp(turn, -bits)
+                pairs.append(
+                    (
+                        mpmath.nint(radius * mpmath.cos(angle)),
+                        mpmath.nint(radius * mpmath.sin(angle)),
+                    )
+                )
+        found.append([int(one) for one, _ in pairs] + [int(other) for _, other in pairs])
+        found[-1] = found[-1][:d]
+    return found
+
+
+@pytest.mark.parametrize("scale", [1.5, 1000.0, 2.0**30 + 0.1])
+def test_integers_are_those_of_the_definition(
+    scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = []
+
+    def counted(*arguments: object) -> float:
+        settled.append(arguments)
+        return rounded(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(grid_noise, "rounded", counted)
+    widths = [5, 301, 1, 402]
+    drawn, wanted = GridNoise(SEEDS), [definition(seed, widths, scale) for seed in SEEDS]
+    for call, d in enumerate(widths):
+        rows = torch.zeros(5, d, dtype=torch.float64)
+        drawn.add_to(rows, [1.0] * 5, [scale] * 5)
+        assert rows.tolist() == [own[call] for own in wanted]
+    assert (len(settled) > 0) == (scale > 2**29)
+
+
+def test_a_stream_goes_on_where_it_was_and_blocks_change_nothing_between_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, two = GridNoise(SEEDS), GridNoise(SEEDS)
+    all_rows, some = torch.zeros(5, 9), torch.zeros(2, 9)
+    one.add_to(all_rows, [0.25] * 5, [3.0] * 5)
+    two.add_to(some, [0.25] * 2, [3.0] * 2)
+    assert torch.equal(all_rows[:2], some)
+    monkeypatch.setattr(grid_noise, "BLOCK", 18)
+    three, others = GridNoise(SEEDS), torch.zeros(5, 9)
+    three.add_to(others, [0.25] * 5, [3.0] * 5)
+    assert torch.equal(all_rows, others)
+
+
+def exact(radius_word: int, angle_word: int) -> tuple[mpmath.mpf, mpmath.mpf]:
+    """Return the pair of Gaussians at the middle of the words' cell."""
+    radius = mpmath.sqrt(-2 * mpmath.log((mpmath.mpf(radius_word) + 0.5) / 2**63))
+    angle = mpmath.pi * (mpmath.mpf(angle_word) + 0.5) / 2**63
+    return radius * mpmath.cos(angle), radius * mpmath.sin(angle)
+
+
+def test_float64_errs_less_than_what_is_allowed_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole cell of a pair of words, at random radii and at the two ends of those that float64
+    is trusted with.
+    """
+    draw = np.random.default_rng(0)
+    ends = [int(TAIL * 2**63) + 1, int((1 - TAIL) * 2**63) - 1]
+    radius = np.concatenate([draw.integers(ends[0], ends[1], 4000), np.repeat(ends, 500)])
+    angle = np.concatenate([draw.integers(-(2**63), 2**63 - 1, 4996), [-(2**63), 2**63 - 1, 0, -1]])
+    words = torch.from_numpy(np.concatenate([radius, angle]))[None]
+    scale = 2.0**50  # so large that rounding to whole numbers adds nothing
+    drawn = GridNoise([bytes(32)])
+    monkeypatch.setattr(drawn, "_next", lambda *_: words)
+    monkeypatch.setattr(drawn, "_settle", lambda *_: None)
+    found = drawn._integers(0, torch.zeros(1, 10_000), [scale])[0].numpy() / scale
+    with mpmath.workprec(200):
+        wanted = [exact(r, a) for r, a in zip(radius.tolist(), angle.tolist(), strict=True)]
+        wrong = [abs(found[k] - w[0]) for k, w in enumerate(wanted)] + [
+            abs(found[5000 + k] - w[1]) for k, w in enumerate(wanted)
+        ]
+        cell = max(
+            abs(exact(r, a)[0] - exact(r + 1, a)[0])
+            for r, a in zip(ends * 50, angle[:100].tolist(), strict=True)
+        )
+        assert max(wrong) + cell < ERROR / 2
+
+
+@pytest.mark.parametrize("word", [0, 1, 2**63 - 1])
+def test_the_ends_of_the_stream_are_drawn_with_more_bits(word: int) -> None:
+    found = {rounded(word, 0, 1.0, False, bytes([k]) * 32) for k in range(40)}
+    assert all(math.isfinite(n) for n in found)
+    assert found == {0.0} if word > 1 else min(found) >= 9
+
+
+def test_they_have_the_probabilities_of_a_rounded_gaussian() -> None:
+    rows = torch.zeros(4, 1 << 18)
+    GridNoise(SEEDS).add_to(rows, [1.0] * 4, [1.5] * 4)
+    flat = rows.flatten().numpy().astype(int)
+    bins = np.arange(-6, 7)
+    edges = np.concatenate([[-np.inf], (bins[:-1] + 0.5) / 1.5, [np.inf]])
+    counts = np.bincount(np.clip(flat, -6, 6) + 6, minlength=13)
+    assert stats.chisquare(counts, np.diff(stats.norm.cdf(edges)) * len(flat)).pvalue > 1e-4
+    fine = torch.zeros(4, 1 << 18, dtype=torch.float64)
+    GridNoise(SEEDS).add_to(fine, [2.0**-20] * 4, [1.0] * 4)
+    assert stats.kstest(fine.flatten().numpy(), "norm").pvalue > 1e-4
+    for beyond in (3, 4, 4.5):
+        mean = fine.numel() * 2 * stats.norm.sf(beyond)
+        seen = int((fine.abs() > beyond).sum())
+        assert stats.poisson.cdf(seen, mean) > 1e-5
+        assert stats.poisson.sf(seen - 1, mean) > 1e-5
+    half = fine.shape[1] // 2
+    across = np.corrcoef(np.concatenate([fine[:, :half].numpy(), fine[:, half:].numpy()]))
+    assert np.abs(across - np.eye(8)).max() < 6 / np.sqrt(half)
+
+
+@given(
+    st.floats(1e-6, 1e4),
+    st.floats(1e-12, 1e9),
+    st.integers(1, 10**7),
+)
+def test_the_grid_is_fine_and_its_rounding_is_paid_for(z: float, reach: float, d: int) -> None:
+    grid, sigma = spacing(z, reach, d), deviation(z, reach, d)
+    assert math.frexp(grid)[0] == 0.5
+    assert 2.0**FINE <= sigma / grid <= 2.0 ** (FINEST + 2)
+    assert sigma == pytest.approx(z * (reach + grid * math.sqrt(d)), rel=1e-12)
+    assert sigma <= z * reach * (1 + 2.0**-FINE) or sigma / grid >= 2.0**FINEST
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 200), st.floats(-3, 3))
+def test_rounding_moves_two_rows_apart_by_no_more_than_what_is_paid_for(
+    seed: int, d: int, size: float
+) -> None:
+    draw = np.random.default_rng(seed)
+    one = draw.normal(size=d) * 10**size
+    step = draw.normal(size=d)
+    other = one + step / np.linalg.norm(step)
+    grid = spacing(1.0, 1.0, d)
+    apart = grid * np.linalg.norm(np.rint(one / grid) - np.rint(other / grid))
+    assert apart <= (1 + grid * math.sqrt(d)) * (1 + 1e-12)
+
+
+def test_seeds_are_not_shown() -> None:
+    assert "hidden" in repr(GridNoise(SEEDS)) and SEEDS[0].hex() not in repr(GridNoise(SEEDS))
+
+
+# A reader who knows two candidate rows and asks which of them an answer was made of.
+
+Row = NDArray[np.float32]
+Release = Callable[[Row, float, int], Row]
+
+
+def float_noise(row: Row, sigma: float, seed: int) -> Row:
+    """What such noise usually is: a sum of two floating-point numbers."""
+    drawn = np.random.default_rng(seed).standard_normal(row.size).astype(np.float32)
+    return row + np.float32(sigma) * drawn
+
+
+def own_noise(row: Row, sigma: float, seed: int) -> Row:
+    """This project's mechanism, with clip norm 1."""
+    pipeline = Pipeline([Clip(1.0), Noise(1.0, sigma)])
+    pipeline.arm(NoiseStreams(lambda client: seed.to_bytes(32, "little"), "run"))
+    return pipeline.forward(torch.from_numpy(row)[None].clone(), 1, False, (0,), "delta")[0].numpy()
+
+
+def reachable(found: Row, row: Row, sigma: float) -> float:
+    """Return the share of numbers that some float32 noise makes of the row."""
+    noise = ((found.astype(np.float64) - row) / sigma).astype(np.float32)
+    good = np.zeros(row.size, bool)
+    for towards in (np.inf, -np.inf):
+        tried = noise.copy()
+        for _ in range(4):
+            good |= row + np.float32(sigma) * tried == found
+            tried = np.nextafter(tried, np.float32(towards))
+    return float(good.mean())
+
+
+def fits(found: Row, row: Row, sigma: float) -> float:
+    """Return the log-likelihood of a row, but for a constant."""
+    return -float(np.square((found.astype(np.float64) - row) / sigma).sum())
+
+
+def right(
+    release: Release,
+    reader: Callable[[Row, Row, float], float],
+    tries: int,
+    sigma: float = 200.0,
+    d: int = 1000,
+) -> int:
+    """Return how often the reader finds the row; at chance half of the tries."""
+    found = 0
+    for t in range(tries):
+        draw = np.random.default_rng(t)
+        rows = draw.normal(size=(2, d))
+        rows = (0.9 * rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+        truth = t % 2
+        sent = release(rows[truth], sigma, t)
+        scores = [reader(sent, row, sigma) for row in rows]
+        tie = scores[0] == scores[1]
+        found += draw.integers(2) == truth if tie else int(scores[1] > scores[0]) == truth
+    return found
+
+
+@pytest.mark.parametrize("reader", [reachable, fits])
+def test_a_reader_of_exact_bits_is_at_chance(reader: Callable[[Row, Row, float], float]) -> None:
+    """ε is 0.0125: even the best reader is right in half of all tries, up to less than one in a
+    hundred.
+    """
+    assert stats.binomtest(right(own_noise, reader, 200), 200, 0.5).pvalue > 1e-3
+
+
+def test_the_same_reader_is_always_right_about_floating_point_noise() -> None:
+    assert right(float_noise, reachable, 40) == 40
+
+
+def test_what_leaves_is_on_a_grid_that_does_not_depend_on_the_row() -> None:
+    grid = spacing(3.0, 1.0, 1000)
+    for seed in range(5):
+        row = np.random.default_rng(seed).normal(size=1000).astype(np.float32) / 50
+        pipeline = Pipeline([Clip(1.0), Noise(1.0, 3.0)])
+        pipeline.arm(NoiseStreams(lambda client: bytes(32), "run"))
+        sent = pipeline.forward(torch.from_numpy(row)[None].double(), 1, False, (0,), "delta")[
+            0
+        ].numpy()
+        assert np.array_equal(sent / grid, np.rint(sent / grid))

@@ -1,0 +1,123 @@
+"""Mean losses with noise: what one sample can change, and what is added."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from securecluster import Federation
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.dp.client_noise import ClientNoise
+from securecluster.privacy.dp.loss_mechanism import loss_clip, noised, sensitivity
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.protocols import SRFCA, Settings
+from securecluster.runtime.endpoint import CallContext
+
+DOUBLE = Settings(dtype="float64")
+
+
+def clipped(client: Any, flat: torch.Tensor, k: int, bound: float) -> float:
+    """The mean of client k's clipped losses, in numpy."""
+    module = copy.deepcopy(client.cohort.model.module).double()
+    torch.nn.utils.vector_to_parameters(flat.clone(), module.parameters())
+    o = client.cohort._offsets
+    logits = module(client.cohort._x[o[k] : o[k + 1]]).detach().numpy()
+    y = client.cohort._y[o[k] : o[k + 1]].numpy()
+    top = logits.max(1, keepdims=True)
+    losses = np.log(np.exp(logits - top).sum(1)) + top[:, 0] - logits[np.arange(len(y)), y]
+    return float(np.where(np.isnan(losses), bound, losses).clip(0, bound).mean())
+
+
+def test_each_samples_loss_is_clipped_before_the_mean(small: Federation) -> None:
+    client: Any = SRFCA(mask="none", model="linear").build_client(small, DOUBLE).client
+    noise = torch.from_numpy(
+        np.random.default_rng(0).normal(size=(3, client.cohort.model.dimension))
+    )
+    for bound in (0.5, 2.0, 50.0):
+        found = client.cohort.losses(noise, [4, 1], bound)
+        np.testing.assert_allclose(
+            found, [[clipped(client, row, k, bound) for row in noise] for k in (4, 1)], rtol=1e-12
+        )
+    whole = client.cohort.losses(noise, [4, 1])
+    assert (
+        np.array_equal(client.cohort.losses(noise, [4, 1], 1e9), whole)
+        and (whole > found * 0.99).all()
+    )
+    broken = torch.stack([noise[0] * float("nan"), noise[0] * 1e200])
+    assert (client.cohort.losses(broken, [4, 1], 2.0)[:, 0] == 2).all() and (
+        client.cohort.losses(broken, [4, 1], 2.0) <= 2
+    ).all()
+    assert client.cohort.loss(Rows(noise), [0, 1, 2], 2.0) == pytest.approx(
+        [clipped(client, noise[k], k, 2.0) for k in range(3)]
+    )
+
+
+class Ones(NoiseStreams):
+    """Draws that are all 1, and remember what they were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda client: b"", "run")
+        self.asked: list[tuple[int, str, int, list[float]]] = []
+
+    def noised(
+        self, client: int, purpose: str, step: int, row: torch.Tensor, z: float, reach: float
+    ) -> torch.Tensor:
+        self.asked.append((client, purpose, step, row.tolist()))
+        return row + z * reach
+
+
+def guard(unit: str, noise: float, bound: float) -> ClientNoise:
+    return ClientNoise(unit, 1.0, noise, bound, Ones())
+
+
+def test_the_noise_is_z_times_the_sensitivity_of_a_row() -> None:
+    means, context = np.array([[1.0, 2, 3, 4], [4.0, 3, 2, 1]]), CallContext((7, 9), (0, 1), 1, 5)
+    for unit, expected in (("example", [4 * 2 / 10, 4 * 2 / 40]), ("client", [8.0, 8.0])):
+        own = guard(unit, 0.5, 8.0)
+        found = noised(own, "fits", context.ids, context.step, means, [10, 40])
+        np.testing.assert_allclose(
+            found - means, np.repeat(np.array(expected)[:, None], 4, 1), rtol=1e-12
+        )
+        assert own.draws.asked == [(7, "fits", 5, [1, 2, 3, 4]), (9, "fits", 5, [4, 3, 2, 1])]  # type: ignore[attr-defined]
+    assert means[0, 0] == 1
+
+
+def test_numbers_that_are_not_a_clients_get_no_noise_and_cost_none() -> None:
+    found = noised(
+        guard("client", 1.0, 2.0), "judge", (0, 1), 1, np.zeros((2, 3)), [5, 5], widths=[3, 1]
+    )
+    np.testing.assert_allclose(found, [[2 * np.sqrt(3)] * 3, [2, 0, 0]])
+
+
+def test_what_is_no_number_counts_as_the_bound_and_without_noise_nothing_changes() -> None:
+    odd, context = np.array([[np.nan, np.inf, 1.0]]), CallContext((0,), (0,), 1, 1)
+    found = noised(guard("example", 1.0, 3.0), "x", context.ids, context.step, odd, [1])
+    np.testing.assert_allclose(found - 3 * np.sqrt(3), [[3, 3, 1]])
+    assert loss_clip(None) is None and noised(None, "x", context.ids, context.step, odd, [1]) is odd
+    assert loss_clip(guard("client", 1.0, 3.0)) == 3.0
+
+
+def test_no_sample_and_no_client_moves_a_row_by_more_than_is_said() -> None:
+    """Random, and worst-case, neighbours: one sample more, less or another; all of a client's, or
+    another client's.
+    """
+    draw, worst = np.random.default_rng(0), {"example": 0.0, "client": 0.0}
+    bound, n, k = 3.0, 12, 4
+    for trial in range(300):
+        losses = draw.choice([0.0, bound], (n, k)) if trial % 3 else draw.random((n, k)) * bound
+        # another sample, or none: the divisor stays n
+        other = draw.choice([0.0, bound], k) if trial % 2 else np.zeros(k)
+        one = np.linalg.norm((losses[0] - other) / n)
+        # another client's row, or none
+        whole = np.linalg.norm((losses.mean(0) if trial else np.full(k, bound)) - other)
+        worst = {
+            "example": max(worst["example"], float(one)),
+            "client": max(worst["client"], float(whole)),
+        }
+    for unit, found in worst.items():
+        stated = sensitivity(guard(unit, 1.0, bound), k, n)
+        assert 0.99 * stated <= found <= stated * (1 + 1e-12)

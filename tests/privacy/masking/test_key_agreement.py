@@ -1,0 +1,298 @@
+"""Masks, the agreement on their seed, and the order of stages."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+from securecluster import Federation
+from securecluster.core.randomness import Randomness
+from securecluster.errors import FrameError, UsageError
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Rows, Shared, reply_header
+from securecluster.privacy.masking.key_agreement import (
+    KeyRing,
+    Peers,
+    PublicKey,
+    SealedSeed,
+    _public,
+)
+from securecluster.privacy.masking.keystream import words
+from securecluster.privacy.masking.masks import Permutation, build
+from securecluster.privacy.pipeline import Kind, Pipeline
+from securecluster.protocols import CFL, Settings
+
+
+def mask(seed: int = 1) -> Permutation:
+    stage = Permutation()
+    stage.unlock(bytes([seed]) * 32)
+    return stage
+
+
+def test_a_permutation_is_exactly_undone_and_keeps_the_gram() -> None:
+    rows = torch.randn(5, 1000, dtype=torch.float64)
+    masked = mask().forward(rows, 3)
+    assert torch.equal(mask().inverse(masked, 3), rows)
+    assert torch.equal(masked.sort().values, rows.sort().values)
+    torch.testing.assert_close(masked @ masked.T, rows @ rows.T, rtol=1e-12, atol=1e-12)
+    assert not torch.equal(masked, rows)
+
+
+def test_it_is_fresh_each_step_and_for_each_seed_and_the_same_for_all_rows() -> None:
+    rows = torch.arange(500.0).repeat(2, 1)
+    one, two, other = mask().forward(rows, 1), mask().forward(rows, 2), mask(2).forward(rows, 1)
+    assert torch.equal(one[0], one[1])
+    assert not torch.equal(one, two)
+    assert not torch.equal(one, other)
+
+
+def test_every_place_is_about_as_likely() -> None:
+    stage, trials, d = mask(), 3000, 6
+    counts = np.zeros((d, d))
+    for step in range(trials):
+        counts[np.arange(d), stage.forward(torch.arange(d), step).numpy()] += 1
+    expected = trials / d
+    # chi-square, 25 degrees of freedom: p < 1e-4 above
+    assert ((counts - expected) ** 2 / expected).sum() < 60
+
+
+def test_the_stream_is_chacha20_with_the_step_as_nonce() -> None:
+    # RFC 8439, A.1, test vector 1
+    zero = bytes.fromhex("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
+    assert words(bytes(32), 0, 4).tobytes() == zero
+    key = bytes(range(32))
+    nonce = bytes(4) + (9).to_bytes(12, "little")
+    assert words(key, 9, 8).tobytes() == Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(
+        bytes(64)
+    )
+
+
+def test_the_seed_is_in_no_repr_and_a_mask_without_one_refuses() -> None:
+    seed = bytes(range(32))
+    ring = KeyRing("c", Randomness(0), lambda s: None)
+    ring.secrets.seed[0] = ring.secrets.private[0] = seed
+    for text in (repr(mask()), repr(ring.secrets), str(vars(ring))):
+        assert seed.hex() not in text
+        assert repr(seed)[2:20] not in text
+    with pytest.raises(UsageError, match="key agreement"):
+        Permutation().forward(torch.zeros(1, 3), 1)
+    with pytest.raises(UsageError, match="did you mean 'permutation'"):
+        build("permutaton")
+
+
+def test_public_keys_are_those_of_rfc_7748() -> None:
+    # section 6.1
+    alice = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
+    assert (
+        _public(alice).hex() == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+    )
+    bob = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
+    assert _public(bob).hex() == "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
+
+
+def ring(client: int, seed: int, got: list[bytes]) -> KeyRing:
+    return KeyRing("config", Randomness(seed), got.append)
+
+
+def peers_of(ids: list[int], offers: list[PublicKey]) -> Peers:
+    """What a server makes of the offers of some clients."""
+    keys = torch.cat([offer.key.values for offer in offers])
+    signatures = torch.cat([offer.signature.values for offer in offers])
+    return Peers(Shared(torch.tensor(ids)), Shared(keys), Shared(signatures))
+
+
+def box_of(boxes: Any, leader: int, place: int) -> SealedSeed:
+    """What a server makes of a leader's boxes for one peer."""
+    box, signature = (
+        rows.values[0][place : place + 1] for rows in (boxes.ciphertexts, boxes.signatures)
+    )
+    return SealedSeed(leader, Shared(boxes.key.values[0]), Rows(box), Rows(signature))
+
+
+def agreement() -> tuple[list[bytes], list[bytes], KeyRing, KeyRing, Any]:
+    leader_got: list[bytes] = []
+    peer_got: list[bytes] = []
+    leader, peer = ring(0, 1, leader_got), ring(1, 1, peer_got)
+    boxes = leader.seal(0, peers_of([0, 1], [leader.offer((0,)), peer.offer((1,))]))
+    return leader_got, peer_got, leader, peer, boxes
+
+
+def test_both_ends_get_the_same_seed() -> None:
+    leader_got, peer_got, leader, peer, boxes = agreement()
+    assert not leader_got
+    peer.open((1,), box_of(boxes, 0, 1), 3)
+    leader.open((0,), box_of(boxes, 0, 0), 3)
+    assert leader_got == peer_got
+    assert len(peer_got[0]) == 32
+
+
+def test_deployed_nodes_take_their_keys_from_the_operating_system(small: Federation) -> None:
+    method = CFL()
+    offers = [
+        method.build_client(small, Settings(), [0], simulated=s).keys.offer((0,)).key.values
+        for s in (True, True, False, False)
+    ]
+    assert torch.equal(offers[0], offers[1])
+    assert not torch.equal(offers[2], offers[3])
+
+
+@pytest.mark.parametrize("what", ["box", "key", "leader", "low order"])
+def test_a_tampered_agreement_is_refused(what: str) -> None:
+    _, got, _, peer, boxes = agreement()
+    key, sealed = boxes.key.values[0].clone(), boxes.ciphertexts.values[0][1:].clone()
+    signature = Rows(boxes.signatures.values[0][1:])
+    if what == "box":
+        sealed[0, 5] ^= 1
+    if what == "key":
+        key[3] ^= 1
+    if what == "low order":
+        key[:] = 0
+    with pytest.raises(FrameError):
+        peer.open(
+            (1,), SealedSeed(7 if what == "leader" else 0, Shared(key), Rows(sealed), signature), 3
+        )
+    assert not got
+
+
+def test_another_seed_for_one_client_is_refused() -> None:
+    _, _, _, peer, boxes = agreement()
+    peer.secrets.seed[5] = bytes(32)
+    with pytest.raises(FrameError, match="another mask seed"):
+        peer.open((1,), box_of(boxes, 0, 1), 3)
+
+
+def test_no_frame_of_a_masked_run_carries_a_secret(small: Federation) -> None:
+    method = CFL(rounds=2)
+    fitted = method.fit(small, Settings(transcript="full"))
+    secrets = method.build_client(small, Settings()).keys
+    secrets.offer(tuple(range(6)))
+    secrets.seal(0, peers_of([1], [secrets.offer((1,))]))
+    hidden = [*secrets.secrets.private.values(), *secrets.secrets.drawn.values()]
+    assert len(hidden) == 7
+    for position in range(len(fitted.transcript_.entries)):
+        call, answer = fitted.transcript_.content(position)
+        for k in range(len(call.to)):
+            frames = wire.encode(call.header(k), call.query, k) + wire.encode(
+                reply_header(call.header(k)), answer.reply, k
+            )
+            assert not any(secret in frames or secret.hex().encode() in frames for secret in hidden)
+
+
+class Fake:
+    """A stage of some kind that does nothing."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind, self.name = kind, kind.name
+
+    def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        return rows + self.kind
+
+    def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        return rows - self.kind
+
+
+def test_only_the_right_order_can_be_constructed() -> None:
+    for one in Kind:
+        for two in Kind:
+            kinds = (
+                [one, two]
+                if Kind.NOISE not in (one, two) or one is Kind.CLIP
+                else [Kind.CLIP, one, two]
+            )
+            legal = all(a < b for a, b in itertools.pairwise(kinds))
+            if legal:
+                assert Pipeline([Fake(k) for k in kinds]).stages
+            else:
+                with pytest.raises(UsageError):
+                    Pipeline([Fake(k) for k in kinds])
+    with pytest.raises(UsageError, match="without a clip"):
+        Pipeline([Fake(Kind.NOISE)])
+
+
+def test_a_pipeline_applies_every_stage_and_undoes_them() -> None:
+    pipeline = Pipeline([Fake(Kind.CLIP), Fake(Kind.NOISE), Fake(Kind.MASK)])
+    assert pipeline.forward(torch.zeros(1), 0) == 6
+    assert pipeline.inverse(pipeline.forward(torch.ones(1), 0), 0) == 1
+
+
+class Party:
+    """Three clients of a key agreement, and the seeds that they hold."""
+
+    def __init__(self) -> None:
+        self.got: list[list[bytes]] = [[], [], []]
+        self.rings = [ring(i, 1, own) for i, own in enumerate(self.got)]
+
+    def led(self, leader: int, peers: list[int]) -> Any:
+        offers = [self.rings[i].offer((i,)) for i in peers]
+        return self.rings[leader].seal(leader, peers_of(peers, offers))
+
+    def opened(self, boxes: Any, leader: int, client: int, place: int, step: int) -> None:
+        self.rings[client].open((client,), box_of(boxes, leader, place), step)
+
+
+def test_a_seed_that_nothing_left_under_gives_way_to_a_later_agreement() -> None:
+    """All replies of the first agreement are lost, and another client leads the second."""
+    party = Party()
+    first = party.led(0, [0, 1])
+    party.opened(first, 0, 0, 0, step=3)  # carried out; the reply is lost
+    second = party.led(1, [0, 1])
+    for place, client in enumerate((0, 1)):
+        party.opened(second, 1, client, place, step=6)
+    assert party.got[0][-1] == party.got[1][-1] != party.got[0][0]
+    with pytest.raises(FrameError, match="another mask seed"):  # the first one, delivered late
+        party.opened(first, 0, 0, 0, step=3)
+    assert party.got[0][-1] == party.got[1][-1]
+
+
+def test_a_seed_stays_once_something_has_left_under_it() -> None:
+    party = Party()
+    party.opened(party.led(0, [0, 1]), 0, 0, 0, step=3)
+    party.rings[0].use((0,))
+    with pytest.raises(FrameError, match="another mask seed"):
+        party.opened(party.led(1, [0, 1]), 1, 0, 0, step=6)
+    kept = ring(0, 1, [])
+    kept.restore(party.rings[0].secrets)
+    assert kept.offer((0,)).seeded.values.tolist() == [1]
+    assert party.rings[2].offer((2,)).seeded.values.tolist() == [0]
+
+
+def sealed_by(boxes: Any, place: int) -> bytes:
+    """Return the bytes of a leader's box for one peer."""
+    return bytes(boxes.ciphertexts.values[0][place].tolist())
+
+
+def xor(one: bytes, two: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, two, strict=True))
+
+
+def test_two_seeds_that_one_leader_seals_to_one_peer_tell_nothing_of_each_other() -> None:
+    """Client 0 leads, takes client 2's seed, and is asked to lead again."""
+    party = Party()
+    first = party.led(0, [1])
+    party.opened(party.led(2, [0, 1]), 2, 0, 0, step=3)
+    second = party.led(0, [1])
+    seeds = [party.rings[i].secrets.drawn[i] for i in (0, 2)]
+    one, two = (sealed_by(boxes, 0) for boxes in (first, second))
+    assert seeds[0] != seeds[1]
+    assert len(one) == len(two) == 48
+    apart = xor(one, two)
+    parts = [apart[k : k + 32] for k in range(17)]
+    assert xor(*seeds) not in parts  # as it is in a stream cipher's, under one key and nonce
+    for boxes, seed in zip((first, second), seeds, strict=True):
+        got: list[bytes] = []
+        peer = ring(1, 1, got)
+        peer.open((1,), box_of(boxes, 0, 0), 6)
+        assert got == [seed]
+
+
+def test_a_seed_that_is_sealed_again_gives_the_same_box_and_another_one_for_each_peer() -> None:
+    party = Party()
+    first, again = party.led(0, [1, 2]), party.led(0, [1, 2])
+    assert torch.equal(first.ciphertexts.values, again.ciphertexts.values)
+    assert sealed_by(first, 0) != sealed_by(first, 1)

@@ -1,0 +1,468 @@
+"""IFCA against a plain loop over clients, and what restarts, masks and drop-outs must leave
+unchanged.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from securecluster import Federation, LabelSwap
+from securecluster.errors import UsageError
+from securecluster.messaging.messages import Call
+from securecluster.messaging.transcript import Transcript
+from securecluster.protocols import FedAvg, Settings
+from securecluster.protocols.ifca.protocol import IFCA, IFCAState
+from securecluster.protocols.ifca.server import OfferedModels, Restart
+from securecluster.runtime.endpoint import CallContext, Endpoint, message_types
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.runtime.transport import Framed, InProcess, Recorded
+from securecluster.training.local_trainer import LocalTraining
+
+SIZES = (7, 12, 20, 9, 15, 10, 8)
+TINY: dict[str, Any] = {"model": "mlp-32", "lr": 0.1, "epochs": 2, "batch_size": 6}
+
+
+def tiny() -> Federation:
+    """Seven clients of unequal sizes, whose labels follow one of two rules."""
+    rng = np.random.default_rng(1)
+    clients = {}
+    for i, n in enumerate(SIZES):
+        x = rng.normal(size=(n, 8))
+        clients[f"c{i}"] = (x, (np.argmax(x[:, :3], 1) + (i % 2)) % 3)
+    return Federation.from_arrays(
+        clients, test=clients, truth={name: i % 2 for i, name in enumerate(clients)}, seed=3
+    )
+
+
+def served(
+    made: Any,
+    federation: Federation,
+    dtype: str = "float64",
+    lost: Callable[[Call], set[int]] = lambda call: set(),
+) -> tuple[IFCAState, torch.Tensor, Endpoint[Any], ServerChannel, Transcript]:
+    """The server's final state, each client's last model, both ends, and what went between them."""
+    endpoint, transcript = made.build_client(federation, Settings(dtype=dtype)), Transcript("full")
+    net = made.build_network(
+        Recorded(InProcess(endpoint.answer, lost), transcript), made.config(federation, dtype)
+    )
+    state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
+    return state, made.final_models(endpoint.client, state).values, endpoint, net, transcript
+
+
+class Reference:
+    """Algorithm 1 with restarts, client by client with torch.optim; batches are those the cohort
+    draws for the same call.
+    """
+
+    def __init__(self, made: IFCA, federation: Federation) -> None:
+        self.made, self.shards = made, federation.shards
+        self.cohort = made.build_client(federation, Settings(dtype="float64")).client.cohort
+        self.plan = LocalTraining(made.lr, made.epochs, made.batch_size)
+        self.step = 0
+        self.losses: list[float] = []
+
+    def run(self) -> tuple[list[int], torch.Tensor]:
+        made, tried = self.made, []
+        for start in range(made.starts):
+            models = [
+                self.cohort.drawn("start", start, j) if start or j else self.cohort.start
+                for j in range(made.k)
+            ]
+            for _ in range(made.start_rounds if made.starts > 1 else made.rounds):
+                models = self.round(models)
+            self.step += made.starts > 1  # the call that asks for the loss
+            tried.append(models)
+            own = [min(self.loss(theta, i) for theta in models) for i in range(len(SIZES))]
+            self.losses.append(float(np.average(own, weights=SIZES)))
+        models = tried[int(np.argmin(self.losses))]
+        for _ in range(made.rounds - made.start_rounds if made.starts > 1 else 0):
+            models = self.round(models)
+        choice = [self.choice(models, i) for i in range(len(SIZES))]
+        return choice, torch.stack([models[j] for j in choice])
+
+    def round(self, models: list[torch.Tensor]) -> list[torch.Tensor]:
+        self.step += 2  # a call for the choice, a call for the update
+        choice = [self.choice(models, i) for i in range(len(SIZES))]
+        new = []
+        for j, theta in enumerate(models):
+            own = [(n, self.trained(theta, i)) for i, n in enumerate(SIZES) if choice[i] == j]
+            new.append(
+                sum((n * w for n, w in own), torch.zeros(())) / sum(n for n, _ in own)
+                if own
+                else theta
+            )
+        return new
+
+    def choice(self, models: list[torch.Tensor], i: int) -> int:
+        return min(range(len(models)), key=lambda j: self.loss(models[j], i))
+
+    def module(self, theta: torch.Tensor) -> nn.Module:
+        module = copy.deepcopy(self.cohort.model.module)
+        nn.utils.vector_to_parameters(theta.clone(), module.parameters())
+        return module
+
+    def loss(self, theta: torch.Tensor, i: int) -> float:
+        x, y = torch.as_tensor(self.shards[i].x).double(), torch.as_tensor(self.shards[i].y)
+        with torch.no_grad():
+            return float(nn.functional.cross_entropy(self.module(theta)(x), y))
+
+    def trained(self, theta: torch.Tensor, i: int) -> torch.Tensor:
+        module = self.module(theta)
+        optimizer = torch.optim.SGD(module.parameters(), lr=self.plan.lr)
+        for batch in self.cohort._batches(i, self.plan, self.step):
+            own = batch - sum(SIZES[:i])
+            optimizer.zero_grad()
+            x, y = (
+                torch.as_tensor(self.shards[i].x[own]).double(),
+                torch.as_tensor(self.shards[i].y[own]),
+            )
+            nn.functional.cross_entropy(module(x), y).backward()
+            optimizer.step()
+        return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
+@pytest.mark.parametrize(("k", "starts", "rounds"), [(3, 1, 5), (2, 4, 4), (3, 4, 2)])
+def test_ifca_equals_a_plain_loop(k: int, starts: int, rounds: int, mask: str) -> None:
+    made = IFCA(k=k, starts=starts, start_rounds=2, rounds=rounds, mask=mask, **TINY)
+    state, models, *_ = served(made, tiny())
+    plain = Reference(made, tiny())
+    choice, expected = plain.run()
+    assert state.running.choice == choice
+    torch.testing.assert_close(models, expected, rtol=0, atol=1e-9)
+    assert state.running.number == int(np.argmin(plain.losses))
+    if starts > 1:
+        assert state.running.loss == pytest.approx(min(plain.losses), abs=1e-9)
+        assert state.running.number in (1, 2)  # neither the first nor the last start
+
+
+def test_labels_are_numbered_without_gaps_and_name_the_models_in_use() -> None:
+    state = IFCAState(Restart(0, [], [3, 1, 3, 5]))
+    assert (state.labels, state.used) == ([1, 0, 1, 2], [1, 3, 5])
+
+
+def test_of_equal_models_the_first_is_taken(
+    small: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = IFCA(k=3, starts=1, rounds=1)
+    endpoint = made.build_client(small, Settings())
+    monkeypatch.setattr(endpoint.client.cohort, "drawn", lambda *path: endpoint.client.cohort.start)
+    net = made.build_network(InProcess(endpoint.answer), made.config(small, "float32"))
+    chosen = made._choose(net, IFCAState(made._begin(net, 0)), net.clients)
+    assert chosen.rows.model.values.tolist() == [0] * 6
+
+
+def test_one_model_is_fedavg() -> None:
+    # batches hold all samples, so that their order does not matter
+    whole = {
+        **TINY,
+        "batch_size": 20,
+        "mask": "none",
+        "rounds": 6,
+    }
+    _, models, *_ = served(IFCA(k=1, starts=1, **whole), tiny())
+    expected = FedAvg(**whole).fit(tiny(), Settings(dtype="float64")).client_models_.values
+    torch.testing.assert_close(models, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_clusters_of_swapped_digits_are_found(seed: int) -> None:
+    federation = Federation.simulate("digits", seed=seed)
+    fitted = IFCA(rounds=15).fit(federation)
+    assert fitted.agreement_ is not None and fitted.agreement_["exact"]
+    judged = [line["loss"] for line in fitted.history_ if line["loss"] is not None]
+    assert len(judged) == 10 and fitted.history_[-1]["start"] == int(np.argmin(judged))
+    assert len(fitted.history_) == fitted.total_rounds == 10 * 5 + 15 - 5
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation", "signed-permutation", "rotation"])
+def test_who_misses_rounds_ends_with_the_models_of_its_peers(mask: str, small: Federation) -> None:
+    made = IFCA(k=2, starts=3, start_rounds=2, rounds=4, mask=mask)
+
+    def lost(call: Call) -> set[int]:
+        """Client 1 misses the second start and more, client 2 single calls, client 3 the loss of
+        each start.
+        """
+        gone = {1} if call.round in (3, 4, 5) else set()
+        gone |= (
+            {2}
+            if (call.method, call.round) in (("choose", 2), ("contribute", 4), ("choose", 7))
+            else set()
+        )
+        return gone | ({3} if call.method == "lowest_loss" else set())
+
+    state, _, endpoint, net, _ = served(made, small, "float32", lost)
+    assert net.state.lost == {1: [3, 4, 5], 2: [2, 4, 7], 3: [2, 4, 6]}
+    (bank,) = [endpoint.client.model_sets[state.running.number]]
+    for model in bank:
+        assert len(model.models.table) == 1 and set(model.models.index) == {0}
+    assert not any(box.lagging_clients() for box in state.running.pending)
+    assert all(not box.posts for box in state.running.pending) or mask == "none"
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation"])
+def test_who_missed_rounds_is_sent_every_average_of_every_model_or_one_sum_of_them(
+    mask: str, small: Federation
+) -> None:
+    made = IFCA(k=2, starts=1, rounds=5, mask=mask)
+    *_, transcript = served(
+        made, small, "float32", lambda call: {2} if call.round in (2, 3) else set()
+    )
+    calls = [
+        transcript.content(n) for n, e in enumerate(transcript.entries) if e.method == "choose"
+    ]
+    # models that somebody chose in a round
+    moved = [set(answer.reply.model.values.tolist()) for _, answer in calls]
+    query = calls[3][0].query  # of round 4
+    got = sum(len(own) for own in moved[:3]) if mask != "none" else len(set().union(*moved[:3]))
+    assert [len(picks) for picks in query.means.picks] == [
+        got if i == 2 else len(moved[2]) for i in range(6)
+    ]
+    assert query.absolute == (mask == "none")
+
+
+def test_a_client_that_slept_through_a_start_can_go_on_with_it(small: Federation) -> None:
+    made = IFCA(k=2, starts=2, start_rounds=2, rounds=4)
+    for number in (0, 1):  # whichever start is the best
+        gone = range(1 + 2 * number, 3 + 2 * number)
+        state, _, endpoint, *_ = served(
+            made, small, "float32", lambda call, gone=gone: {4} if call.round in gone else set()
+        )  # type: ignore[misc]
+        assert all(
+            len(model.models.table) == 1
+            for model in endpoint.client.model_sets[state.running.number]
+        )
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation"])
+def test_with_a_share_of_the_clients_everyone_ends_with_the_same_models(
+    mask: str, small: Federation
+) -> None:
+    made = IFCA(k=2, starts=2, start_rounds=3, rounds=6, participation=0.4, mask=mask)
+    state, _, endpoint, _, transcript = served(made, small, "float32")
+    assert [len(e.to) for e in transcript.entries if e.method == "choose"] == [2] * 9 + [6]
+    judges = [e.to for e in transcript.entries if e.method == "lowest_loss"]
+    assert len(judges) == 2 and judges[0] == judges[1] and len(judges[0]) == 2
+    assert all(
+        len(model.models.table) == 1 for model in endpoint.client.model_sets[state.running.number]
+    )
+
+
+@pytest.mark.parametrize("mask", ["none", "rotation"])
+def test_nodes_with_one_client_each_do_the_same_behind_real_frames(
+    mask: str, small: Federation
+) -> None:
+    made, settings = (
+        IFCA(k=2, starts=2, start_rounds=1, rounds=2, mask=mask),
+        Settings(dtype="float64"),
+    )
+    nodes = [made.build_client(small, settings, [i]) for i in range(6)]
+    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
+    net = made.build_network(
+        Framed(doors, lambda name: message_types(made.client, name)[1]),
+        made.config(small, "float64"),
+    )
+    state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
+    apart = torch.cat([made.final_models(node.client, state).values for node in nodes])
+    torch.testing.assert_close(
+        apart, made.fit(small, settings).client_models_.values, rtol=0, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("mask", ["permutation", "signed-permutation", "rotation"])
+def test_a_whole_masked_run_equals_a_plain_one(mask: str, small: Federation) -> None:
+    (plain, expected, *_), (state, models, *_) = (
+        served(IFCA(k=2, starts=3, start_rounds=2, rounds=8, mask=m), small) for m in ("none", mask)
+    )
+    assert (
+        state.running.choice == plain.running.choice
+        and state.running.number == plain.running.number
+    )
+    torch.testing.assert_close(models, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("stop", range(1, 7))
+def test_a_run_stopped_in_any_start_resumes_to_the_same_result(stop: int, tmp_path: Path) -> None:
+    made = IFCA(
+        k=3, starts=2, start_rounds=2, rounds=4, mask="permutation", participation=0.6, **TINY
+    )
+    settings = Settings(transcript="full", dropout=0.2)
+
+    def interrupt(line: dict[str, Any]) -> None:
+        if line["round"] == stop:
+            raise KeyboardInterrupt
+
+    whole = made.fit(tiny(), settings)
+    models, state, history = whole.client_models_.values, whole.server_state_, whole.history_
+    with pytest.raises(KeyboardInterrupt):
+        made.fit(tiny(), settings, folder=tmp_path, report=interrupt)
+    resumed = made.fit(tiny(), settings, folder=tmp_path)
+    assert torch.equal(resumed.client_models_.values, models)
+    assert (resumed.server_state_, resumed.history_) == (state, history)
+
+
+def test_updates_leave_in_sums_by_choice_and_choices_one_by_one(small: Federation) -> None:
+    *_, transcript = served(IFCA(k=2, starts=1, rounds=2), small)
+    verbs = {e.method: e.verb for e in transcript.entries}
+    assert (verbs["choose"], verbs["contribute"]) == ("gather", "sum")
+    for n, entry in enumerate(transcript.entries):
+        if entry.method == "contribute":
+            choice = transcript.content(n - 1)[1].reply.model.values.tolist()
+            assert list(transcript.content(n)[0].members) == [choice.count(j) for j in choice]
+    assert any("cluster of one" in line for line in IFCA().server_view())
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
+def test_newcomers_take_the_model_that_fits_them_best(mask: str, tmp_path: Path) -> None:
+    federation = Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=12, seed=1)
+    fitted = IFCA(k=5, starts=3, start_rounds=5, rounds=8, mask=mask).fit(
+        federation, Settings(dtype="float64")
+    )
+    fresh = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=3), clients=15, samples=60, seed=1
+    )
+    labels = fitted.predict(fresh)
+    start = fitted.flat_model(federation)
+    for i, shard in enumerate(fresh.shards):
+        losses = []
+        for theta in fitted.models_:
+            module = copy.deepcopy(start.module).double()
+            module.load_state_dict(theta)
+            with torch.no_grad():
+                losses.append(
+                    float(
+                        nn.functional.cross_entropy(
+                            module(torch.as_tensor(shard.x).double()), torch.as_tensor(shard.y)
+                        )
+                    )
+                )
+        assert labels[i] == int(np.argmin(losses))
+    assert set(labels) <= set(fitted.labels_) and len(set(labels)) > 1
+    assert (
+        set(fitted.joined_.bytes) >= {"up", "down"}
+        and fitted.joined_.bytes["down"] > 15 * 8 * start.dimension
+    )
+    fitted.save(tmp_path)
+    assert list(IFCA.load(tmp_path).predict(fresh)) == list(labels)
+
+
+def test_a_newcomer_takes_no_model_that_it_is_not_offered(small: Federation) -> None:
+    made = IFCA(k=2, starts=1, mask="none")
+    client: Any = made.build_client(small, Settings()).client
+    far = torch.full((1, client.cohort.model.dimension), 5.0)  # a model that fits nobody
+    query = OfferedModels([1], [0], far).message_for(Restart.begin(0, 2, 6, fresh=False), 6)
+    context = CallContext(tuple(range(6)), tuple(range(6)), 1, 1)
+    assert client.choose(context, query).model.values.tolist() == [0] * 6
+    assert client.join(context, query).model.values.tolist() == [1] * 6
+
+
+def test_a_model_is_shown_by_another_client_where_the_first_does_not_reply(
+    small: Federation,
+) -> None:
+    made, asked = IFCA(k=2, starts=1, rounds=3), list[tuple[int, ...]]()
+
+    def lost(call: Call) -> set[int]:
+        if call.method == "send_model":
+            asked.append(call.to)
+        return set(call.to) if call.method == "send_model" and len(asked) < 3 else set()
+
+    state, *_ = served(made, small, "float32", lost)
+    assert len(asked) == 3 and asked[0] != asked[1]
+    assert (
+        state.offers is not None
+        and state.offers.models == state.used
+        and len(state.offers.table) == len(state.used)
+    )
+    state, *_ = served(
+        made, small, "float32", lambda call: set(call.to) if call.method == "send_model" else set()
+    )
+    assert state.offers is not None and not state.offers.models
+    with pytest.raises(UsageError, match="run it anew"):
+        made.assign_newcomers(None, state, [6, 7])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("params", "word"),
+    [
+        ({"k": 0}, "k = 0"),
+        ({"k": 1.5}, "k = 1.5"),
+        ({"k": 7}, "k = 7 clusters cannot be made of 6 clients"),
+        ({"starts": 0}, "starts = 0"),
+        ({"start_rounds": 0}, "start_rounds = 0"),
+    ],
+)
+def test_what_cannot_work_is_refused(params: dict[str, Any], word: str, small: Federation) -> None:
+    with pytest.raises(UsageError, match=word):
+        IFCA(**params).fit(small)
+    IFCA(k=6).check(6)
+
+
+def test_a_short_start_is_no_longer_than_the_run(small: Federation) -> None:
+    made = IFCA(k=2, rounds=2, starts=3, start_rounds=5)
+    assert [line["start"] for line in made.fit(small).history_] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+    ] and made.total_rounds == 6
+    assert [IFCA(rounds=20, starts=n, start_rounds=3).total_rounds for n in (1, 10)] == [20, 47]
+
+
+def test_a_model_that_cannot_be_drawn_anew_is_refused_before_anything_runs(
+    small: Federation, tmp_path: Path
+) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+            self.inner = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scale * torch.as_tensor(self.inner(x))
+
+    with pytest.raises(UsageError, match="'scale' of Scaled cannot be drawn anew"):
+        IFCA(model=Scaled()).fit(small, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    IFCA(model=Scaled(), k=1, starts=1, rounds=1).config(small, "float32")
+
+
+def test_a_client_that_missed_the_last_average_does_not_show_a_model_to_newcomers(
+    small: Federation,
+) -> None:
+    made = IFCA(k=1, starts=1, rounds=2, mask="permutation")
+    state, _, endpoint, *_ = served(
+        made, small, lost=lambda call: {0} if call.method == "choose" and call.round == 3 else set()
+    )
+    client, offer = endpoint.client, state.offers
+    assert offer is not None and offer.models == [0]
+    mine, peers = (client.model_sets[0][0].models.row(i) for i in (0, 1))
+    assert not torch.equal(mine, peers)
+    torch.testing.assert_close(
+        client.cohort.start + client._pipeline.inverse(offer.table[0], offer.steps[0]),
+        peers,
+        rtol=0,
+        atol=1e-12,
+    )
+
+
+def test_a_client_that_was_never_reached_shows_the_model_everyone_begins_with(
+    small: Federation,
+) -> None:
+    deaf = {"choose", "contribute", "lowest_loss"}
+    state, *_ = served(
+        IFCA(k=2, starts=1, rounds=1),
+        small,
+        lost=lambda call: set(range(6)) if call.method in deaf else set(),
+    )
+    assert state.offers is not None and not state.offers.table.any()

@@ -1,0 +1,316 @@
+"""The three verbs, the release policy, and the transports under them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from securecluster import Federation, LabelSwap
+from securecluster.core.randomness import Randomness
+from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
+from securecluster.messaging.messages import Call, Empty, Response, Rows
+from securecluster.messaging.parties import SERVER, WIRE, client
+from securecluster.messaging.transcript import Transcript
+from securecluster.privacy.masking.key_agreement import KeyRing
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols import CFL, IFCA, ClusteringProtocol, FedAvg, Settings
+from securecluster.runtime.aggregators import Plain
+from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, CallContext, Endpoint, answers
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.runtime.transport import Framed, InProcess, Recorded
+
+CONFIG = "c" * 32
+M = 7
+NOBODY: Callable[[Call], set[int]] = lambda call: set()  # noqa: E731
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    values: Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Nothing:
+    pass
+
+
+class Toy:
+    """Clients that hold one row each."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+    @answers(GATHER, SUM, unmasked=("values",))
+    def row(self, context: CallContext, query: Empty) -> Values:
+        return Values(Rows(self.rows[list(context.positions)]))
+
+    @answers(SUM, unmasked=("values",))
+    def summed(self, context: CallContext, query: Empty) -> Values:
+        return self.row(context, query)
+
+    @answers(PAIRS, unmasked=("values",))
+    def relevance(self, context: CallContext, query: Empty) -> Values:
+        return self.row(context, query)
+
+    @answers(GATHER, private=False)
+    def ready(self, context: CallContext, query: Empty) -> Nothing:
+        return Nothing()
+
+    def hidden(self, context: CallContext, query: Empty) -> Values:
+        return self.row(context, query)
+
+
+def network(
+    rows: torch.Tensor, lost: Callable[[Call], set[int]] = NOBODY, chunk: int | None = None
+) -> ServerChannel:
+    pipeline = Pipeline()
+    endpoint = Endpoint(
+        Toy(rows),
+        range(len(rows)),
+        CONFIG,
+        pipeline,
+        KeyRing(CONFIG, Randomness(0), lambda seed: None),
+    )
+    net = ServerChannel(
+        len(rows), InProcess(endpoint.answer, lost), CONFIG, pipeline, Randomness(0), Plain(chunk)
+    )
+    net.round = 4
+    return net
+
+
+ROWS = torch.from_numpy(np.random.default_rng(0).normal(size=(M, M)))
+
+
+def test_gather_brings_each_reply_and_names_the_lost() -> None:
+    net = network(ROWS, lambda call: {2, 5})
+    got = net.gather(Toy.row, Empty(), to=(1, 2, 3, 5))
+    assert (got.ids, got.lost) == ((1, 3), (2, 5))
+    assert torch.equal(got.rows.values.values, ROWS[[1, 3]])
+    assert net.state.lost == {2: [4], 5: [4]}
+    assert not network(ROWS, lambda call: set(range(M))).gather(Toy.row, Empty(), to=range(M)).ids
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2, 5, 100])
+def test_sum_adds_up_per_group_whatever_the_chunk(chunk: int | None) -> None:
+    by = [2, 0, 0, 2, 0, 2, 0]
+    total = network(ROWS, lambda call: {4} & set(call.to), chunk).sum(
+        Toy.row, Empty(), to=range(M), by=by, groups=3
+    )
+    alive = [i for i in range(M) if i != 4]
+    expected = np.stack(
+        [sum((ROWS[i].numpy() for i in alive if by[i] == g), np.zeros(M)) for g in range(3)]
+    )
+    np.testing.assert_allclose(total.rows.values.table.numpy(), expected, atol=1e-12)
+    assert (total.counts, total.lost) == ((3, 0, 3), (4,))
+
+
+def test_a_plain_sum_never_holds_more_replies_than_a_chunk() -> None:
+    held: list[int] = []
+
+    def seen(call: Call) -> set[int]:
+        held.append(len(call.to))
+        return set()
+
+    network(ROWS, seen, chunk=3).sum(Toy.row, Empty(), to=range(M))
+    assert held == [3, 3, 1]
+
+
+def test_pairs_brings_the_symmetric_mean_or_only_what_is_computed_from_it() -> None:
+    net = network(ROWS, lambda call: {3})
+    alive = [0, 1, 2, 4, 5, 6]
+    expected = (ROWS + ROWS.T)[alive][:, alive] / 2
+    got = net.pairs(Toy.relevance, Empty(), to=range(M))
+    torch.testing.assert_close(got.value, expected)
+    assert list(got.ids) == alive
+    summed = net.pairs(Toy.relevance, Empty(), to=range(M), then=lambda r: float(r.sum()))
+    assert summed.value == pytest.approx(float(expected.sum()))
+    with pytest.raises(UsageError, match="at least two"):
+        network(ROWS, lambda call: set(range(1, M))).pairs(Toy.relevance, Empty(), to=range(M))
+
+
+def test_a_client_refuses_what_it_did_not_declare() -> None:
+    net = network(ROWS)
+    with pytest.raises(PolicyError, match="not gather"):
+        net.gather(Toy.relevance, Empty(), to=(0, 1))
+    with pytest.raises(PolicyError, match="not pairs"):
+        net.pairs(Toy.row, Empty(), to=range(M))
+    for call in (net.gather, net.sum):
+        with pytest.raises((PolicyError, FrameError), match="not a"):
+            call(Toy.hidden, Empty(), to=(0, 1))
+
+
+def test_a_sum_of_one_is_refused_where_only_sums_may_leave() -> None:
+    net = network(ROWS)
+    assert net.sum(Toy.summed, Empty(), to=(0, 1, 2)).counts == (3,)
+    with pytest.raises(PolicyError, match="single"):
+        net.sum(Toy.summed, Empty(), to=(0, 1, 2), by=(0, 0, 1))
+
+
+def test_values_that_are_not_finite_are_refused_by_client_and_round() -> None:
+    rows = ROWS.clone()
+    rows[3, 2] = torch.nan
+    for verb in ("gather", "sum"):
+        with pytest.raises(UpdateError, match=r"round 4: values of client\(s\) 3 "):
+            getattr(network(rows), verb)(Toy.row, Empty(), to=range(M))
+
+
+def test_every_private_release_is_in_the_ledger_and_nothing_else() -> None:
+    net = network(ROWS)
+    net.gather(Toy.ready, Empty(), to=range(M))
+    assert net.state.ledger.epsilon == 0
+    net.gather(Toy.row, Empty(), to=(0, 1))
+    net.sum(Toy.summed, Empty(), to=range(M))
+    net.pairs(Toy.relevance, Empty(), to=range(M))
+    assert [(e.method, e.verb, e.clients) for e in net.state.ledger.events] == [
+        ("row", "gather", 2),
+        ("summed", "sum", M),
+        ("relevance", "pairs", M),
+    ]
+    assert net.state.ledger.epsilon == float("inf")
+    assert net.state.ledger.reported() is None
+
+
+@pytest.fixture
+def tiny() -> Federation:
+    return Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=4, samples=20, seed=0
+    )
+
+
+def served(
+    method: ClusteringProtocol, federation: Federation, transport: InProcess | Framed
+) -> tuple[Transcript, list[int]]:
+    transcript = Transcript("full")
+    net = method.build_network(
+        Recorded(transport, transcript), method.config(federation, "float32")
+    )
+    state = method.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
+    return transcript, state.labels
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation"])
+@pytest.mark.parametrize("protocol", [CFL, FedAvg])
+def test_one_process_per_client_over_real_frames_equals_the_batch(
+    protocol: type[ClusteringProtocol], mask: str, tiny: Federation
+) -> None:
+    method = protocol(rounds=3, mask=mask)
+    batch = method.build_client(tiny, Settings())
+    nodes = [method.build_client(tiny, Settings(), [i]) for i in range(4)]
+    together, labels = served(method, tiny, InProcess(batch.answer))
+    replies = {e.method: type(together.content(k)[1].reply) for k, e in enumerate(together.entries)}
+    apart, others = served(
+        method, tiny, Framed({i: n.answer_frame for i, n in enumerate(nodes)}, replies.__getitem__)
+    )
+    assert labels == others
+    assert together.totals() == apart.totals()
+    assert together.entries == apart.entries
+    models = torch.stack([n.client.models.values[0] for n in nodes])
+    torch.testing.assert_close(models, batch.client.models.values, rtol=1e-4, atol=1e-5)
+
+
+def test_frames_for_others_from_others_or_of_another_configuration_are_refused(
+    tiny: Federation,
+) -> None:
+    method = CFL(rounds=1, mask="none")
+    node = method.build_client(tiny, Settings(), [1])
+    transcript, _ = served(method, tiny, InProcess(method.build_client(tiny, Settings()).answer))
+    call, _ = transcript.content(0)
+    from securecluster.messaging.wire import encode
+
+    assert node.answer_frame(encode(call.header(1), call.query, 1))
+    good = call.header(1)
+    for change, sentence in (
+        ({"recipient": "client/2"}, "another client"),
+        ({"sender": "client/0"}, "another client"),
+        ({"config": "d" * 32}, "another configuration"),
+        ({"method": "restore"}, "not a method"),
+        ({"verb": "pairs"}, "not pairs"),
+    ):
+        with pytest.raises((FrameError, PolicyError), match=sentence):
+            node.answer_frame(encode(dataclasses.replace(good, **change), call.query, 1))
+
+
+def test_a_dropped_connection_is_a_dropout_and_a_stale_reply_is_refused(tiny: Federation) -> None:
+    method = FedAvg(rounds=2)
+    nodes = {i: method.build_client(tiny, Settings(), [i]).answer_frame for i in range(4)}
+    kept: list[bytes] = []
+
+    def gone(data: bytes) -> bytes:
+        raise ConnectionError
+
+    def stale(data: bytes) -> bytes:
+        kept.append(nodes[0](data))
+        return kept[0]
+
+    from securecluster.messaging.messages import Ack
+    from securecluster.protocols.common.messages import Update
+
+    replies = {"train": Update, "contribute": Update, "receive": Ack}.__getitem__
+    transcript, _ = served(method, tiny, Framed({**nodes, 2: gone}, replies))
+    assert all(entry.lost == (2,) for entry in transcript.entries)
+    nodes = {i: method.build_client(tiny, Settings(), [i]).answer_frame for i in range(4)}
+    with pytest.raises(FrameError, match="another request"):
+        served(method, tiny, Framed({**nodes, 0: stale}, replies))
+
+
+def test_the_key_agreement_survives_lost_leaders_and_peers(tiny: Federation) -> None:
+    method = CFL(rounds=4, mask="permutation")
+    endpoint = method.build_client(tiny, Settings())
+    trained: dict[int, tuple[int, ...]] = {}
+
+    def lost(call: Call) -> set[int]:
+        if call.method == "key_seal" and call.round == 1:
+            return {0}
+        return {3} if call.method == "key_open" and call.round <= 2 else set()
+
+    def answer(call: Call) -> Response:
+        if call.method in ("train", "contribute"):
+            trained[call.round] = call.to
+        return endpoint.answer(call)
+
+    _, _ = served(method, tiny, InProcess(answer, lost))
+    assert trained == {1: (0, 1, 2), 2: (0, 1, 2), 3: (0, 1, 2, 3), 4: (0, 1, 2, 3)}
+    models = endpoint.client.models.values
+    assert all(torch.equal(models[0], models[i]) for i in (1, 2, 3))
+
+
+def test_parties_see_their_own_frames_and_the_wire_sees_lengths(tiny: Federation) -> None:
+    fitted = CFL(rounds=2).fit(tiny, Settings(transcript="full"))
+    server, third, wire = (list(fitted.transcript_.seen_by({p})) for p in (SERVER, client(3), WIRE))
+    assert len(server) == len(wire) > len(third) > 0
+    assert all(seen.content is not None for seen in server + third)
+    assert all(seen.content is None for seen in wire)
+    assert {seen.sender for seen in third} | {seen.receiver for seen in third} == {
+        SERVER,
+        client(3),
+    }
+    assert sum(s.bytes for s in wire if s.receiver == SERVER) == fitted.bytes_["up"]
+    updates = [s for s in third if s.method == "train" and s.sender == client(3)]
+    assert [s.content.delta.values.shape[0] for s in updates] == [1, 1]
+    with pytest.raises(UsageError, match="--transcript full"):
+        list(CFL(rounds=1).fit(tiny, Settings(transcript="sizes")).transcript_.seen_by({SERVER}))
+    assert list(CFL(rounds=1).fit(tiny, Settings(transcript="sizes")).transcript_.seen_by({WIRE}))
+
+
+def test_a_transcript_knows_the_clients_names_and_newcomers_numbers(tiny: Federation) -> None:
+    named = dataclasses.replace(tiny, names=tuple(f"site-{k}" for k in range(len(tiny))))
+    fitted = IFCA(rounds=1, k=2, starts=1).fit(named.select([1, 0, 2]), Settings(transcript="full"))
+    seen = [s.step for s in fitted.transcript_.seen_by("site-1")]
+    assert seen and seen == [s.step for s in fitted.transcript_.seen_by(0)]
+    with pytest.raises(
+        UsageError,
+        match=r"no party 'site-3': .*clients 0 to 2 by number or name \('site-1', 'site-0', "
+        r"'site-2'\)",
+    ):
+        fitted.transcript_.seen_by("site-3")
+    fitted.predict(named.select([3]))
+    joined = fitted.joined_.transcript
+    assert [s.step for s in joined.seen_by("site-3")] == [s.step for s in joined.seen_by(3)] != []
+    with pytest.raises(UsageError, match="no party 4"):
+        joined.seen_by(4)

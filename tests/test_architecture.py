@@ -1,0 +1,188 @@
+"""Rooms import only rooms below them, no module imports itself through others, and the command line
+answers without torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOUNDATION = {"core", "errors"}
+MECHANISMS = FOUNDATION | {"messaging", "clustering", "models", "data", "privacy"}
+EVERYTHING_BELOW_PROTOCOLS = MECHANISMS | {"training", "runtime"}
+EVERYTHING_BELOW_APP = EVERYTHING_BELOW_PROTOCOLS | {"protocols.common", "protocols"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "core": {"errors"},
+    "messaging": FOUNDATION,
+    "clustering": FOUNDATION,
+    "models": FOUNDATION,
+    "data": FOUNDATION | {"models"},
+    "privacy": FOUNDATION | {"messaging"},
+    "training": FOUNDATION | {"models", "data", "privacy", "messaging"},
+    "runtime": FOUNDATION | {"training", "privacy", "data", "messaging"},
+    "protocols.common": EVERYTHING_BELOW_PROTOCOLS,
+    "protocols": EVERYTHING_BELOW_PROTOCOLS | {"protocols.common"},
+    "app": EVERYTHING_BELOW_APP,
+    "benchmarks": EVERYTHING_BELOW_APP | {"app"},
+}
+FOLDERS = ("securecluster", "protocols", "benchmarks")
+FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+FRONT_DOORS = ("securecluster", "securecluster.__main__")
+
+
+def name_of(path: Path) -> str:
+    """Return the module that a file is imported as."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    package = parts if parts[0] == "securecluster" else ("securecluster", *parts)
+    return ".".join(part for part in package if part != "__init__")
+
+
+SOURCES = {name_of(path): path.read_text() for path in FILES}
+
+
+def room_of(module: str) -> str | None:
+    """Return the room of a module; None of the package's front doors."""
+    if module in FRONT_DOORS:
+        return None
+    parts = module.split(".")
+    if parts[1] == "protocols" and parts[2:3] == ["common"]:
+        return "protocols.common"
+    return parts[1]
+
+
+def imports(source: str, known: Mapping[str, str]) -> Iterator[str]:
+    """Yield the modules of the package that a source imports, wherever in it that is."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        if isinstance(node, ast.ImportFrom) and node.module in known:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in known else node.module
+
+
+def runtime_imports(source: str, known: Mapping[str, str]) -> set[str]:
+    """Return the modules that are loaded together with a source."""
+    body = [
+        node
+        for node in ast.parse(source).body
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If)
+    ]
+    return set(imports(ast.unparse(ast.Module(body, [])), known))
+
+
+def method_of(module: str) -> str | None:
+    """Return the method that a module of the room protocols belongs to; None of its front door."""
+    parts = module.split(".")
+    return parts[2] if len(parts) > 2 else None
+
+
+def offences(sources: Mapping[str, str]) -> list[str]:
+    """Return the imports that no room, or no method, may have."""
+    found = []
+    for module, source in sources.items():
+        room = room_of(module)
+        if room is None:
+            continue
+        for other in imports(source, sources):
+            target = room_of(other)
+            if target is None:
+                continue
+            upward = target != room and target not in MAY_IMPORT[room]
+            siblings = room == target == "protocols" and method_of(module) not in (
+                None,
+                method_of(other),
+            )
+            if upward or siblings:
+                found.append(f"{module} imports {other}")
+    return found
+
+
+def cycles(sources: Mapping[str, str]) -> list[str]:
+    """Return modules that load themselves through others."""
+    below = {
+        module: runtime_imports(source, sources) - {module} for module, source in sources.items()
+    }
+    left = dict(below)
+    while True:
+        free = [module for module, others in left.items() if not others & left.keys()]
+        if not free:
+            return sorted(left)
+        for module in free:
+            del left[module]
+
+
+def test_every_module_lies_in_a_room() -> None:
+    assert {room_of(module) for module in SOURCES} - {None} <= MAY_IMPORT.keys()
+
+
+def test_the_table_of_rooms_has_no_cycle() -> None:
+    seen: set[str] = set()
+    for room, below in MAY_IMPORT.items():
+        assert below <= seen, f"{room} may import a room that stands after it"
+        seen.add(room)
+
+
+def test_imports_point_down() -> None:
+    assert offences(SOURCES) == []
+
+
+def test_no_module_loads_itself() -> None:
+    assert cycles(SOURCES) == []
+
+
+def test_the_checks_can_fail() -> None:
+    upward = {
+        "securecluster.messaging.wire": "from securecluster.runtime.endpoint import Endpoint",
+        "securecluster.runtime.endpoint": "",
+    }
+    assert offences(upward) == [
+        "securecluster.messaging.wire imports securecluster.runtime.endpoint"
+    ]
+    hidden = {
+        "securecluster.training.batches": "def f():\n    from securecluster.protocols import cfl",
+        "securecluster.protocols": "",
+        "securecluster.protocols.cfl": "",
+    }
+    assert offences(hidden) == [
+        "securecluster.training.batches imports securecluster.protocols.cfl"
+    ]
+    siblings = {
+        "securecluster.protocols.cfl.protocol": "from securecluster.protocols.fedavg import FedAvg",
+        "securecluster.protocols.fedavg": "",
+    }
+    assert len(offences(siblings)) == 1
+    own = {
+        "securecluster.protocols.cfl.protocol": "from securecluster.protocols.cfl.client import "
+        "CFLClient",
+        "securecluster.protocols.cfl.client": "import securecluster.protocols.cfl.protocol",
+    }
+    assert offences(own) == []
+    assert len(cycles(own)) == 2
+
+
+def test_only_the_command_line_knows_protocols_by_name() -> None:
+    below = {
+        m: s
+        for m, s in SOURCES.items()
+        if room_of(m) not in (None, "app", "protocols", "protocols.common", "benchmarks")
+    }
+    assert not [module for module, source in below.items() if "securecluster.protocols" in source]
+
+
+def test_nothing_heavy_is_loaded_before_it_is_needed() -> None:
+    code = """
+import sys
+import securecluster.protocols
+from securecluster.app.cli import main
+assert main(["run", "cfl", "--help"]) == 0 and main(["run", "cfl", "--mask", "x"]) == 2
+heavy = {"torch", "scipy", "sklearn", "matplotlib"} & set(sys.modules)
+sys.exit(f"loaded {heavy}" if heavy else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
