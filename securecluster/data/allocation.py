@@ -61,12 +61,14 @@ class Wanted:
         """
         sizes = np.round(self.sizes * samples)
         sizes = np.maximum(1, sizes).astype(np.int64)
-        shifts = randomness.generator("scenario", "rounding").random(len(sizes))
+        draw = randomness.generator("scenario", "rounding")
+        shifts = draw.random(len(sizes))
         counts = np.zeros(self.shares.shape, np.int64)
         for client, shares in enumerate(self.shares):
+            size = sizes[client]
             labels = np.flatnonzero(shares)
-            ends = np.cumsum(shares[labels]) * sizes[client]
-            ends[-1] = sizes[client]  # against rounding errors of the sum
+            ends = np.cumsum(shares[labels]) * size
+            ends[-1] = size  # against rounding errors of the sum
             # systematic rounding: one random shift of all cumulative counts, then rounding down
             shifted = np.floor(ends + shifts[client])
             counts[client, labels] = np.diff(shifted, prepend=0)
@@ -90,9 +92,12 @@ class Wanted:
             available: number of samples of each label (K,).
             randomness: of the federation.
         """
-        needed = self._over_clients(self.shares * self.sizes[:, None])
+        relative_sizes = self.sizes[:, None]  # (m, 1)
+        needed = self._over_clients(self.shares * relative_sizes)
         labels = needed > 0
-        samples = int((available[labels] / needed[labels]).min())
+        # a label of which many samples are needed and few are available is the bottleneck
+        ratios = available[labels] / needed[labels]
+        samples = int(ratios.min())
         # this bound ignores the rounding to whole samples
         while samples > 0 and not self.fits(available, samples, randomness):
             samples -= 1
@@ -124,7 +129,8 @@ def halves(source: Source, randomness: Randomness) -> tuple[SampleSupply, Sample
         train = SampleSupply("train", np.arange(len(y)), y)
         test = SampleSupply("test", np.arange(len(y_test)), y_test)
         return train, test
-    order = randomness.generator("scenario", "held out").permutation(len(y))
+    draw = randomness.generator("scenario", "held out")
+    order = draw.permutation(len(y))
     train_size = len(y) - len(y) // 5
     train_rows, test_rows = np.split(order, [train_size])
     train = SampleSupply("train", train_rows, y[train_rows])
@@ -214,7 +220,10 @@ def held_out(
 
 
 def hand_out(
-    supply: SampleSupply, target: Wanted, samples: int, randomness: Randomness
+    supply: SampleSupply,
+    target: Wanted,
+    samples: int,
+    randomness: Randomness,
 ) -> list[Labels]:
     """Return the rows allocated to each client, in random order.
 
@@ -248,7 +257,8 @@ def _draw_disjoint(supply: SampleSupply, counts: Labels, randomness: Randomness)
     pieces: list[list[Labels]] = [[] for _ in range(clients)]
     for label in range(classes):
         draw = randomness.generator("scenario", "deal", supply.split, label)
-        rows = draw.permutation(supply.rows[supply.y == label])
+        rows_with_label = supply.rows[supply.y == label]
+        rows = draw.permutation(rows_with_label)
         ends = np.cumsum(counts[:, label])
         # np.split appends one more piece, the rows that no client gets
         *allocated, _ = np.split(rows, ends)
@@ -266,7 +276,9 @@ def _draw_shared(supply: SampleSupply, counts: Labels, randomness: Randomness) -
         randomness: of the federation.
     """
     classes = counts.shape[1]
-    rows_with_label = [supply.rows[supply.y == label] for label in range(classes)]
+    rows_with_label = []
+    for label in range(classes):
+        rows_with_label.append(supply.rows[supply.y == label])
     rows_of_clients = []
     for client, counts_of_client in enumerate(counts):
         draw = randomness.generator("scenario", "deal", supply.split, "shared", client)

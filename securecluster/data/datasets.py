@@ -45,7 +45,10 @@ class ImageSet:
     test: bool = True
 
 
-DIGITS = (Task("0-4", (0, 1, 2, 3, 4)), Task("5-9", (5, 6, 7, 8, 9)))
+DIGITS = (
+    Task("0-4", (0, 1, 2, 3, 4)),
+    Task("5-9", (5, 6, 7, 8, 9)),
+)
 # The paper has five, three and two users, and "significantly" fewer samples from task to task. The
 # sizes 12 : 10 : 5 are not in the paper: they divide the 36,000, 18,000 and 6,000 images of the
 # three tasks among their users.
@@ -54,7 +57,10 @@ FASHION = (
     Task("shoes", (5, 7, 9), 3, 10),
     Task("bag", (8,), 2, 5),
 )
-CIFAR10 = (Task("vehicles", (0, 1, 8, 9)), Task("animals", (2, 3, 4, 5, 6, 7)))
+CIFAR10 = (
+    Task("vehicles", (0, 1, 8, 9)),
+    Task("animals", (2, 3, 4, 5, 6, 7)),
+)
 # fine labels of the coarse classes "vehicles 1" and "vehicles 2"
 VEHICLES = (8, 13, 41, 48, 58, 69, 81, 85, 89, 90)
 OTHERS = tuple(k for k in range(100) if k not in VEHICLES)
@@ -94,8 +100,9 @@ def digits() -> Source:
 
     bunch = load_digits()
     images = (bunch.images / 16).astype(np.float32)  # scikit-learn's values are 0 … 16
-    pool = ArrayPool(images[:, None], bunch.target.astype(np.int64))
-    return Source("digits", 10, (1, 8, 8), pool, tasks=DIGITS)
+    x = images[:, None]  # one channel
+    y = bunch.target.astype(np.int64)
+    return Source("digits", 10, (1, 8, 8), ArrayPool(x, y), tasks=DIGITS)
 
 
 def image_set(name: str) -> Source:
@@ -126,7 +133,9 @@ def _check_labels(name: str, spec: ImageSet, pool: Pool) -> None:
     """Raise UsageError if a pool has labels that the set on the hub does not have."""
     if not len(pool.y):
         return
-    if not 0 <= pool.y.min() <= pool.y.max() < spec.classes:
+    smallest = pool.y.min()
+    largest = pool.y.max()
+    if smallest < 0 or largest >= spec.classes:
         raise UsageError(
             f"{name} has a label outside 0 … {spec.classes - 1}: this is not the data set that "
             f"the hub calls {spec.hub}"
@@ -145,7 +154,9 @@ def _images(name: str, spec: ImageSet, split: str) -> Pool:
     if data_folder is not None:
         files = parquet_files(data_folder, name, spec.hub, split)
         return ParquetPool(files, spec.image, spec.label, spec.shape, spec.owner)
-    columns = [column for column in (spec.image, spec.label, spec.owner) if column]
+    columns = [spec.image, spec.label]
+    if spec.owner:
+        columns.append(spec.owner)
     rows = hub_rows(name, spec.hub, split, columns)
     # the pool decodes images itself, and only those of the rows that are read
     encoded_image = need("datasets").Image(decode=False)

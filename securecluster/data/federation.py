@@ -59,7 +59,8 @@ class Shard:
     def __repr__(self) -> str:
         """Return the sizes and shapes, never the samples."""
         shape = self.x.shape[1:]
-        return f"<Shard: {len(self.y)} samples of shape {shape}, {len(self.y_test)} held out>"
+        test_size = len(self.y_test)
+        return f"<Shard: {len(self.y)} samples of shape {shape}, {test_size} held out>"
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,7 +138,9 @@ class Federation:
         This is public: it depends on the names of the data set and the scenario only, and is False
         for users' own data.
         """
-        return self.scenario != OWN and is_bright(self.data, self.scenario)
+        if self.scenario == OWN:
+            return False
+        return is_bright(self.data, self.scenario)
 
     @classmethod
     def simulate(
@@ -455,7 +458,9 @@ def _by_client_name(
 
 
 def _check_same_clients(
-    argument: str, other: Mapping[str, Any], clients: Mapping[str, Any]
+    argument: str,
+    other: Mapping[str, Any],
+    clients: Mapping[str, Any],
 ) -> None:
     """Raise UsageError if a mapping has other clients than the training samples.
 
@@ -465,14 +470,16 @@ def _check_same_clients(
         clients: training samples by the clients' names.
     """
     if set(other) != set(clients):
-        mismatched = sorted(set(other) ^ set(clients))[:3]
+        mismatched = set(other) ^ set(clients)
+        examples = sorted(mismatched)[:3]
         raise UsageError(
-            f"{argument} must have an entry for every client and no other: check {mismatched}"
+            f"{argument} must have an entry for every client and no other: check {examples}"
         )
 
 
 def _count_outputs(
-    arrays: _UserArrays, splits: Sequence[tuple[Pair, Pair]]
+    arrays: _UserArrays,
+    splits: Sequence[tuple[Pair, Pair]],
 ) -> tuple[int, list[str]]:
     """Return the number of outputs, and doubts about it.
 
@@ -528,7 +535,8 @@ def fingerprint(shard: Shard) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for array in (shard.x, shard.y, shard.x_test, shard.y_test):
         # the same bytes in another shape or type are other data
-        digest.update(f"{array.shape}{array.dtype}".encode())
+        header = f"{array.shape}{array.dtype}"
+        digest.update(header.encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.digest()
 
@@ -591,9 +599,11 @@ def _transform_shards(
         assigned = spread(numbered(clusters), transform.clusters, randomness)
         clusters.append(assigned)
         for shard, cluster in zip(shards, assigned.tolist(), strict=True):
-            # in place: a copy of the whole data set would double the memory
-            for x, y in ((shard.x, shard.y), (shard.x_test, shard.y_test)):
+            train_pair = (shard.x, shard.y)
+            test_pair = (shard.x_test, shard.y_test)
+            for x, y in (train_pair, test_pair):
                 new_x, new_y = transform.transform(cluster, x, y, classes, randomness)
+                # in place: a copy of the whole data set would double the memory
                 x[:] = new_x
                 y[:] = new_y
     if partition.clusters is None and not transforms:
@@ -617,34 +627,50 @@ def _cluster(name: str, cluster: Any) -> int:
 
 
 def _check(
-    names: Sequence[str], shards: Sequence[Shard], classes: int, objective: Objective
+    names: Sequence[str],
+    shards: Sequence[Shard],
+    classes: int,
+    objective: Objective,
 ) -> None:
     """Raise UsageError, with the client's name, for samples that cannot be trained on."""
-    if isinstance(classes, bool) or not isinstance(classes, Integral) or classes < 1:
+    is_integer = isinstance(classes, Integral) and not isinstance(classes, bool)
+    if not is_integer or classes < 1:
         raise UsageError(
             f"classes = {classes!r}: the number of outputs is a whole number from 1, or left out"
         )
+    first_name = names[0]
+    first_x = shards[0].x
     for name, shard in zip(names, shards, strict=True):
         if not len(shard.y):
             raise UsageError(
                 f"client {name!r} has no training samples: leave it out, or give it some"
             )
-        _check_shape(name, "samples", shard.x, names[0], shards[0].x)
+        _check_shape(name, "samples", shard.x, first_name, first_x)
         if len(shard.y_test):
-            _check_shape(name, "test samples", shard.x_test, names[0], shards[0].x)
+            _check_shape(name, "test samples", shard.x_test, first_name, first_x)
         samples = len(shard.x_test)
         labels = len(shard.y_test)
         if samples != labels:
             raise UsageError(f"client {name!r}: {samples} test samples have {labels} labels")
-        if not (np.isfinite(shard.x).all() and np.isfinite(shard.x_test).all()):
-            raise UsageError(f"client {name!r}: a feature is NaN or infinite: clean the data first")
+        _check_finite(name, shard.x)
+        _check_finite(name, shard.x_test)
         objective.check(name, shard.x, shard.y, classes)
         if len(shard.y_test):
             objective.check(name, shard.x_test, shard.y_test, classes)
 
 
+def _check_finite(name: str, samples: NDArray[Any]) -> None:
+    """Raise UsageError if a client's samples have values that are not finite."""
+    if not np.isfinite(samples).all():
+        raise UsageError(f"client {name!r}: a feature is NaN or infinite: clean the data first")
+
+
 def _check_shape(
-    name: str, samples_name: str, samples: NDArray[Any], first_name: str, first: NDArray[Any]
+    name: str,
+    samples_name: str,
+    samples: NDArray[Any],
+    first_name: str,
+    first: NDArray[Any],
 ) -> None:
     """Raise UsageError if a client's samples have another shape than the first client's.
 

@@ -33,7 +33,10 @@ class ByLabel(Partitioner):
 
     @abstractmethod
     def wanted(
-        self, source: Source, clients: int, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        randomness: Randomness,
     ) -> tuple[Labels, Shares, Shares]:
         """Return the target distribution of each client.
 
@@ -48,7 +51,11 @@ class ByLabel(Partitioner):
         ...
 
     def deal(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> Partition:
         """Assign each client training and test samples with the same shares of the labels."""
         truth, shares, sizes = self.wanted(source, clients, randomness)
@@ -103,7 +110,11 @@ class Pathological(Partitioner):
             )
 
     def deal(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> Partition:
         """Assign each client shards, or samples of its cluster's labels."""
         if self.clusters is None:
@@ -124,12 +135,17 @@ class Pathological(Partitioner):
         groups = []
         for cluster in range(clusters):
             start = cluster * self.labels
-            groups.append(tuple(order[start : start + self.labels]))
+            group = order[start : start + self.labels]
+            groups.append(tuple(group))
         partitioner = _Windows(tuple(groups), self.overlap)
         return partitioner.deal(source, clients, samples, randomness)
 
     def _shards(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> Partition:
         """Assign each client `labels` shards, each of which has few labels."""
         train, test = halves(source, randomness)
@@ -137,9 +153,11 @@ class Pathological(Partitioner):
         train_rows = self._draw_shards(train, clients, shard_size, randomness)
         counts = np.zeros((clients, source.classes), np.int64)
         for client, rows in enumerate(train_rows):
-            counts[client] = np.bincount(source.train.y[rows], minlength=source.classes)
+            labels = source.train.y[rows]
+            counts[client] = np.bincount(labels, minlength=source.classes)
         # clients with the same set of labels form a true cluster
-        _, truth = np.unique(counts > 0, axis=0, return_inverse=True)
+        has_label = counts > 0
+        _, truth = np.unique(has_label, axis=0, return_inverse=True)
         # test samples have the shares of the labels that the training samples came to have
         shares = counts / counts.sum(axis=1, keepdims=True)
         target = Wanted(shares, np.ones(clients))
@@ -176,13 +194,18 @@ class Pathological(Partitioner):
         return shard_size
 
     def _draw_shards(
-        self, supply: SampleSupply, clients: int, shard_size: int, randomness: Randomness
+        self,
+        supply: SampleSupply,
+        clients: int,
+        shard_size: int,
+        randomness: Randomness,
     ) -> list[Labels]:
         """Return the rows of each client: `labels` random shards of samples sorted by label."""
         draw = randomness.generator("scenario", "shards")
         shard_count = clients * self.labels
         # a random subset, where the shards do not take all samples
-        positions = draw.permutation(len(supply.y))[: shard_count * shard_size]
+        order = draw.permutation(len(supply.y))
+        positions = order[: shard_count * shard_size]
         by_label = np.argsort(supply.y[positions], kind="stable")
         sorted_rows = supply.rows[positions[by_label]]
         shards = sorted_rows.reshape(shard_count, shard_size)
@@ -216,7 +239,10 @@ class Dirichlet(ByLabel):
             raise UsageError(f"scenario 'dirichlet' needs an alpha above 0, not {self.alpha}")
 
     def wanted(
-        self, source: Source, clients: int, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        randomness: Randomness,
     ) -> tuple[Labels, Shares, Shares]:
         """Return shares of the labels that are drawn for each cluster."""
         if self.clusters is None:
@@ -246,12 +272,15 @@ class _Windows(ByLabel):
     overlap: bool
 
     def wanted(
-        self, source: Source, clients: int, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        randomness: Randomness,
     ) -> tuple[Labels, Shares, Shares]:
         """Return the shares of its cluster's window for each client."""
         truth = spread(np.zeros(clients, np.int64), len(self.windows), randomness)
-        shares = np.stack([within(source, window) for window in self.windows])
-        return truth, shares[truth], np.ones(clients)
+        shares = [within(source, window) for window in self.windows]
+        return truth, np.stack(shares)[truth], np.ones(clients)
 
 
 @dataclass(frozen=True)
@@ -290,14 +319,21 @@ class LabelSplit(Partitioner):
             )
 
     def deal(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> Partition:
         """Assign each client samples of its cluster's window of labels."""
         width = self._width(source)
         positions = np.linspace(0, source.classes - width, self.clusters)
         starts = np.round(positions).astype(int).tolist()
-        windows = tuple(tuple(range(start, start + width)) for start in starts)
-        partitioner = _Windows(windows, self.overlap)
+        windows = []
+        for start in starts:
+            window = range(start, start + width)
+            windows.append(tuple(window))
+        partitioner = _Windows(tuple(windows), self.overlap)
         return partitioner.deal(source, clients, samples, randomness)
 
     def _width(self, source: Source) -> int:
@@ -340,29 +376,36 @@ class Tasks(ByLabel):
                 "the minority of a client's samples is a share between 0 and 0.5, not "
                 f"{self.minority}"
             )
-        if clients < len(source.tasks):
+        tasks = len(source.tasks)
+        if clients < tasks:
             raise UsageError(
-                f"{len(source.tasks)} tasks of {source.name} need at least as many clients, not "
-                f"{clients}"
+                f"{tasks} tasks of {source.name} need at least as many clients, not {clients}"
             )
-        if self.sizes is not None and not _are_sizes(self.sizes, len(source.tasks)):
+        if self.sizes is not None and not _are_sizes(self.sizes, tasks):
             raise UsageError(
-                f"{source.name} has {len(source.tasks)} tasks, so their sizes are as many numbers "
-                f"above 0, not {self.sizes}"
+                f"{source.name} has {tasks} tasks, so their sizes are as many numbers above 0, not "
+                f"{self.sizes}"
             )
 
     def wanted(
-        self, source: Source, clients: int, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        randomness: Randomness,
     ) -> tuple[Labels, Shares, Shares]:
         """Return the shares and the size of its task for each client."""
-        counts = apportion(clients, [task.clients for task in source.tasks])
-        in_order = np.repeat(np.arange(len(counts)), counts)
-        truth = randomness.generator("scenario", "truth").permutation(in_order)
-        sizes = self.sizes or tuple(task.samples for task in source.tasks)
+        weights = [task.clients for task in source.tasks]
+        counts = apportion(clients, weights)
+        task_of_client = np.repeat(np.arange(len(counts)), counts)
+        draw = randomness.generator("scenario", "truth")
+        truth = draw.permutation(task_of_client)
+        sizes = self.sizes
+        if not sizes:
+            sizes = tuple(task.samples for task in source.tasks)
         relative_sizes = np.array(sizes, np.float64)
         relative_sizes /= relative_sizes.max()
-        shares = np.stack([self._share(source, task.labels) for task in source.tasks])
-        return truth, shares[truth], relative_sizes[truth]
+        shares = [self._share(source, task.labels) for task in source.tasks]
+        return truth, np.stack(shares)[truth], relative_sizes[truth]
 
     def _share(self, source: Source, labels: tuple[int, ...]) -> Shares:
         """Return the shares (K,) of a task's clients, including the minority of other labels."""
@@ -371,15 +414,18 @@ class Tasks(ByLabel):
             all_labels.update(task.labels)
         # labels that belong to no task are left out of the minority, too
         others = tuple(all_labels - set(labels))
-        share = within(source, labels)
+        shares = within(source, labels)
         if not others:
-            return share
-        return (1 - self.minority) * share + self.minority * within(source, others)
+            return shares
+        shares_of_others = within(source, others)
+        return (1 - self.minority) * shares + self.minority * shares_of_others
 
 
 def _are_sizes(sizes: tuple[float, ...], tasks: int) -> bool:
     """Return True if there is one positive finite number for each task."""
-    return len(sizes) == tasks and all(0 < size < math.inf for size in sizes)
+    if len(sizes) != tasks:
+        return False
+    return all(0 < size < math.inf for size in sizes)
 
 
 def within(source: Source, labels: tuple[int, ...]) -> Shares:
@@ -394,7 +440,7 @@ def within(source: Source, labels: tuple[int, ...]) -> Shares:
     Raises:
         UsageError: the pool has no sample with one of the labels.
     """
-    counts = np.bincount(source.train.y, minlength=source.classes).astype(np.float64)
+    counts = np.bincount(source.train.y, minlength=source.classes)
     selected = list(labels)
     counts_within = np.zeros(source.classes)
     counts_within[selected] = counts[selected]

@@ -43,7 +43,11 @@ class Iid(Partitioner):
             )
 
     def deal(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> Partition:
         """Partition the samples into random subsets of equal size."""
         if self.overlap:
@@ -56,7 +60,11 @@ class Iid(Partitioner):
         return Partition(train, test, np.zeros(clients, np.int64))
 
     def _deal_one_pool(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> tuple[list[Labels], list[Labels]]:
         """Return disjoint training and test rows of each client, from a source with one pool."""
         pool_size = len(source.train.y)
@@ -65,7 +73,7 @@ class Iid(Partitioner):
             test_size = round(share / 5)
             train_size = share - test_size
         else:
-            test_size = max(1, round(samples / 4))
+            test_size = _quarter(samples)
             train_size = samples
         size = train_size + test_size
         if train_size < 1 or size * clients > pool_size:
@@ -74,13 +82,18 @@ class Iid(Partitioner):
         train = []
         test = []
         for client in range(clients):
-            rows = order[client * size : (client + 1) * size]
+            start = client * size
+            rows = order[start : start + size]
             train.append(rows[:train_size])
             test.append(rows[train_size:])
         return train, test
 
     def _deal_two_pools(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> tuple[list[Labels], list[Labels]]:
         """Return disjoint rows of the train pool, and of the test pool, of each client."""
         train, test = halves(source, randomness)
@@ -94,22 +107,27 @@ class Iid(Partitioner):
         if not 1 <= train_size <= train_maximum:
             raise too_many(source, len(train.y), clients, train_maximum, samples)
         if samples is not None:
-            test_size = min(test_size, max(1, round(samples / 4)))
+            test_size = min(test_size, _quarter(samples))
         train_rows = _disjoint(train, clients, train_size, randomness)
         test_rows = _disjoint(test, clients, test_size, randomness)
         return train_rows, test_rows
 
     def _deal_shared(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> tuple[list[Labels], list[Labels]]:
         """Return rows of each client, which other clients may have as well."""
         train, test = halves(source, randomness)
-        if samples is None or not 1 <= samples <= len(train.y) or not len(test.y):
+        maximum = len(train.y)
+        if samples is None or not 1 <= samples <= maximum or not len(test.y):
             raise UsageError(
-                f"clients that may share samples of {source.name} train on 1 to {len(train.y)} "
-                f"each, not {samples or 'all'}: say how many (samples, --samples)"
+                f"clients that may share samples of {source.name} train on 1 to {maximum} each, "
+                f"not {samples or 'all'}: say how many (samples, --samples)"
             )
-        test_size = min(len(test.y), max(1, round(samples / 4)))
+        test_size = min(len(test.y), _quarter(samples))
         train_rows = _overlapping(train, clients, samples, randomness)
         test_rows = _overlapping(test, clients, test_size, randomness)
         return train_rows, test_rows
@@ -145,11 +163,16 @@ class Natural(Partitioner):
             )
 
     def deal(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> Partition:
         """Assign each drawn client its own samples."""
         owned = OwnedSamples.of(source)
-        order = randomness.generator("scenario", "clients").permutation(len(owned.names))
+        draw = randomness.generator("scenario", "clients")
+        order = draw.permutation(len(owned.names))
         owners = np.sort(order[:clients])
         return owned.deal(owners, samples, randomness)
 
@@ -181,7 +204,8 @@ class OwnedSamples:
         groups = None
         if pool.groups is not None:
             # one row tells an owner's group, since all rows of an owner have the same
-            _, group_numbers = np.unique(pool.groups[first_rows], return_inverse=True)
+            group_of_owner = pool.groups[first_rows]
+            _, group_numbers = np.unique(group_of_owner, return_inverse=True)
             groups = group_numbers.reshape(-1)
         return cls(names, groups, owner_of_row.reshape(-1), pool.gap)
 
@@ -211,14 +235,18 @@ class OwnedSamples:
         return Partition(train, test, clusters, names)
 
     def _split_rows(
-        self, owner: int, samples: int | None, randomness: Randomness
+        self,
+        owner: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> tuple[Labels, Labels]:
         """Return an owner's rows to train on, and its rows to test on."""
         rows = np.flatnonzero(self.owner_of_row == owner)
         test_size = len(rows) // 5
         if self.gap is None:
             # by the owner's name, so that its split does not depend on who else takes part
-            draw = randomness.generator("scenario", "natural", str(self.names[owner]))
+            name = str(self.names[owner])
+            draw = randomness.generator("scenario", "natural", name)
             rows = draw.permutation(rows)
             test = rows[:test_size]
             train = rows[test_size:]
@@ -230,20 +258,32 @@ class OwnedSamples:
             test = rows[len(rows) - test_size :]
         if samples is None or samples >= len(train):
             return train, test
-        return train[:samples], test[: max(1, round(samples / 4))]
+        return train[:samples], test[: _quarter(samples)]
+
+
+def _quarter(samples: int) -> int:
+    """Return the number of test samples of a client that trains on `samples` samples."""
+    return max(1, round(samples / 4))
 
 
 def _disjoint(
-    supply: SampleSupply, clients: int, size: int, randomness: Randomness
+    supply: SampleSupply,
+    clients: int,
+    size: int,
+    randomness: Randomness,
 ) -> list[Labels]:
     """Return random subsets of `size` rows without a common row, one per client."""
     draw = randomness.generator("scenario", "deal", supply.split)
     order = draw.permutation(supply.rows)
-    return [order[client * size : (client + 1) * size] for client in range(clients)]
+    starts = range(0, clients * size, size)
+    return [order[start : start + size] for start in starts]
 
 
 def _overlapping(
-    supply: SampleSupply, clients: int, size: int, randomness: Randomness
+    supply: SampleSupply,
+    clients: int,
+    size: int,
+    randomness: Randomness,
 ) -> list[Labels]:
     """Return random subsets of `size` rows, drawn independently for each client."""
     rows_of_clients = []
@@ -255,7 +295,11 @@ def _overlapping(
 
 
 def too_many(
-    source: Source, pool_size: int, clients: int, maximum: int, samples: int | None
+    source: Source,
+    pool_size: int,
+    clients: int,
+    maximum: int,
+    samples: int | None,
 ) -> UsageError:
     """Return the error for a request of more samples than are available.
 

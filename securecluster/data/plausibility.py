@@ -48,7 +48,8 @@ def count_classes(labels: Sequence[Array]) -> tuple[int, list[str]]:
     distinct = np.unique(all_labels)
     # negative labels are refused later with their client's name
     if not len(distinct) or distinct[0] < 0:
-        return 1 + max(0, int(all_labels.max(initial=0))), []
+        largest = int(all_labels.max(initial=0))
+        return 1 + max(0, largest), []
     lowest = int(distinct[0])
     classes = 1 + int(distinct[-1])
     occurring = len(distinct)
@@ -120,7 +121,9 @@ def _subject(column_names: Sequence[str], columns: Sequence[int]) -> str:
 
 
 def _scale_doubts(
-    samples: Sequence[Array], column_names: Sequence[str], ids: set[int]
+    samples: Sequence[Array],
+    column_names: Sequence[str],
+    ids: set[int],
 ) -> list[str]:
     """Return doubts about the scale of the columns of a table.
 
@@ -130,12 +133,14 @@ def _scale_doubts(
         ids: columns to leave out.
     """
     row_count = sum(len(x) for x in samples)
-    mean_squares = sum(_squares(x).sum(axis=0) for x in samples) / row_count
+    sums_of_squares = sum(_squares(x).sum(axis=0) for x in samples)
+    mean_squares = sums_of_squares / row_count
     rms = np.sqrt(mean_squares)
     features = [k for k in range(len(rms)) if k not in ids]
     overall_rms = 0.0
     if features:
-        overall_rms = float(np.sqrt(mean_squares[features].mean()))
+        overall_mean_square = mean_squares[features].mean()
+        overall_rms = float(np.sqrt(overall_mean_square))
     # one large column does less harm than large values in all columns
     limit = LARGE_COLUMN
     if overall_rms > LARGE:
@@ -168,7 +173,8 @@ def _image_doubts(samples: Sequence[Array]) -> list[str]:
             f"network often learns nothing: divide them by the largest, {largest:g}, or "
             "standardise them"
         ]
-    values_per_sample = float(np.prod(samples[0].shape[1:]))
+    shape = samples[0].shape[1:]
+    values_per_sample = float(np.prod(shape))
     return _small_doubts(rms * values_per_sample**0.5)
 
 
@@ -204,12 +210,15 @@ def _client_ids(samples: Sequence[Array]) -> list[int]:
     smallest_client = min(len(x) for x in samples)
     if len(samples) < SITES or smallest_client < 2:
         return []
-    first_rows = np.stack([x[0] for x in samples]).astype(np.float64)  # (clients, k)
-    integer_columns = np.flatnonzero(_whole(first_rows).all(axis=0))
+    first_rows = np.stack([x[0] for x in samples])  # (clients, k)
+    first_rows = first_rows.astype(np.float64)
+    all_integers = _whole(first_rows).all(axis=0)
     columns = []
-    for k in integer_columns.tolist():
-        distinct = len(np.unique(first_rows[:, k]))
-        if distinct == len(samples) and all(_is_constant(x[:, k]) for x in samples):
+    for k in np.flatnonzero(all_integers).tolist():
+        distinct = np.unique(first_rows[:, k])
+        if len(distinct) < len(samples):
+            continue
+        if all(_is_constant(x[:, k]) for x in samples):
             columns.append(k)
     return columns
 
@@ -232,12 +241,14 @@ def _row_ids(samples: Sequence[Array]) -> list[int]:
         return []
     # some rows are examined first, since they rule out most columns already
     step = max(1, row_count // SAMPLE)
-    some_rows = np.concatenate([x[::step] for x in samples]).astype(np.float64)
+    some_rows = np.concatenate([x[::step] for x in samples])
+    some_rows = some_rows.astype(np.float64)
     columns = []
     for k in range(some_rows.shape[1]):
         if not _nearly_distinct(some_rows[:, k]):
             continue
-        if _nearly_distinct(np.concatenate([x[:, k] for x in samples])):
+        values = [x[:, k] for x in samples]
+        if _nearly_distinct(np.concatenate(values)):
             columns.append(k)
     return columns
 
@@ -253,5 +264,6 @@ def _nearly_distinct(column: Array) -> bool:
 def _whole(values: Array) -> Array:
     """Return a mask of the values that are integers of less than 2^53."""
     # from 2^53 on every float is an integer
-    whole: Array = (values == np.floor(values)) & (np.abs(values) < 2.0**53)
+    is_exact = np.abs(values) < 2.0**53
+    whole: Array = is_exact & (values == np.floor(values))
     return whole

@@ -129,7 +129,8 @@ class _Images(ABC):
             rows: of the images (k,); a row that occurs several times is decoded once.
         """
         distinct, order = np.unique(rows, return_inverse=True)
-        pixels = decode(self.blobs(distinct), len(distinct), self.shape)
+        blobs = self.blobs(distinct)
+        pixels = decode(blobs, len(distinct), self.shape)
         return floats(pixels, order)
 
 
@@ -156,7 +157,8 @@ class ParquetPool(_Images):
         """Return the labels, without reading the images."""
         labels = []
         for path in self.files:
-            labels.append(_integers(column(path, self.label), path, self.label))
+            cells = column(path, self.label)
+            labels.append(_integers(cells, path, self.label))
         return np.concatenate(labels)
 
     @cached_property
@@ -164,7 +166,8 @@ class ParquetPool(_Images):
         """Return the column of owners, or None."""
         if self.owner is None:
             return None
-        return np.concatenate([column(path, self.owner).to_numpy() for path in self.files])
+        columns = [column(path, self.owner) for path in self.files]
+        return np.concatenate([cells.to_numpy() for cells in columns])
 
     def blobs(self, rows: Labels) -> Iterator[tuple[str, bytes | None]]:
         """Yield the location and the encoded bytes of each image."""
@@ -180,7 +183,8 @@ class ParquetPool(_Images):
                     with reading(path):
                         table = file.read_row_group(group, columns=[self.image])
                         cells = table.column(self.image).take(rows_in_group - start)
-                    for row, blob in zip(rows_in_group, encoded(cells, path), strict=True):
+                    blobs = encoded(cells, path)
+                    for row, blob in zip(rows_in_group, blobs, strict=True):
                         yield f"image {row} of {path}", blob
                 start = stop
 
@@ -379,7 +383,9 @@ def opened(location: str, blob: bytes | None) -> Any:
 
 
 def decode(
-    blobs: Iterable[tuple[str, bytes | None]], count: int, shape: tuple[int, int, int]
+    blobs: Iterable[tuple[str, bytes | None]],
+    count: int,
+    shape: tuple[int, int, int],
 ) -> Pixels:
     """Return encoded images as pixels (count, height, width, channels).
 
@@ -411,7 +417,8 @@ def decode(
             )
         if image.mode != mode:
             image = image.convert(mode)
-        pixels[decoded] = np.asarray(image).reshape(height, width, channels)
+        image_pixels = np.asarray(image)
+        pixels[decoded] = image_pixels.reshape(height, width, channels)
         decoded += 1
     if decoded != count:
         raise IndexError(
@@ -428,10 +435,12 @@ def floats(pixels: Pixels, order: NDArray[np.intp]) -> Features:
         order: position in `pixels` of each image of the result (k,).
     """
     _, height, width, channels = pixels.shape
-    images = np.empty((len(order), channels, height, width), np.float32)
+    shape = (len(order), channels, height, width)
+    images = np.empty(shape, np.float32)
     # in batches, without an intermediate copy of all images
     for start in range(0, len(order), _BATCH):
         batch = slice(start, start + _BATCH)
-        channels_first = pixels[order[batch]].transpose(0, 3, 1, 2)
+        channels_last = pixels[order[batch]]
+        channels_first = channels_last.transpose(0, 3, 1, 2)
         np.divide(channels_first, 255, out=images[batch], dtype=np.float32)
     return images

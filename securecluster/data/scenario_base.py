@@ -111,7 +111,11 @@ class Partitioner(Part):
 
     @abstractmethod
     def deal(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> Partition:
         """Assign rows to each client.
 
@@ -144,11 +148,17 @@ class Transform(Part):
             clients: number of clients.
             randomness: of the federation.
         """
-        return spread(np.zeros(clients, np.int64), self.clusters, randomness)
+        one_group = np.zeros(clients, np.int64)
+        return spread(one_group, self.clusters, randomness)
 
     @abstractmethod
     def transform(
-        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
+        self,
+        cluster: int,
+        x: Features,
+        y: Labels,
+        classes: int,
+        randomness: Randomness,
     ) -> tuple[Features, Labels]:
         """Return the transformed samples and labels of a client.
 
@@ -174,7 +184,8 @@ def spread(groups: Labels, clusters: int, randomness: Randomness) -> Labels:
         randomness: of the federation.
     """
     clients = len(groups)
-    random_rank = randomness.generator("scenario", "truth").permutation(clients)
+    draw = randomness.generator("scenario", "truth")
+    random_rank = draw.permutation(clients)
     # clusters take turns along all clients, sorted by group and at random within a group
     order = np.lexsort((random_rank, groups))
     position = np.empty(clients, np.int64)
@@ -197,7 +208,10 @@ def numbered(columns: Sequence[Labels]) -> Labels:
 
 
 def arrange(
-    scenario: Scenario, default: Partitioner, source: Source, clients: int
+    scenario: Scenario,
+    default: Partitioner,
+    source: Source,
+    clients: int,
 ) -> tuple[Partitioner, list[Transform]]:
     """Return the partitioner and the transforms of a scenario, checked against a data set.
 
@@ -215,9 +229,11 @@ def arrange(
     partitioners = [component for component in parts if isinstance(component, Partitioner)]
     transforms = [component for component in parts if isinstance(component, Transform)]
     if len(partitioners) > 1:
+        first = partitioners[0].name
+        second = partitioners[1].name
         raise UsageError(
-            f"scenarios {partitioners[0].name!r} and {partitioners[1].name!r} both say who gets "
-            "which samples: choose one of them"
+            f"scenarios {first!r} and {second!r} both say who gets which samples: choose one of "
+            "them"
         )
     for component in parts:
         component.check(source, clients)

@@ -67,7 +67,8 @@ def scenario(text: str, clusters: int | None = None, **options: Any) -> Scenario
             raise unknown("scenario", name, SCENARIOS)
     types = [SCENARIOS[name] for name in names]
     fields = {name: value for name, value in options.items() if value is not None}
-    if "overlap" in fields and not any(issubclass(item, Partitioner) for item in types):
+    has_partitioner = any(issubclass(item, Partitioner) for item in types)
+    if "overlap" in fields and not has_partitioner:
         types.append(Iid)  # the default partitioner of transforms, which then has the overlap
     arguments: list[dict[str, Any]] = [{} for _ in types]
     if clusters is not None:
@@ -112,9 +113,10 @@ def _position_with_field(text: str, types: list[type[Part]], name: str) -> int:
     for position, scenario_type in enumerate(types):
         if _has_field(scenario_type, name):
             return position
-    owners = [other for other, item in SCENARIOS.items() if _has_field(item, name)]
+    alternatives = [other for other in SCENARIOS if _has_field(SCENARIOS[other], name)]
+    names = ", ".join(alternatives)
     word = _WORDS.get(name, name)
-    raise UsageError(f"scenario {text!r} has no {word}: leave it out, or use {', '.join(owners)}")
+    raise UsageError(f"scenario {text!r} has no {word}: leave it out, or use {names}")
 
 
 def _position_with_clusters(text: str, types: list[type[Part]]) -> int:

@@ -89,7 +89,8 @@ def _shakespeare(data_folder: Path | None) -> Source:
         )
     x, y = _joined(pieces)
     pool = ArrayPool(x[keep], y[keep], owners[keep], gap=1)
-    return Source("shakespeare", 1 + len(CHARACTERS), (SPAN,), pool, objective=Language())
+    tokens = 1 + len(CHARACTERS)
+    return Source("shakespeare", tokens, (SPAN,), pool, objective=Language())
 
 
 def _roles(data_folder: Path | None) -> dict[str, list[str]]:
@@ -117,7 +118,9 @@ def _roles(data_folder: Path | None) -> dict[str, list[str]]:
 
 
 def _join_windows(
-    names: Sequence[str], xs: Sequence[str], ys: Sequence[str]
+    names: Sequence[str],
+    xs: Sequence[str],
+    ys: Sequence[str],
 ) -> dict[str, list[str]]:
     """Return each role's pieces of text, as `joined` does, after checking their lengths.
 
@@ -195,14 +198,16 @@ def _articles(data_folder: Path | None, split: str) -> list[list[str]]:
     articles: list[str] = []
     if data_folder is None:
         rows = hub_rows("ag_news", hub, split, ("text", "label"))
-        labels = np.asarray(rows.select_columns(["label"])[:]["label"])
+        label_column = rows.select_columns(["label"])[:]
+        labels = np.asarray(label_column["label"])
         articles = hub_texts(rows, "text")
     else:
         files = parquet_files(data_folder, "ag_news", hub, split)
         labels = np.concatenate([numbers(file, "label") for file in files])
         for file in files:
             articles += texts(file, "text")
-    if not np.isin(labels, np.arange(len(TOPICS))).all():
+    is_topic = np.isin(labels, np.arange(len(TOPICS)))
+    if not is_topic.all():
         raise UsageError(
             f"ag_news has a label outside 0 … {len(TOPICS) - 1}: this is not the data set that the "
             f"hub calls {hub}"
@@ -217,7 +222,17 @@ def _articles(data_folder: Path | None, split: str) -> list[list[str]]:
 _MARKUP = re.compile(r"&lt;.*?&gt;|<[^>\n]*>")
 _APOSTROPHE = re.compile(r"#39;(?=(?:s|t|d|m|re|ve|ll)\b)")  # elsewhere it is a quotation mark
 _ENTITY = re.compile(r"#\d+;")
-_REMAINS = ("quot;", "amp;", "lt;", "gt;", "nbsp;", "hellip;", "mdash;", "ndash;", "\\")
+_REMAINS = (
+    "quot;",
+    "amp;",
+    "lt;",
+    "gt;",
+    "nbsp;",
+    "hellip;",
+    "mdash;",
+    "ndash;",
+    "\\",
+)
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*|[0-9]+|\n")
 
 
@@ -270,7 +285,8 @@ def _pool(streams: Sequence[Sequence[str]], number_of_word: dict[str, int]) -> A
     pieces = []
     for stream in streams:
         tokens = [number_of_word.get(word, UNKNOWN) for word in stream]
-        pieces.append(_cut(np.array(tokens, np.int64), LENGTH))
+        windows_of_topic = _cut(np.array(tokens, np.int64), LENGTH)
+        pieces.append(windows_of_topic)
     x, y = _joined(pieces)
     window_counts = [len(windows) for windows, _ in pieces]
     groups = np.repeat(np.array(TOPICS, object), window_counts)

@@ -59,10 +59,15 @@ class Topics(Partitioner):
             )
 
     def deal(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> Partition:
         """Assign each client samples of its group."""
-        truth = spread(np.zeros(clients, np.int64), self.clusters, randomness)
+        one_group = np.zeros(clients, np.int64)
+        truth = spread(one_group, self.clusters, randomness)
         if source.train.owners is not None:
             return self._deal_owned(source, truth, samples, randomness)
         # groups take the place of labels, and each client has all of its share in one group
@@ -76,7 +81,9 @@ class Topics(Partitioner):
         return Partition(train_rows, test_rows, truth)
 
     def _supplies(
-        self, source: Source, randomness: Randomness
+        self,
+        source: Source,
+        randomness: Randomness,
     ) -> tuple[SampleSupply, SampleSupply]:
         """Return the samples of the largest groups available for training, and for testing.
 
@@ -99,7 +106,11 @@ class Topics(Partitioner):
         return train, test
 
     def _deal_owned(
-        self, source: Source, truth: Labels, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        truth: Labels,
+        samples: int | None,
+        randomness: Randomness,
     ) -> Partition:
         """Assign each client the own samples of an owner that is drawn from its group.
 
@@ -116,13 +127,15 @@ class Topics(Partitioner):
         for cluster, group in enumerate(largest.tolist()):
             clients = np.flatnonzero(truth == cluster)
             owners = np.flatnonzero(owned.groups == group)
-            if len(clients) > len(owners):
+            needed = len(clients)
+            available = len(owners)
+            if needed > available:
                 raise UsageError(
-                    f"a group of {source.name} has {len(owners)} clients, not {len(clients)}: use "
-                    "fewer clients, or fewer clusters"
+                    f"a group of {source.name} has {available} clients, not {needed}: use fewer "
+                    "clients, or fewer clusters"
                 )
             draw = randomness.generator("scenario", "topics", cluster)
-            owner_of_client[clients] = draw.permutation(owners)[: len(clients)]
+            owner_of_client[clients] = draw.permutation(owners)[:needed]
         partition = owned.deal(owner_of_client, samples, randomness)
         return replace(partition, clusters=truth)
 

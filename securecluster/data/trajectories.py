@@ -27,9 +27,10 @@ def mobility() -> Source:
 
     The positions are those of the MoST scenario (Codeca and Haerri 2017). A sample is a window
     within one leg: x (n, 10, 2) past positions and y (n, 2) the next one, float32, in units of the
-    declared area of 10,000 by 6,200 metres; a few lie slightly outside [0, 1]. Owners are persons, whose windows ascend in time. Ten windows are left out before the held-out ones, so
-    that no position occurs on both sides; persons with too few windows are left out. Groups are
-    pairs of home and work area: a reference for clusters, since the true ones are unknown.
+    declared area of 10,000 by 6,200 metres; a few lie slightly outside [0, 1]. Owners are persons,
+    whose windows ascend in time. Ten windows are left out before the held-out ones, so that no
+    position occurs on both sides; persons with too few windows are left out. Groups are pairs of
+    home and work area: a reference for clusters, since the true ones are unknown.
 
     Raises:
         UsageError: the folder or a file is missing, or a file has another layout.
@@ -69,12 +70,14 @@ def _mobility(data_folder: Path) -> Source:
             "the file again"
         )
     names = owners[next_row][keep]
-    pool = ArrayPool(x[keep], y[keep], names, _groups(users, names), gap=PAST)
+    groups = _groups(users, names)
+    pool = ArrayPool(x[keep], y[keep], names, groups, gap=PAST)
     return Source("mobility", 2, (PAST, 2), pool, objective=Trajectory(metres=AREA))
 
 
 def windows(
-    positions: NDArray[np.float32], runs: Labels
+    positions: NDArray[np.float32],
+    runs: Labels,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], Labels]:
     """Return all windows of successive positions within one run, in order.
 
@@ -89,7 +92,8 @@ def windows(
         no_windows = np.empty((0, PAST, positions.shape[1]), np.float32)
         return no_windows, positions[:0], np.empty(0, np.int64)
     # runs ascend, so a window lies in one run if its two ends do
-    starts = np.flatnonzero(runs[:-PAST] == runs[PAST:])
+    in_one_run = runs[:-PAST] == runs[PAST:]
+    starts = np.flatnonzero(in_one_run)
     next_row = starts + PAST
     all_windows = sliding_window_view(positions, PAST, axis=0)  # (n - 9, k, 10)
     past = all_windows[starts].transpose(0, 2, 1)
@@ -108,8 +112,8 @@ def _runs(owners: NDArray[Any], legs: NDArray[Any], times: NDArray[Any]) -> Labe
     new_leg = legs[1:] != legs[:-1]
     missing = np.diff(times) != STEP
     run_numbers = np.cumsum(new_owner | new_leg | missing)
-    # the slice is for n = 0, which has no first position
-    return np.concatenate([np.zeros(1, np.int64), run_numbers])[: len(owners)]
+    first = np.zeros(min(1, len(owners)), np.int64)  # none if there is no position
+    return np.concatenate([first, run_numbers])
 
 
 def _groups(path: Path, owners: NDArray[Any]) -> NDArray[Any]:

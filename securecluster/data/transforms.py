@@ -41,11 +41,18 @@ class LabelSwap(Transform):
             )
 
     def transform(
-        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
+        self,
+        cluster: int,
+        x: Features,
+        y: Labels,
+        classes: int,
+        randomness: Randomness,
     ) -> tuple[Features, Labels]:
         """Swap the cluster's pair of labels."""
         order = randomness.generator("scenario", "swap").permutation(classes)
-        first, second = order[2 * cluster : 2 * cluster + 2]
+        # consecutive pairs of a random order are disjoint
+        first = order[2 * cluster]
+        second = order[2 * cluster + 1]
         new_label = np.arange(classes)
         new_label[first] = second
         new_label[second] = first
@@ -69,15 +76,22 @@ class LabelPermutation(Transform):
         """Raise UsageError for more clusters than there are permutations."""
         super().check(source, clients)
         # 6! = 720 permutations exceed any plausible number of clusters
-        if source.classes < 6 and self.clusters > math.factorial(source.classes):
+        if source.classes >= 6:
+            return
+        permutations = math.factorial(source.classes)
+        if self.clusters > permutations:
             raise UsageError(
-                f"scenario 'label-permutation' has only {math.factorial(source.classes)} "
-                f"permutations of {source.classes} labels, "
-                f"not {self.clusters}: ask for fewer clusters"
+                f"scenario 'label-permutation' has only {permutations} permutations of "
+                f"{source.classes} labels, not {self.clusters}: ask for fewer clusters"
             )
 
     def transform(
-        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
+        self,
+        cluster: int,
+        x: Features,
+        y: Labels,
+        classes: int,
+        randomness: Randomness,
     ) -> tuple[Features, Labels]:
         """Permute the labels."""
         new_label = self.permutation(cluster, classes, randomness)
@@ -130,7 +144,12 @@ class Rotation(Transform):
             )
 
     def transform(
-        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
+        self,
+        cluster: int,
+        x: Features,
+        y: Labels,
+        classes: int,
+        randomness: Randomness,
     ) -> tuple[Features, Labels]:
         """Rotate the images (n, channels, side, side), without interpolation."""
         quarter_turns = TURNS[self.clusters][cluster]
@@ -165,7 +184,12 @@ class Inversion(Transform):
             )
 
     def transform(
-        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
+        self,
+        cluster: int,
+        x: Features,
+        y: Labels,
+        classes: int,
+        randomness: Randomness,
     ) -> tuple[Features, Labels]:
         """Invert the second cluster's images."""
         if cluster:

@@ -76,7 +76,8 @@ def read_pair(name: str, pair: Any, columns: Columns) -> Pair:
     Raises:
         UsageError: no pair, no arrays, or columns that differ from other clients'.
     """
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
+    is_sequence = isinstance(pair, tuple | list)
+    if not is_sequence or len(pair) != 2:
         raise UsageError(f"client {name!r}: its samples are a pair (X, y)")
     table, targets = pair
     x = _array(name, table)
@@ -115,14 +116,18 @@ def own_samples(
         if test_pair[0].size or test_pair[1].size:
             return (x, y), convert(name, test_pair, objective)
         # an empty array may have any shape, so it takes that of the training samples
-        return (x, y), (x[:0], y[:0])
+        no_samples = (x[:0], y[:0])
+        return (x, y), no_samples
     # sequences remain in order: random windows would overlap with held-out ones
     order = np.arange(len(y))
     if classified:
-        order = randomness.generator("split", key).permutation(len(y))
+        draw = randomness.generator("split", key)
+        order = draw.permutation(len(y))
     train_size = len(y) - len(y) // 5
     train, test = np.split(order, [train_size])
-    return (x[train], y[train]), (x[test], y[test])
+    train_pair = (x[train], y[train])
+    test_pair = (x[test], y[test])
+    return train_pair, test_pair
 
 
 def outputs(pairs: Sequence[Pair], objective: Objective) -> int:
@@ -141,7 +146,8 @@ def outputs(pairs: Sequence[Pair], objective: Objective) -> int:
     if objective.kind == Language.kind:
         # a token may occur in x only
         arrays += [x for x, _ in pairs]
-    return 1 + max(int(array.max(initial=0)) for array in arrays)
+    largest = max(int(array.max(initial=0)) for array in arrays)
+    return 1 + largest
 
 
 def _array(name: str, values: Any) -> NDArray[Any]:
@@ -186,7 +192,9 @@ def _class_numbers(name: str, labels: NDArray[Any]) -> NDArray[Any]:
         labels = labels[:, 0]
     if not labels.size or labels.dtype.kind in "iu":
         return labels
-    if labels.dtype.kind == "b" or (labels.dtype.kind == "f" and _whole(labels)):
+    is_boolean = labels.dtype.kind == "b"
+    is_float = labels.dtype.kind == "f"
+    if is_boolean or (is_float and _whole(labels)):
         return labels.astype(np.int64)
     raise UsageError(
         f"client {name!r}: labels are class numbers (integers from 0), not {labels.dtype}"
@@ -195,7 +203,8 @@ def _class_numbers(name: str, labels: NDArray[Any]) -> NDArray[Any]:
 
 def _whole(values: NDArray[Any]) -> bool:
     """Return True if all floats are whole numbers that an integer represents exactly."""
-    is_exact = np.isfinite(values) & (np.abs(values) < 2**53)
+    in_range = np.abs(values) < 2**53
+    is_exact = np.isfinite(values) & in_range
     is_whole = is_exact & (values == np.floor(values))
     return bool(is_whole.all())
 

@@ -90,13 +90,16 @@ def read_clients(
     if truth is not None:
         values, cluster_of_row = _values(files, truth)
         clusters = _truth(names, client_of_row, values, cluster_of_row, truth)
-    x, columns = _features(files, {*roles, *dropped}, selected)
+    excluded = {*roles, *dropped}
+    x, columns = _features(files, excluded, selected)
     # stable, so that a client's rows remain in the order of the files
     by_client = np.argsort(client_of_row, kind="stable")
-    rows_of_clients = np.split(by_client, np.cumsum(row_counts)[:-1])
+    ends = np.cumsum(row_counts)
+    rows_of_clients = np.split(by_client, ends[:-1])
     clients = {}
     for client_name, rows in zip(names, rows_of_clients, strict=True):
-        clients[str(client_name)] = (x[rows], y[rows])
+        pair = (x[rows], y[rows])
+        clients[str(client_name)] = pair
     return ClientColumns(clients, clusters, columns)
 
 
@@ -177,7 +180,10 @@ def _values(files: Sequence[Path], name: str) -> tuple[NDArray[Any], Labels]:
     Raises:
         UsageError: there are no rows, empty cells, or values without an order.
     """
-    cells = np.concatenate([column(file, name).to_numpy(zero_copy_only=False) for file in files])
+    cells_of_files = []
+    for file in files:
+        cells_of_files.append(column(file, name).to_numpy(zero_copy_only=False))
+    cells = np.concatenate(cells_of_files)
     if not len(cells):
         path = files[0]
         if len(files) > 1:
@@ -231,7 +237,9 @@ def _truth(
 
 
 def _features(
-    files: Sequence[Path], excluded: set[str], selected: Sequence[str] | None
+    files: Sequence[Path],
+    excluded: set[str],
+    selected: Sequence[str] | None,
 ) -> tuple[NDArray[Any], tuple[str, ...]]:
     """Return samples (n, …) of all rows, and the columns that they are made of.
 
@@ -248,8 +256,8 @@ def _features(
     types = _column_types(files, excluded)
     if selected is not None:
         types = {name: types[name] for name in selected}
-    image_columns = [name for name, column_type in types.items() if _holds_images(column_type)]
-    list_columns = [name for name, column_type in types.items() if _holds_lists(column_type)]
+    image_columns = [name for name in types if _holds_images(types[name])]
+    list_columns = [name for name in types if _holds_lists(types[name])]
     if image_columns:
         name = _only_feature(files[0], "images", image_columns, selected)
         return _images(files, name), (name,)
@@ -308,7 +316,10 @@ def _holds_lists(column_type: Any) -> bool:
 
 
 def _only_feature(
-    file: Path, content: str, names: Sequence[str], selected: Sequence[str] | None
+    file: Path,
+    content: str,
+    names: Sequence[str],
+    selected: Sequence[str] | None,
 ) -> str:
     """Return the one column of images or lists, which cannot be combined with other features.
 
@@ -345,19 +356,23 @@ def _images(files: Sequence[Path], name: str) -> Features:
     """
     blobs = []
     for file in files:
-        for number, blob in enumerate(encoded(column(file, name), file)):
-            blobs.append((f"image {number} of {file}", blob))
+        cells = column(file, name)
+        for number, blob in enumerate(encoded(cells, file)):
+            location = f"image {number} of {file}"
+            blobs.append((location, blob))
     first = opened(*blobs[0])
     channels = 3
     if first.mode in GREY_MODES:
         channels = 1
-    pixels = decode(blobs, len(blobs), (channels, first.height, first.width))
+    shape = (channels, first.height, first.width)
+    pixels = decode(blobs, len(blobs), shape)
     return floats(pixels, np.arange(len(blobs)))
 
 
 def _table(file: Path, names: Sequence[str]) -> NDArray[Any]:
     """Return columns of numbers as a table (n, k)."""
-    return np.stack([_numbers(file, name) for name in names], axis=1)
+    columns = [_numbers(file, name) for name in names]
+    return np.stack(columns, axis=1)
 
 
 def _lists(file: Path, name: str) -> Features:
@@ -397,7 +412,8 @@ def _numbers(file: Path, name: str) -> NDArray[Any]:
     Raises:
         UsageError: the column has other values than numbers.
     """
-    values = np.asarray(column(file, name).to_numpy(zero_copy_only=False))
+    cells = column(file, name)
+    values = np.asarray(cells.to_numpy(zero_copy_only=False))
     if values.dtype.kind not in "biuf":
         raise UsageError(
             f"column {name!r} of {file} holds {_type_of(file, name)}, not numbers: drop it, or "
