@@ -60,6 +60,7 @@ class Wanted:
             randomness: of the federation.
         """
         sizes = np.round(self.sizes * samples)
+        # no client is empty, however small its relative size
         sizes = np.maximum(1, sizes).astype(np.int64)
         draw = randomness.generator("scenario", "rounding")
         shifts = draw.random(len(sizes))
@@ -240,6 +241,7 @@ def hand_out(
         allocated = _draw_disjoint(supply, counts, randomness)
     rows_of_clients = []
     for client, rows in enumerate(allocated):
+        # shuffled, since they were drawn label by label
         draw = randomness.generator("scenario", "order", supply.split, client)
         rows_of_clients.append(draw.permutation(rows))
     return rows_of_clients

@@ -92,6 +92,7 @@ class Federation:
     scenario: str = OWN
     objective: Objective = CLASSIFICATION
     feature_names: tuple[str, ...] | None = None
+    # not compared: the same data are equal, however they were made
     recipe: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +100,7 @@ class Federation:
         if self.feature_names is None:
             return
         count = len(self.feature_names)
+        # images and lists are one column with one name
         if count not in (1, self.shape[0]):
             raise UsageError(
                 f"{count} feature names do not fit samples of shape {self.shape}: give one for "
@@ -152,7 +154,7 @@ class Federation:
         samples: int | None = None,
         seed: int,
     ) -> Federation:
-        """Partition a data set among simulated clients.
+        """Return a federation of simulated clients that share a data set.
 
         Only the samples that clients get are decoded.
 
@@ -184,6 +186,7 @@ class Federation:
         shards = _read_shards(data_set, partition)
         truth = _transform_shards(shards, partition, transforms, data_set.classes, randomness)
         recipe = None
+        # only a named data set can be made again
         if isinstance(data, str):
             recipe = {
                 "data": data,
@@ -196,14 +199,14 @@ class Federation:
         if not names:
             names = tuple(str(k) for k in range(clients))
         return cls(
-            names,
-            shards,
-            data_set.classes,
-            seed,
-            truth,
-            data_set.name,
-            str(chosen),
-            data_set.objective,
+            names=names,
+            shards=shards,
+            classes=data_set.classes,
+            seed=seed,
+            truth=truth,
+            data=data_set.name,
+            scenario=str(chosen),
+            objective=data_set.objective,
             recipe=recipe,
         )
 
@@ -305,6 +308,7 @@ class Federation:
             "drop_columns": drop_columns,
             "seed": seed,
         }
+        # named after the file or the folder
         return replace(federation, data=resolved.stem, recipe=recipe)
 
     def with_features(self, names: Sequence[str]) -> Federation:
@@ -330,6 +334,7 @@ class Federation:
             x = reordered(shard.x, positions)
             x_test = reordered(shard.x_test, positions)
             shards.append(replace(shard, x=x, x_test=x_test))
+        # the recipe would make the federation in its first order
         return replace(self, shards=tuple(shards), feature_names=tuple(names), recipe=None)
 
     def select(self, clients: Sequence[int]) -> Federation:
@@ -355,6 +360,7 @@ class Federation:
         truth = None
         if self.truth is not None:
             truth = tuple(self.truth[i] for i in clients)
+        # the recipe would make all clients
         return replace(self, names=names, shards=shards, truth=truth, recipe=None)
 
     def digest(self) -> str:
@@ -419,15 +425,16 @@ def _from_user_arrays(arrays: _UserArrays, seed: int) -> tuple[Federation, list[
     if arrays.truth is not None:
         truth = tuple(_cluster(name, clusters[name]) for name in clients)
     federation = Federation(
-        tuple(clients),
-        tuple(Shard(*train_pair, *test_pair) for train_pair, test_pair in splits),
-        classes,
-        seed,
-        truth,
+        names=tuple(clients),
+        shards=tuple(Shard(*train_pair, *test_pair) for train_pair, test_pair in splits),
+        classes=classes,
+        seed=seed,
+        truth=truth,
         objective=objective,
         feature_names=feature_names,
     )
     if objective.kind == Classification.kind:
+        # before the cast to single precision, in which large ids become equal
         samples = [x for x, _ in pairs.values()]
         doubts += plausibility.feature_doubts(samples, feature_names, arrays.advice)
     return federation, doubts
@@ -490,6 +497,7 @@ def _count_outputs(
     if arrays.classes is not None:
         return arrays.classes, []
     pairs = []
+    # held-out samples count as well, so that each of their labels has an output
     for train_pair, test_pair in splits:
         pairs += [train_pair, test_pair]
     if arrays.objective.kind == Classification.kind:
@@ -521,6 +529,7 @@ def _scenario(choice: Any, data: Source) -> Scenario:
 
 def _default(data: Source) -> Scenario:
     """Return the default scenario of a data set."""
+    # a set may have both; its own clients come first
     if data.train.owners is not None:
         return Natural()
     if data.train.groups is not None:
@@ -544,6 +553,7 @@ def fingerprint(shard: Shard) -> bytes:
 def _read_shards(data_set: Source, partition: Partition) -> tuple[Shard, ...]:
     """Return the samples of each client."""
     test_pool = data_set.test
+    # the held-out rows of a source with one pool belong to that pool
     if test_pool is None:
         test_pool = data_set.train
     train_pairs = _read(data_set.train, partition.train)
@@ -591,6 +601,7 @@ def _transform_shards(
         Each client's true cluster, or None if it is unknown.
     """
     # each client's cluster by the partitioner, then by each transform
+    # one cluster as long as no part makes more
     clusters = [np.zeros(len(shards), np.int64)]
     if partition.clusters is not None:
         clusters = [numbered([partition.clusters])]
@@ -638,16 +649,14 @@ def _check(
         raise UsageError(
             f"classes = {classes!r}: the number of outputs is a whole number from 1, or left out"
         )
-    first_name = names[0]
-    first_x = shards[0].x
     for name, shard in zip(names, shards, strict=True):
         if not len(shard.y):
             raise UsageError(
                 f"client {name!r} has no training samples: leave it out, or give it some"
             )
-        _check_shape(name, "samples", shard.x, first_name, first_x)
+        _check_shape(name, "samples", shard.x, names[0], shards[0].x)
         if len(shard.y_test):
-            _check_shape(name, "test samples", shard.x_test, first_name, first_x)
+            _check_shape(name, "test samples", shard.x_test, names[0], shards[0].x)
         samples = len(shard.x_test)
         labels = len(shard.y_test)
         if samples != labels:

@@ -22,7 +22,7 @@ from securecluster.data.allocation import (
 from securecluster.data.datasets import Source
 from securecluster.data.partitioners import too_many
 from securecluster.data.pools import Labels
-from securecluster.data.scenario_base import Partition, Partitioner, spread
+from securecluster.data.scenario_base import Partition, Partitioner, even_clusters
 from securecluster.errors import UsageError
 
 
@@ -59,6 +59,7 @@ class ByLabel(Partitioner):
     ) -> Partition:
         """Assign each client training and test samples with the same shares of the labels."""
         truth, shares, sizes = self.wanted(source, clients, randomness)
+        # one target for both, so clients are tested on the distribution that they train on
         target = Wanted(shares, sizes, self.overlap)
         train, test = halves(source, randomness)
         train_size = amount(source, target, train, samples, randomness)
@@ -96,6 +97,7 @@ class Pathological(Partitioner):
                 f"scenario 'pathological' gives each client 1 to {source.classes} of "
                 f"{source.name}'s labels, not {self.labels}"
             )
+        # shards are disjoint by construction
         if self.clusters is None and self.overlap:
             raise UsageError(
                 "scenario 'pathological' deals shards, which clients cannot share: give the number "
@@ -132,6 +134,7 @@ class Pathological(Partitioner):
         """Assign each client samples of its cluster's random group of labels."""
         draw = randomness.generator("scenario", "labels")
         order = draw.permutation(source.classes).tolist()
+        # consecutive slices of one random order are disjoint
         groups = []
         for cluster in range(clusters):
             start = cluster * self.labels
@@ -164,7 +167,8 @@ class Pathological(Partitioner):
         train_size = shard_size * self.labels
         test_size = held_out(source, target, test, train_size, samples, randomness)
         test_rows = hand_out(test, target, test_size, randomness)
-        return Partition(train_rows, test_rows, truth.reshape(-1).astype(np.int64))
+        truth = truth.reshape(-1).astype(np.int64)
+        return Partition(train_rows, test_rows, truth)
 
     def _shard_size(self, source: Source, available: int, clients: int, samples: int | None) -> int:
         """Return the number of samples in a shard.
@@ -184,6 +188,7 @@ class Pathological(Partitioner):
             requested = maximum
         shard_size, remainder = divmod(requested, self.labels)
         if shard_size < 1 or shard_size * self.labels * clients > available:
+            # the largest number that divides into equal shards
             maximum -= maximum % self.labels
             raise too_many(source, available, clients, maximum, samples)
         if remainder and samples is not None:
@@ -247,10 +252,11 @@ class Dirichlet(ByLabel):
         """Return shares of the labels that are drawn for each cluster."""
         if self.clusters is None:
             clusters = clients
+            # no two clients have the same shares
             truth = np.arange(clients)
         else:
             clusters = self.clusters
-            truth = spread(np.zeros(clients, np.int64), clusters, randomness)
+            truth = even_clusters(clients, clusters, randomness)
         draw = randomness.generator("scenario", "dirichlet")
         concentration = np.full(source.classes, self.alpha)
         shares = draw.dirichlet(concentration, size=clusters)
@@ -278,7 +284,7 @@ class _Windows(ByLabel):
         randomness: Randomness,
     ) -> tuple[Labels, Shares, Shares]:
         """Return the shares of its cluster's window for each client."""
-        truth = spread(np.zeros(clients, np.int64), len(self.windows), randomness)
+        truth = even_clusters(clients, len(self.windows), randomness)
         shares = [within(source, window) for window in self.windows]
         return truth, np.stack(shares)[truth], np.ones(clients)
 
@@ -311,6 +317,7 @@ class LabelSplit(Partitioner):
                 f"scenario 'label-split' gives each client 1 to {source.classes} of "
                 f"{source.name}'s labels, not {width}"
             )
+        # so many labels can be the first one of a window
         windows = source.classes - width + 1
         if self.clusters > windows:
             raise UsageError(
@@ -339,6 +346,7 @@ class LabelSplit(Partitioner):
     def _width(self, source: Source) -> int:
         """Return the number of labels in a window."""
         if self.labels is None:
+            # 7 of 10 labels in the paper
             return round(0.7 * source.classes)
         return self.labels
 
@@ -371,6 +379,7 @@ class Tasks(ByLabel):
                 f"scenario 'tasks' needs groups of labels, and none are defined for {source.name}: "
                 "use another scenario"
             )
+        # beyond one half, the other tasks would be the majority
         if not 0 <= self.minority <= 0.5:
             raise UsageError(
                 "the minority of a client's samples is a share between 0 and 0.5, not "
@@ -398,6 +407,7 @@ class Tasks(ByLabel):
         counts = apportion(clients, weights)
         task_of_client = np.repeat(np.arange(len(counts)), counts)
         draw = randomness.generator("scenario", "truth")
+        # a random order, so that a client's number does not determine its task
         truth = draw.permutation(task_of_client)
         sizes = self.sizes
         if not sizes:

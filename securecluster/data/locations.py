@@ -19,6 +19,7 @@ FOLDER = "SECURECLUSTER_DATA"
 def folder() -> Path | None:
     """Return the folder of data sets, or None if the environment names none."""
     path = os.environ.get(FOLDER)
+    # an empty variable counts as unset
     if not path:
         return None
     return Path(path)
@@ -37,6 +38,7 @@ def parquet_files(data_folder: Path, name: str, hub: str, split: str) -> tuple[P
         UsageError: there is no such file.
     """
     set_folder = data_folder / name
+    # at any depth, since snapshots of the hub have subfolders
     single = set_folder.rglob(f"{split}.parquet")
     numbered = set_folder.rglob(f"{split}-*.parquet")
     files = sorted([*single, *numbered])

@@ -70,12 +70,15 @@ class Iid(Partitioner):
         pool_size = len(source.train.y)
         share = pool_size // clients
         if samples is None:
+            # a fifth is held out by default everywhere
             test_size = round(share / 5)
             train_size = share - test_size
         else:
+            # the user asks for training samples only, so test samples come in addition
             test_size = _quarter(samples)
             train_size = samples
         size = train_size + test_size
+        # four fifths of an even share is the most that leaves a fifth to test on
         if train_size < 1 or size * clients > pool_size:
             raise too_many(source, pool_size, clients, share * 4 // 5, samples)
         order = randomness.generator("scenario", "deal").permutation(pool_size)
@@ -173,6 +176,7 @@ class Natural(Partitioner):
         owned = OwnedSamples.of(source)
         draw = randomness.generator("scenario", "clients")
         order = draw.permutation(len(owned.names))
+        # sorted, so that clients are in the order of the set's names
         owners = np.sort(order[:clients])
         return owned.deal(owners, samples, randomness)
 
@@ -251,6 +255,7 @@ class OwnedSamples:
             test = rows[:test_size]
             train = rows[test_size:]
         else:
+            # an owner without held-out rows needs no gap
             train_size = len(rows)
             if test_size:
                 train_size = max(0, len(rows) - test_size - self.gap)
@@ -275,6 +280,7 @@ def _disjoint(
     """Return random subsets of `size` rows without a common row, one per client."""
     draw = randomness.generator("scenario", "deal", supply.split)
     order = draw.permutation(supply.rows)
+    # consecutive slices of one random order are disjoint
     starts = range(0, clients * size, size)
     return [order[start : start + size] for start in starts]
 
@@ -290,6 +296,7 @@ def _overlapping(
     for client in range(clients):
         draw = randomness.generator("scenario", "deal", supply.split, "shared", client)
         order = draw.permutation(supply.rows)
+        # a prefix of a permutation, so a client has no row twice
         rows_of_clients.append(order[:size])
     return rows_of_clients
 

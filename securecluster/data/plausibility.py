@@ -265,5 +265,5 @@ def _whole(values: Array) -> Array:
     """Return a mask of the values that are integers of less than 2^53."""
     # from 2^53 on every float is an integer
     is_exact = np.abs(values) < 2.0**53
-    whole: Array = is_exact & (values == np.floor(values))
-    return whole
+    mask: Array = is_exact & (values == np.floor(values))
+    return mask

@@ -420,6 +420,7 @@ def decode(
         image_pixels = np.asarray(image)
         pixels[decoded] = image_pixels.reshape(height, width, channels)
         decoded += 1
+    # rows beyond the pool yield no image, and would leave pixels uninitialised
     if decoded != count:
         raise IndexError(
             f"{count} images were asked for and {decoded} are there: the rows lie beyond the pool"

@@ -50,6 +50,7 @@ class Part(Scenario):
     @property
     def declared(self) -> int:
         """Return the number of clusters that this part makes, or 1 if the data determine it."""
+        # None stands for a number that the data determine
         return getattr(self, "clusters", None) or 1
 
     def check(self, source: Source, clients: int) -> None:
@@ -67,6 +68,7 @@ class Part(Scenario):
         clusters = getattr(self, "clusters", None)
         if clusters is not None and clusters < 1:
             raise UsageError(f"{clusters} clusters cannot be made: ask for at least one")
+        # `arrange` checks the clusters of a combination as well
         _check_clusters(self.declared, clients)
 
 
@@ -148,8 +150,7 @@ class Transform(Part):
             clients: number of clients.
             randomness: of the federation.
         """
-        one_group = np.zeros(clients, np.int64)
-        return spread(one_group, self.clusters, randomness)
+        return even_clusters(clients, self.clusters, randomness)
 
     @abstractmethod
     def transform(
@@ -193,6 +194,20 @@ def spread(groups: Labels, clusters: int, randomness: Randomness) -> Labels:
     return position % clusters
 
 
+def even_clusters(clients: int, clusters: int, randomness: Randomness) -> Labels:
+    """Return a cluster for each client (clients,), in random order.
+
+    The sizes of clusters differ by one at most.
+
+    Args:
+        clients: number of clients.
+        clusters: number of clusters.
+        randomness: of the federation.
+    """
+    one_group = np.zeros(clients, np.int64)
+    return spread(one_group, clusters, randomness)
+
+
 def numbered(columns: Sequence[Labels]) -> Labels:
     """Return a number for each distinct combination of values, from 0 in ascending order.
 
@@ -204,6 +219,7 @@ def numbered(columns: Sequence[Labels]) -> Labels:
     """
     rows = np.stack(columns, axis=1)
     _, number = np.unique(rows, axis=0, return_inverse=True)
+    # numpy 2.0 returns an inverse of two dimensions
     return number.reshape(-1).astype(np.int64)
 
 
@@ -224,10 +240,10 @@ def arrange(
     Raises:
         UsageError: two partitioners, a part twice, or a part or combination that is impossible.
     """
-    parts = scenario.parts
-    _check_distinct(parts)
-    partitioners = [component for component in parts if isinstance(component, Partitioner)]
-    transforms = [component for component in parts if isinstance(component, Transform)]
+    components = scenario.parts
+    _check_distinct(components)
+    partitioners = [component for component in components if isinstance(component, Partitioner)]
+    transforms = [component for component in components if isinstance(component, Transform)]
     if len(partitioners) > 1:
         first = partitioners[0].name
         second = partitioners[1].name
@@ -235,10 +251,10 @@ def arrange(
             f"scenarios {first!r} and {second!r} both say who gets which samples: choose one of "
             "them"
         )
-    for component in parts:
+    for component in components:
         component.check(source, clients)
     # clusters of a combination are all combinations of its parts' clusters
-    clusters = np.prod([component.declared for component in parts])
+    clusters = np.prod([component.declared for component in components])
     _check_clusters(int(clusters), clients)
     partitioner = default
     if partitioners:
@@ -246,10 +262,10 @@ def arrange(
     return partitioner, transforms
 
 
-def _check_distinct(parts: Sequence[Part]) -> None:
+def _check_distinct(components: Sequence[Part]) -> None:
     """Raise UsageError if a part occurs twice."""
     names: set[str] = set()
-    for component in parts:
+    for component in components:
         name = component.name
         if name in names:
             raise UsageError(

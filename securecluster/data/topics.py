@@ -13,7 +13,7 @@ from securecluster.data.allocation import SampleSupply, Wanted, amount, halves, 
 from securecluster.data.datasets import Source
 from securecluster.data.partitioners import OwnedSamples
 from securecluster.data.pools import Labels
-from securecluster.data.scenario_base import Partition, Partitioner, spread
+from securecluster.data.scenario_base import Partition, Partitioner, even_clusters
 from securecluster.errors import UsageError
 
 
@@ -66,8 +66,7 @@ class Topics(Partitioner):
         randomness: Randomness,
     ) -> Partition:
         """Assign each client samples of its group."""
-        one_group = np.zeros(clients, np.int64)
-        truth = spread(one_group, self.clusters, randomness)
+        truth = even_clusters(clients, self.clusters, randomness)
         if source.train.owners is not None:
             return self._deal_owned(source, truth, samples, randomness)
         # groups take the place of labels, and each client has all of its share in one group
@@ -91,6 +90,7 @@ class Topics(Partitioner):
         """
         assert source.train.groups is not None
         names, counts = np.unique(source.train.groups, return_counts=True)
+        # by name: test samples are matched with the groups of the training samples
         selected = names[_largest(counts, self.clusters)].tolist()
         train, test = halves(source, randomness)
         test_groups = source.train.groups
@@ -123,6 +123,7 @@ class Topics(Partitioner):
         owned = OwnedSamples.of(source)
         assert owned.groups is not None
         owner_of_client = np.empty(len(truth), np.int64)
+        # owners of other groups take no part
         largest = _largest(np.bincount(owned.groups), self.clusters)
         for cluster, group in enumerate(largest.tolist()):
             clients = np.flatnonzero(truth == cluster)

@@ -137,6 +137,7 @@ class Rotation(Transform):
                 "scenario 'rotation' turns by quarters and makes 2, 3 or 4 clusters, not "
                 f"{self.clusters}"
             )
+        # only squares have the same shape after a quarter turn
         if not source.is_image or source.shape[-1] != source.shape[-2]:
             raise UsageError(
                 f"scenario 'rotation' turns square images, and samples of {source.name} have shape "

@@ -33,6 +33,7 @@ def by_name(argument: str, value: Any) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for key, item in value.items():
         name = str(key)
+        # such as 1 and "1"
         if name in keys:
             raise UsageError(
                 f"{argument}: {keys[name]!r} and {key!r} would both be the client {name!r}: give "
@@ -190,6 +191,7 @@ def _class_numbers(name: str, labels: NDArray[Any]) -> NDArray[Any]:
     """
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
+    # an empty array may have any type
     if not labels.size or labels.dtype.kind in "iu":
         return labels
     is_boolean = labels.dtype.kind == "b"

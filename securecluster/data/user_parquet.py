@@ -131,6 +131,7 @@ def _column_names(option: str, value: Sequence[str], roles: Sequence[str]) -> tu
         UsageError: a value that is no name, a name twice, or a column of another role.
     """
     columns = tuple(value)
+    # a string is itself a sequence, of its characters
     if isinstance(value, str):
         columns = (value,)
     all_text = all(isinstance(name, str) for name in columns)
@@ -196,6 +197,7 @@ def _values(files: Sequence[Path], name: str) -> tuple[NDArray[Any], Labels]:
         )
     try:
         values, positions = np.unique(cells, return_inverse=True)
+    # values of mixed types have no order
     except (TypeError, ValueError):
         raise UsageError(
             f"column {name!r} of {files[0]} holds values that cannot be put in order: use numbers "
@@ -289,11 +291,13 @@ def _column_types(files: Sequence[Path], excluded: set[str]) -> dict[str, Any]:
     """
     types_of_files = []
     for file in files:
+        # from the metadata alone, without reading rows
         schema = open_parquet(file, ()).schema_arrow
         types = {field.name: field.type for field in schema if field.name not in excluded}
         types_of_files.append(types)
     first_types = types_of_files[0]
     for file, types in zip(files, types_of_files, strict=True):
+        # types may differ, such as integers of different widths
         if list(types) != list(first_types):
             raise UsageError(
                 f"{file} has other columns than {files[0]}: files of one folder have the same ones"
@@ -337,6 +341,7 @@ def _only_feature(
             f"{file} has several columns of {content} ({', '.join(names)}): leave one, drop the "
             "others"
         )
+    # columns that the user selected are never left out silently
     if selected is not None and len(selected) > 1:
         raise UsageError(
             f"column {names[0]!r} of {file} holds {content}, which are the only feature then: "
