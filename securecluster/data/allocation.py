@@ -76,7 +76,7 @@ class Wanted:
         return counts
 
     def fits(self, available: Labels, samples: int, randomness: Randomness) -> bool:
-        """Return whether the counts for `samples` samples do not exceed the available ones.
+        """Return True if the counts for `samples` samples do not exceed the available ones.
 
         Args:
             available: number of samples of each label (K,).
@@ -96,7 +96,7 @@ class Wanted:
         relative_sizes = self.sizes[:, None]  # (m, 1)
         needed = self._over_clients(self.shares * relative_sizes)
         labels = needed > 0
-        # a label of which many samples are needed and few are available is the bottleneck
+        # the label that is scarcest relative to its demand limits all clients
         ratios = available[labels] / needed[labels]
         samples = int(ratios.min())
         # this bound ignores the rounding to whole samples
