@@ -285,7 +285,7 @@ def _draw_shared(supply: SampleSupply, counts: Labels, randomness: Randomness) -
     for client, counts_of_client in enumerate(counts):
         draw = randomness.generator("scenario", "deal", supply.split, "shared", client)
         pieces = []
-        for label in np.flatnonzero(counts_of_client):
+        for label in np.flatnonzero(counts_of_client).tolist():
             shuffled = draw.permutation(rows_with_label[label])
             pieces.append(shuffled[: counts_of_client[label]])
         rows_of_clients.append(np.concatenate(pieces))

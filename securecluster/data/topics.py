@@ -93,7 +93,7 @@ class Topics(Partitioner):
         # by name: test samples are matched with the groups of the training samples
         selected = names[_largest(counts, self.clusters)].tolist()
         train, test = halves(source, randomness)
-        test_groups = source.train.groups
+        test_groups: NDArray[Any] | None = source.train.groups
         if source.test is not None:
             test_groups = source.test.groups
         if test_groups is None:

@@ -141,7 +141,7 @@ def outputs(pairs: Sequence[Pair], objective: Objective) -> int:
     if objective.kind == Trajectory.kind:
         _, y = pairs[0]
         if y.ndim > 1:
-            return y.shape[1]
+            return int(y.shape[1])
         return 1
     arrays = [y for _, y in pairs]
     if objective.kind == Language.kind:
