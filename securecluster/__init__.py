@@ -48,15 +48,18 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that the command line is there before numpy
-    is.
+    """Import a public name on first access.
+
+    Importing the package loads no numpy, so the command line starts without waiting for it.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":
         return _version()
-    home = "securecluster.errors" if name.startswith("SecureCluster") else "securecluster.data"
-    return getattr(importlib.import_module(home), name)
+    module = "securecluster.data"
+    if name.startswith("SecureCluster"):
+        module = "securecluster.errors"
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:
