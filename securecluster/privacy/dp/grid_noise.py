@@ -223,9 +223,9 @@ class GridNoise:
         return hashlib.blake2b(name, digest_size=32, key=self._seeds[stream]).digest()
 
 
-def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    """Return numbers as a column (k, 1), float64, on the device of another tensor."""
-    column: torch.Tensor = torch.tensor(list(values), dtype=torch.float64, device=like.device)
+def _column(values: Sequence[float], rows: torch.Tensor) -> torch.Tensor:
+    """Return numbers as a column (k, 1), float64, on the device of `rows`."""
+    column: torch.Tensor = torch.tensor(list(values), dtype=torch.float64, device=rows.device)
     return column[:, None]
 
 
