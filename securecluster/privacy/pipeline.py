@@ -101,7 +101,11 @@ class Personal(Protocol):
         ...
 
     def forward_for(
-        self, rows: torch.Tensor, step: int, ids: Sequence[int], field: str
+        self,
+        rows: torch.Tensor,
+        step: int,
+        ids: Sequence[int],
+        field: str,
     ) -> torch.Tensor:
         """Return the rows that leave some clients.
 

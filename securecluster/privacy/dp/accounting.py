@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -27,6 +28,9 @@ from securecluster.errors import UsageError
 
 # (noise multiplier z, sampling rate q, count)
 Step = tuple[float, float, int]
+
+# what `merged` returns
+History = tuple[Step, ...]
 
 # orders 1.1 … 63 of opacus, and orders that fit very large and very small ε
 ORDERS = [
@@ -98,7 +102,7 @@ def epsilon(history: Iterable[Step], delta: float) -> Cost:
     return _epsilon(merged(history), delta)
 
 
-def merged(history: Iterable[Step]) -> tuple[Step, ...]:
+def merged(history: Iterable[Step]) -> History:
     """Return an equivalent history without steps that cost nothing.
 
     Args:
@@ -109,12 +113,12 @@ def merged(history: Iterable[Step]) -> tuple[Step, ...]:
     """
     # Σ count/z² over steps without sampling
     precision = 0.0
-    sampled: dict[tuple[float, float], int] = {}
+    sampled: Counter[tuple[float, float]] = Counter()
     for z, q, count in history:
         if count <= 0 or q == 0 or math.isinf(z):
             continue
         if q < 1 and z <= UNSAMPLED:
-            sampled[z, q] = sampled.get((z, q), 0) + count
+            sampled[z, q] += count
         elif z == 0:
             precision = math.inf
         else:
@@ -154,11 +158,13 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     """
     from scipy.special import log_ndtr
 
-    first = float(log_ndtr(mu / 2 - epsilon / mu))
-    second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    ratio = epsilon / mu
+    first = float(log_ndtr(mu / 2 - ratio))
+    second = epsilon + float(log_ndtr(-mu / 2 - ratio))
     if second < first:
         # log(e^first − e^second), without leaving log space
-        return first + math.log(-math.expm1(second - first))
+        difference = -math.expm1(second - first)
+        return first + math.log(difference)
     return -math.inf
 
 
@@ -174,7 +180,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     # tail bound of the privacy loss N(μ²/2, μ²)
     low = 0.0
-    high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
+    mean = mu * mu / 2
+    high = mean + mu * math.sqrt(2 * math.log(1 / delta))
     if not mu < 1e9:
         return high
     while high - low > 1e-10 * high:
@@ -186,9 +193,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return high * (1 + 1e-9)
 
 
-def dearest(
-    histories: Sequence[tuple[Step, ...]], delta: float
-) -> tuple[tuple[Step, ...], Cost] | None:
+def dearest(histories: Sequence[History], delta: float) -> tuple[History, Cost] | None:
     """Return the history with the largest ε, and its cost.
 
     Args:
@@ -199,22 +204,31 @@ def dearest(
         None if there is no history.
     """
     _check_delta(delta)
-    largest: tuple[tuple[Step, ...], Cost] | None = None
-    candidates = [(_bound(history, delta, FEW), history) for history in _undominated(histories)]
-    # Exact costs take long. In the order of their bounds, few histories need one: none costs more
-    # than its bound by Rényi divergences.
+    candidates = []
+    for history in _undominated(histories):
+        quick_bound = _bound(history, delta, FEW)
+        candidates.append((quick_bound, history))
+    largest: tuple[History, Cost] | None = None
+    largest_epsilon = -math.inf
+    # Costs take long to compute. In the order of their bounds, few histories need one: none costs
+    # more than its bound by Rényi divergences.
     for quick_bound, history in sorted(candidates, reverse=True):
-        if largest is not None:
-            threshold = largest[1].epsilon
-            if quick_bound <= threshold or _bound(history, delta) <= threshold:
-                continue
+        if quick_bound <= largest_epsilon:
+            continue
+        if _bound(history, delta) <= largest_epsilon:
+            continue
         cost = _epsilon(history, delta)
-        if largest is None or cost.epsilon > largest[1].epsilon:
+        if cost.epsilon > largest_epsilon:
             largest = (history, cost)
+            largest_epsilon = cost.epsilon
     return largest
 
 
-def find_noise(history: Callable[[float], Iterable[Step]], target: float, delta: float) -> float:
+def find_noise(
+    history: Callable[[float], Iterable[Step]],
+    target: float,
+    delta: float,
+) -> float:
     """Return the smallest z that costs at most a target ε, to a relative 1e-3 and rounded up.
 
     Args:
@@ -239,7 +253,9 @@ def find_noise(history: Callable[[float], Iterable[Step]], target: float, delta:
 
 
 def find_noise_for_all(
-    histories: Sequence[Callable[[float], Iterable[Step]]], target: float, delta: float
+    histories: Sequence[Callable[[float], Iterable[Step]]],
+    target: float,
+    delta: float,
 ) -> float:
     """Return the smallest z at which each of several histories costs at most a target ε.
 
@@ -253,13 +269,15 @@ def find_noise_for_all(
     """
     # Searching for every history would take long. The search is for one, and again for whichever
     # costs most there, until none costs too much.
-    worst = max(range(len(histories)), key=lambda k: _roughly(histories[k]), default=None)
+    rough_costs = [_rough_cost(history) for history in histories]
+    worst = max(range(len(histories)), key=rough_costs.__getitem__, default=None)
     if worst is None or not merged(histories[worst](1.0)):
         return 0.0
     z = 0.0
     while True:
         # z must grow: the errors of accountants are not monotone in z.
-        z = max(z * (1 + TOLERANCE), find_noise(histories[worst], target, delta))
+        larger_z = z * (1 + TOLERANCE)
+        z = max(larger_z, find_noise(histories[worst], target, delta))
         released = [merged(history(z)) for history in histories]
         largest = dearest([steps for steps in released if steps], delta)
         if largest is None or largest[1].epsilon <= target:
@@ -267,9 +285,10 @@ def find_noise_for_all(
         worst = released.index(largest[0])
 
 
-def _roughly(history: Callable[[float], Iterable[Step]]) -> float:
-    """Return Σ count·(q/z)² at z = 1, by which costs of histories compare roughly."""
-    return sum(count * (q / z) ** 2 for z, q, count in merged(history(1.0)))
+def _rough_cost(history: Callable[[float], Iterable[Step]]) -> float:
+    """Return Σ count·(q/z)² of a history at z = 1."""
+    costs = [count * (q / z) ** 2 for z, q, count in merged(history(1.0))]
+    return sum(costs)
 
 
 def _bracket(bound: Callable[[float], float], target: float) -> float:
@@ -297,7 +316,11 @@ def _bracket(bound: Callable[[float], float], target: float) -> float:
     return z
 
 
-def _narrow(cost: Callable[[float], float], target: float, high: float) -> float:
+def _narrow(
+    cost: Callable[[float], float],
+    target: float,
+    high: float,
+) -> float:
     """Return the smallest z that costs at most the target, to a relative `TOLERANCE`.
 
     log ε is nearly linear in log z between two z, so most steps are secants.
@@ -320,10 +343,12 @@ def _narrow(cost: Callable[[float], float], target: float, high: float) -> float
         middle = math.sqrt(low * high)
         # Every third step is a bisection, in case that log ε is far from linear.
         if 0 < cost_high < cost_low < math.inf and turn % 3 < 2:
-            slope = math.log(high / low) / math.log(cost_high / cost_low)
+            log_z_range = math.log(high / low)
+            slope = log_z_range / math.log(cost_high / cost_low)
             crossing = low * math.exp(slope * math.log(target / cost_low))
             # just above the crossing, then just below it: two calls may be enough
-            aim = crossing * (1 + TOLERANCE * (0.4, -0.4)[turn % 3])
+            side = (0.4, -0.4)[turn % 3]
+            aim = crossing * (1 + TOLERANCE * side)
             if low < aim < high:
                 middle = aim
         cost_middle = cost(middle)
@@ -346,7 +371,7 @@ def _check_delta(delta: float) -> None:
 
 
 @lru_cache(4096)
-def _epsilon(history: tuple[Step, ...], delta: float) -> Cost:
+def _epsilon(history: History, delta: float) -> Cost:
     """Return the cost of a merged history."""
     if not history:
         return Cost(0.0, 0.0, "nothing released")
@@ -371,7 +396,11 @@ def _has_exact_step(history: Sequence[Step]) -> bool:
     return any(z == 0 for z, _, _ in history)
 
 
-def _bound(history: tuple[Step, ...], delta: float, orders: Sequence[float] = ORDERS) -> float:
+def _bound(
+    history: History,
+    delta: float,
+    orders: Sequence[float] = ORDERS,
+) -> float:
     """Return an upper bound of ε that takes little time.
 
     Args:
@@ -384,7 +413,11 @@ def _bound(history: tuple[Step, ...], delta: float, orders: Sequence[float] = OR
     return _rdp(history, delta, orders)
 
 
-def _rdp(history: Sequence[Step], delta: float, orders: Sequence[float] = ORDERS) -> float:
+def _rdp(
+    history: Sequence[Step],
+    delta: float,
+    orders: Sequence[float] = ORDERS,
+) -> float:
     """Return the bound of ε by Rényi divergences.
 
     Args:
@@ -396,7 +429,9 @@ def _rdp(history: Sequence[Step], delta: float, orders: Sequence[float] = ORDERS
 
     if _has_exact_step(history):
         return math.inf
-    divergences = sum(count * _divergences(z, q, tuple(orders)) for z, q, count in history)
+    divergences: Any = 0
+    for z, q, count in history:
+        divergences += count * _divergences(z, q, tuple(orders))
     # opacus warns where the best order is the first or the last: the bound is loose there but holds
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -407,7 +442,11 @@ def _rdp(history: Sequence[Step], delta: float, orders: Sequence[float] = ORDERS
 
 
 @lru_cache(4096)
-def _divergences(z: float, q: float, orders: tuple[float, ...]) -> Any:
+def _divergences(
+    z: float,
+    q: float,
+    orders: tuple[float, ...],
+) -> Any:
     """Return the Rényi divergences of one step, one for each order."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
@@ -472,16 +511,19 @@ def _points(history: Sequence[Step], delta: float, error: float) -> float:
     tail = delta / 1000
     steps = sum(count for _, _, count in history)
     # half width of the grid: tails of the composition, and of each step
-    whole_width = _rdp(history, tail / 4)
-    step_widths = [_rdp([(z, q, 1)], tail / (8 * steps)) for z, q, _ in history]
-    width = max(whole_width, *step_widths, error) + 3
+    width = max(error, _rdp(history, tail / 4))
+    for z, q, _ in history:
+        step_width = _rdp([(z, q, 1)], tail / (8 * steps))
+        width = max(width, step_width)
+    width += 3
     # e^709 overflows
     if not width < 600:
         return math.inf
-    return 2 * width * math.sqrt(steps * math.log(12 / tail) / 2) / error
+    log_tail = math.log(12 / tail)
+    return 2 * width * math.sqrt(steps * log_tail / 2) / error
 
 
-def _undominated(histories: Iterable[tuple[Step, ...]]) -> list[tuple[Step, ...]]:
+def _undominated(histories: Iterable[History]) -> list[History]:
     """Return histories without those that another one costs at least as much as.
 
     Histories compare where they have the same noise multipliers. Clients of one run often do: their
@@ -490,7 +532,7 @@ def _undominated(histories: Iterable[tuple[Step, ...]]) -> list[tuple[Step, ...]
     Args:
         histories: merged histories.
     """
-    groups: dict[tuple[float, ...], list[tuple[Step, ...]]] = {}
+    groups: dict[tuple[float, ...], list[History]] = {}
     for history in sorted(histories, key=_most_sampled_first):
         multipliers = tuple(z for z, _, _ in history)
         group = groups.setdefault(multipliers, [])
@@ -499,12 +541,12 @@ def _undominated(histories: Iterable[tuple[Step, ...]]) -> list[tuple[Step, ...]
     return list(itertools.chain.from_iterable(groups.values()))
 
 
-def _most_sampled_first(history: tuple[Step, ...]) -> list[tuple[float, int]]:
+def _most_sampled_first(history: History) -> list[tuple[float, int]]:
     """Return the key of an order in which no history is dominated by a later, different one."""
     return [(-q, -count) for _, q, count in history]
 
 
-def _dominates(history: tuple[Step, ...], other: tuple[Step, ...]) -> bool:
+def _dominates(history: History, other: History) -> bool:
     """Return True if a history samples and steps at least as much as another, step by step.
 
     Args:

@@ -83,7 +83,8 @@ class Audit:
         b = len(self.absent)
         freedom = a + b - 2
         scale = math.sqrt(a * b / (a + b))
-        squares = self.present.var() * a + self.absent.var() * b
+        squares = self.present.var() * a
+        squares += self.absent.var() * b
         deviation = math.sqrt(squares / freedom)
         difference = self.present.mean() - self.absent.mean()
         if deviation == 0:
@@ -107,12 +108,14 @@ class Audit:
         # each direction at half the error (union bound)
         level = (1 - self.confidence) / 2
         exchanged = Audit(-self.absent, -self.present, self.confidence)
-        return max(self._log_ratio(level, delta), exchanged._log_ratio(level, delta))
+        ratio = self._log_ratio(level, delta)
+        return max(ratio, exchanged._log_ratio(level, delta))
 
     def _log_ratio(self, level: float, delta: float) -> float:
         def log_ratio(hits: Array, alarms: Array) -> Array:
             # no logarithm of zero or less, where hits do not exceed δ
-            return np.asarray(np.log(np.maximum(hits - delta, 1e-300) / alarms))
+            excess = np.maximum(hits - delta, 1e-300)
+            return np.asarray(np.log(excess / alarms))
 
         hits, alarms = self._best_rates(level, log_ratio)
         return max(0.0, float(log_ratio(hits, alarms)))
@@ -131,9 +134,11 @@ class Audit:
         present = self.present[::2]
         absent = self.absent[::2]
         thresholds = np.unique(np.concatenate([present, absent]))
-        gains = gain(*_rates(present, absent, thresholds, level))
-        best = thresholds[int(np.argmax(gains))]
-        return _rates(self.present[1::2], self.absent[1::2], best, level)
+        hits, alarms = _rates(present, absent, thresholds, level)
+        best = np.argmax(gain(hits, alarms))
+        tested_present = self.present[1::2]
+        tested_absent = self.absent[1::2]
+        return _rates(tested_present, tested_absent, thresholds[best], level)
 
 
 def _rates(present: Array, absent: Array, thresholds: Array, level: float) -> tuple[Array, Array]:
@@ -158,9 +163,14 @@ def _rates(present: Array, absent: Array, thresholds: Array, level: float) -> tu
     alarms = _count_above(absent, thresholds)
     # Beta quantiles are defined between 1 and a hits, and between 0 and b − 1 alarms; beyond them
     # the bounds are 0 and 1.
-    lower = betaincinv(np.maximum(hits, 1), a - hits + 1, level / 2)
-    upper = betaincinv(alarms + 1, np.maximum(b - alarms, 1), 1 - level / 2)
-    return np.where(hits > 0, lower, 0.0), np.where(alarms < b, upper, 1.0)
+    error = level / 2
+    misses = a - hits
+    lower = betaincinv(np.maximum(hits, 1), misses + 1, error)
+    rejections = b - alarms
+    upper = betaincinv(alarms + 1, np.maximum(rejections, 1), 1 - error)
+    lower = np.where(hits > 0, lower, 0.0)
+    upper = np.where(rejections > 0, upper, 1.0)
+    return lower, upper
 
 
 def _count_above(statistics: Array, thresholds: Array) -> NDArray[np.int64]:
@@ -170,7 +180,9 @@ def _count_above(statistics: Array, thresholds: Array) -> NDArray[np.int64]:
 
 
 def lower_bound(
-    present: Sequence[float] | Array, absent: Sequence[float] | Array, confidence: float = 0.99
+    present: Sequence[float] | Array,
+    absent: Sequence[float] | Array,
+    confidence: float = 0.99,
 ) -> Audit:
     """Return the audit of a release by its statistics with and without the canary.
 
@@ -183,17 +195,18 @@ def lower_bound(
         UsageError: fewer than 20 statistics of either world, one that is not finite, or a
             confidence that is not between 0 and 1.
     """
-    worlds = [np.asarray(statistics, dtype=np.float64) for statistics in (present, absent)]
+    present = np.asarray(present, dtype=np.float64)
+    absent = np.asarray(absent, dtype=np.float64)
     if not 0 < confidence < 1:
         raise UsageError(
             f"a confidence of {confidence:g} is none: give a probability, 0.99 for instance"
         )
-    if not all(map(_is_sample, worlds)):
+    if not (_is_sample(present) and _is_sample(absent)):
         raise UsageError(
             f"an audit needs at least {FEWEST} finite statistics of each world: repeat the release "
             "more often"
         )
-    return Audit(worlds[0], worlds[1], confidence)
+    return Audit(present, absent, confidence)
 
 
 def _is_sample(statistics: Array) -> bool:
@@ -238,8 +251,10 @@ def updates(
         Statistics (c,) with the canaries and (c,) without.
     """
     c = len(canaries)
-    present = release((LONG * norm) * canaries, range(c))
-    absent = release(torch.zeros_like(canaries), range(c, 2 * c))
+    contributions = (LONG * norm) * canaries
+    zeros = torch.zeros_like(canaries)
+    present = release(contributions, range(c))
+    absent = release(zeros, range(c, 2 * c))
     return _along(present, canaries), _along(absent, canaries)
 
 
@@ -268,7 +283,9 @@ def summed(
 
 
 def grams(
-    matrix: Callable[[torch.Tensor, int], torch.Tensor], canaries: torch.Tensor, rows: torch.Tensor
+    matrix: Callable[[torch.Tensor, int], torch.Tensor],
+    canaries: torch.Tensor,
+    rows: torch.Tensor,
 ) -> tuple[Array, Array]:
     """Return statistics uᵀÃu of clients' noisy Gram matrices Ã.
 
@@ -288,8 +305,10 @@ def grams(
     absent: list[float] = []
     for k, canary in enumerate(canaries):
         direction = canary.double()
-        baseline = float((rows.double() @ direction).square().sum())
-        samples = torch.cat([rows, LONG * canary[None].to(rows.dtype)])
+        projections = rows.double() @ direction
+        baseline = float(projections.square().sum())
+        added = LONG * canary[None].to(rows.dtype)
+        samples = torch.cat([rows, added])
         matrix_with = matrix(samples, 2 * k)
         present.append(_energy(matrix_with, direction) - baseline)
         matrix_without = matrix(rows, 2 * k + 1)
@@ -304,4 +323,5 @@ def _energy(matrix: torch.Tensor, direction: torch.Tensor) -> float:
 
 def _along(rows: torch.Tensor, canaries: torch.Tensor) -> Array:
     """Return the inner product of each row with its canary, (c,)."""
-    return np.asarray((rows.double() * canaries.double()).sum(1).numpy())
+    products = rows.double() * canaries.double()
+    return np.asarray(products.sum(1).numpy())

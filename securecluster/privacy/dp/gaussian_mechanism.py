@@ -65,7 +65,8 @@ class Clip:
         """
         factors = self._factors(rows)
         row_blocks = blocks(rows)
-        factor_blocks = torch.split(factors, [len(block) for block in row_blocks])
+        lengths = [len(block) for block in row_blocks]
+        factor_blocks = torch.split(factors, lengths)
         for block, block_factors in zip(row_blocks, factor_blocks, strict=True):
             finite = _zero_where_dropped(block, block_factors)
             block.copy_(finite.double() * block_factors)
@@ -149,7 +150,11 @@ class Noise:
         return d
 
     def forward_for(
-        self, rows: torch.Tensor, step: int, ids: Sequence[int], field: str
+        self,
+        rows: torch.Tensor,
+        step: int,
+        ids: Sequence[int],
+        field: str,
     ) -> torch.Tensor:
         """Add noise to clients' rows in place.
 
@@ -167,7 +172,14 @@ class Noise:
                 "these clients have nothing to draw noise from yet: hand in their keys first"
             )
         for row, client in zip(rows, ids, strict=True):
-            noisy = self._draws.noised(client, field, step, row, self._share_multiplier, self.norm)
+            noisy = self._draws.noised(
+                client,
+                field,
+                step,
+                row,
+                self._share_multiplier,
+                self.norm,
+            )
             row.copy_(noisy)
         return rows
 
@@ -185,7 +197,8 @@ class Noise:
         Args:
             d: numbers in a row.
         """
-        return deviation(self._share_multiplier, self.norm, d) ** 2 * d
+        sigma = deviation(self._share_multiplier, self.norm, d)
+        return sigma**2 * d
 
 
 class TrustedCurator:
@@ -212,10 +225,15 @@ class TrustedCurator:
         Args:
             d: numbers in a row.
         """
-        return deviation(self.multiplier, self.norm, d) ** 2 * d
+        sigma = deviation(self.multiplier, self.norm, d)
+        return sigma**2 * d
 
     def add(
-        self, rows: torch.Tensor, step: int, field: str, counts: Sequence[int] | None = None
+        self,
+        rows: torch.Tensor,
+        step: int,
+        field: str,
+        counts: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Return rows (r, n) with noise N(0, σ²) in every number, in new memory.
 
@@ -233,9 +251,13 @@ class TrustedCurator:
         noisy = self._clip.forward(rows, step) if counts is None else rows.clone()
         for n, row in enumerate(noisy):
             if counts is None or counts[n]:
-                row.copy_(
-                    self._draws.noised(
-                        self.SERVER, f"{field} {n}", step, row, self.multiplier, self.norm
-                    )
+                released = self._draws.noised(
+                    self.SERVER,
+                    f"{field} {n}",
+                    step,
+                    row,
+                    self.multiplier,
+                    self.norm,
                 )
+                row.copy_(released)
         return noisy

@@ -55,8 +55,11 @@ def spacing(multiplier: float, sensitivity: float, d: int) -> float:
         d: numbers in a row.
     """
     sigma = multiplier * sensitivity
-    fine = min(sigma, sensitivity / math.sqrt(d)) * 2.0**-FINE
-    _, exponent = math.frexp(max(fine, sigma * 2.0**-FINEST))
+    finest = sigma * 2.0**-FINEST
+    smallest_scale = min(sigma, sensitivity / math.sqrt(d))
+    fine = smallest_scale * 2.0**-FINE
+    # the largest power of two that is not above
+    _, exponent = math.frexp(max(fine, finest))
     return math.ldexp(1.0, exponent - 1)
 
 
@@ -84,7 +87,10 @@ class GridNoise:
         from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
         self._seeds = list(seeds)
-        self._streams = [Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor() for seed in seeds]
+        # Each stream has a seed of its own, so its counter and nonce are zero.
+        nonce = bytes(16)
+        ciphers = [Cipher(ChaCha20(seed, nonce), mode=None) for seed in seeds]
+        self._streams = [cipher.encryptor() for cipher in ciphers]
         # calls by stream: they number the further bits that rare draws need
         self._drawn = [0] * len(self._seeds)
         self._zeros = b""
@@ -94,7 +100,12 @@ class GridNoise:
     def __repr__(self) -> str:
         return f"GridNoise({len(self._streams)} streams, seeds hidden)"
 
-    def add_to(self, rows: torch.Tensor, grid: Sequence[float], sigma: Sequence[float]) -> None:
+    def add_to(
+        self,
+        rows: torch.Tensor,
+        grid: Sequence[float],
+        sigma: Sequence[float],
+    ) -> None:
         """Round rows to their grids and add noise, in place.
 
         The noise is the next d integers of each of the first k streams.
@@ -114,10 +125,17 @@ class GridNoise:
                 noise = self._integers(first, block, deviations[selected])
                 released = self._buffer("released", block.shape, block.device)
                 # whole numbers below 2^53: no error
-                released.copy_(block).mul_(inverse).round_().add_(noise)
-                block.copy_(released.mul_(spacings))
+                released.copy_(block)
+                released.mul_(inverse).round_().add_(noise)
+                released.mul_(spacings)
+                block.copy_(released)
 
-    def _integers(self, first: int, rows: torch.Tensor, steps: Sequence[float]) -> torch.Tensor:
+    def _integers(
+        self,
+        first: int,
+        rows: torch.Tensor,
+        steps: Sequence[float],
+    ) -> torch.Tensor:
         """Return rounded Gaussians in the shape of `rows`, float64.
 
         Args:
@@ -128,20 +146,27 @@ class GridNoise:
         count, width = rows.shape
         # A pair of words gives two Gaussians: the cosine and the sine of one angle.
         half = -(-width // 2)
-        words = self._next(first, count, half).to(rows.device)
+        words = self._next(first, count, half)
+        words = words.to(rows.device)
         scale = _column(steps, rows)
-        u = self._buffer("radius", (count, half), rows.device)
-        u.copy_(words[:, :half]).add_(0.5).abs_().mul_(2.0**-HALF)
-        inaccurate = _tails(u)
-        radius = u.log_().mul_(-2 * scale.square()).sqrt_()
+        # uniform numbers u in (0, 1), which become the radius in place
+        radius = self._buffer("radius", (count, half), rows.device)
+        radius.copy_(words[:, :half])
+        radius.add_(0.5).abs_().mul_(2.0**-HALF)
+        inaccurate = _tails(radius)
+        # scale · √(−2 log u)
+        variance = scale.square()
+        radius.log_().mul_(-2 * variance).sqrt_()
         angle = self._buffer("angle", (count, half), rows.device)
-        angle.copy_(words[:, half:]).mul_(math.pi * 2.0**-63)
+        angle.copy_(words[:, half:])
+        angle.mul_(math.pi * 2.0**-63)
         exact = self._buffer("exact", (count, 2 * half), rows.device)
         torch.cos(angle, out=exact[:, :half])
         torch.sin(angle, out=exact[:, half:])
-        exact.view(count, 2, half).mul_(radius[:, None])
-        rounding = self._buffer("integers", exact.shape, rows.device)
-        integers = torch.round(exact, out=rounding)
+        pairs = exact.view(count, 2, half)
+        pairs.mul_(radius[:, None])
+        integers = self._buffer("integers", exact.shape, rows.device)
+        torch.round(exact, out=integers)
         unsure = _unsure(exact.sub_(integers), scale, inaccurate)
         if unsure is not None:
             self._settle(first, words, unsure[:, :width], steps, integers)
@@ -149,7 +174,12 @@ class GridNoise:
             self._drawn[stream] += 1
         return integers[:, :width]
 
-    def _buffer(self, name: str, shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    def _buffer(
+        self,
+        name: str,
+        shape: Sequence[int],
+        device: torch.device,
+    ) -> torch.Tensor:
         """Return uninitialised float64 memory that is used again.
 
         Fresh pages would cost as much time as the numbers.
@@ -206,8 +236,10 @@ class GridNoise:
             self._words = bytearray(length * count)
         memory = memoryview(self._words)
         for k in range(count):
-            row = memory[k * length : (k + 1) * length]
-            self._streams[first + k].update_into(self._zeros, row)
+            start = k * length
+            row = memory[start : start + length]
+            stream = self._streams[first + k]
+            stream.update_into(self._zeros, row)
         size = 2 * half * count
         words: torch.Tensor = torch.frombuffer(self._words, dtype=torch.int64, count=size)
         return words.view(count, 2 * half)
@@ -219,8 +251,10 @@ class GridNoise:
             stream: number of the stream.
             pair: position of the pair in the current call.
         """
-        name = f"more bits {self._drawn[stream]} {pair}".encode()
-        return hashlib.blake2b(name, digest_size=32, key=self._seeds[stream]).digest()
+        call = self._drawn[stream]
+        name = f"more bits {call} {pair}".encode()
+        digest = hashlib.blake2b(name, digest_size=32, key=self._seeds[stream])
+        return digest.digest()
 
 
 def _column(values: Sequence[float], rows: torch.Tensor) -> torch.Tensor:
@@ -244,7 +278,9 @@ def _tails(u: torch.Tensor) -> torch.Tensor | None:
 
 
 def _unsure(
-    remainders: torch.Tensor, scale: torch.Tensor, inaccurate: torch.Tensor | None
+    remainders: torch.Tensor,
+    scale: torch.Tensor,
+    inaccurate: torch.Tensor | None,
 ) -> torch.Tensor | None:
     """Return the mask (c, 2·half) of numbers that float64 may have rounded to a wrong integer.
 
@@ -260,7 +296,8 @@ def _unsure(
     if inaccurate is None:
         # The usual case is decided without a mask, from the extremes of each row.
         low, high = torch.aminmax(remainders, dim=1, keepdim=True)
-        if not bool((torch.maximum(high, -low) >= bound).any()):
+        largest = torch.maximum(high, -low)
+        if not bool((largest >= bound).any()):
             return None
     unsure: torch.Tensor = remainders.abs() >= bound
     if inaccurate is not None:
@@ -290,8 +327,10 @@ def rounded(radius_word: int, angle_word: int, scale: float, sine: bool, key: by
                 return float(low)
         position = counter.to_bytes(8, "little")
         extra = hashlib.blake2b(position, digest_size=16, key=key).digest()
-        u = (u << 64) | int.from_bytes(extra[:8], "little")
-        turn = (turn << 64) | int.from_bytes(extra[8:], "little")
+        u_bits = int.from_bytes(extra[:8], "little")
+        turn_bits = int.from_bytes(extra[8:], "little")
+        u = (u << 64) | u_bits
+        turn = (turn << 64) | turn_bits
         bits += 64
     raise AssertionError("unreachable")
 
@@ -320,9 +359,9 @@ def _integer_range(u: int, turn: int, bits: int, scale: float, sine: bool) -> tu
         angle_error = largest_radius * mpmath.pi * unit
         rounding_error = mpmath.ldexp(1, -bits - 64)
         error = scale * (radius_error + angle_error + rounding_error)
-        low = int(mpmath.floor(centre - error + 0.5))
-        high = int(mpmath.floor(centre + error + 0.5))
-    return low, high
+        low = mpmath.floor(centre - error + 0.5)
+        high = mpmath.floor(centre + error + 0.5)
+    return int(low), int(high)
 
 
 def _radius(u: mpmath.mpf) -> mpmath.mpf:

@@ -77,7 +77,8 @@ class Event:
 
     def __post_init__(self) -> None:
         if self.digests and len(self.digests) != len(self.ids):
-            raise ValueError(f"{len(self.digests)} digests of {len(self.ids)} replies")
+            digests = len(self.digests)
+            raise ValueError(f"{digests} digests of {len(self.ids)} replies")
 
     @property
     def clients(self) -> int:
@@ -216,7 +217,9 @@ class Ledger:
         """Add another run's events, under new ids of its clients."""
         _require_names(other)
         offset = 1 + max(self.names, default=-1)
-        new_ids = {client: offset + k for k, client in enumerate(sorted(other.names))}
+        new_ids = {}
+        for position, client in enumerate(sorted(other.names)):
+            new_ids[client] = offset + position
         for client, name in other.names.items():
             self.names[new_ids[client]] = name
         for client, samples in other.samples.items():
@@ -319,8 +322,10 @@ class Ledger:
         releasing = self._releasing_clients()
         pairs: set[tuple[str, str]] = set()
         for event in self.events:
-            if event.mechanism == "exact" and not releasing.isdisjoint(event.ids):
-                pairs.update((event.method, name) for name in event.fields or ("",))
+            if event.mechanism != "exact" or releasing.isdisjoint(event.ids):
+                continue
+            for name in event.fields or ("",):
+                pairs.add((event.method, name))
         return sorted(pairs)
 
     def summary(self) -> list[Row]:
@@ -377,7 +382,8 @@ class Ledger:
                 if client in releasing:
                     person = persons.get(client, client)
                     # Under the client's own id: each id has its own number of samples.
-                    costs.setdefault(person, Counter())[self._cost(event, client)] += 1
+                    counts = costs.setdefault(person, Counter())
+                    counts[self._cost(event, client)] += 1
         lowest: dict[History, int] = {}
         for person, counts in sorted(costs.items()):
             lowest.setdefault(frozenset(counts.items()), person)
@@ -441,7 +447,8 @@ class Recall:
                     self._known.add(release)
                 self._answered.add((release.call, release.client))
                 if not event.kept:
-                    self._pending.setdefault(release.client, set()).add(release)
+                    pending = self._pending.setdefault(release.client, set())
+                    pending.add(release)
 
     def new(self, events: Sequence[Event]) -> list[Event]:
         """Return the events to record for one call.
@@ -479,7 +486,8 @@ class Recall:
 
     def _note_repetition(self, event: Event, position: int, release: Release) -> None:
         if event.kept:
-            self._repeated.setdefault(release.client, []).append(event.select([position]))
+            trainings = self._repeated.setdefault(release.client, [])
+            trainings.append(event.select([position]))
         else:
             self._pending[release.client].discard(release)
 
@@ -494,8 +502,8 @@ class Recall:
             answered: True if the client answered the same call before, with other bits.
         """
         trainings = self._repeated.pop(client, [])
-        pending_steps = [release.call.step for release in self._pending.get(client, ())]
-        last = max(pending_steps, default=-math.inf)
+        pending = self._pending.get(client, ())
+        last = max((release.call.step for release in pending), default=-math.inf)
         return [
             replace(training, again=True)
             for training in trainings
@@ -603,7 +611,8 @@ def _step(cost: _Cost, times: int, relation: Relation) -> Step:
     if cost.mechanism == "gaussian":
         ratio = cost.replace if relation == "replace" else 1.0
         return cost.noise_multiplier / ratio, 1.0, times
-    q, steps = accounting.sampling(cost.samples or 0, cost.batch, cost.epochs)
+    samples = cost.samples or 0
+    q, steps = accounting.sampling(samples, cost.batch, cost.epochs)
     # Two trainings in the same batches cost no more than two in batches that are known.
     if cost.again and q < 1:
         q = 1.0

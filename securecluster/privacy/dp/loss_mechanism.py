@@ -101,7 +101,11 @@ def noised(
 
 
 def noised_rows(
-    guard: ClientNoise, purpose: str, ids: Sequence[int], step: int, rows: torch.Tensor
+    guard: ClientNoise,
+    purpose: str,
+    ids: Sequence[int],
+    step: int,
+    rows: torch.Tensor,
 ) -> torch.Tensor:
     """Return rows (b, d) clipped to S, with noise of standard deviation zS in every number.
 

@@ -54,10 +54,14 @@ class NoiseStreams:
             step: number of the call.
             about: further bytes; draws with different ones share no seed.
         """
-        message = f"{self._run} {purpose} {step} ".encode() + about
-        key = self._key(client)
-        person = b"securecluster dp"
-        return hashlib.blake2b(message, digest_size=32, key=key, person=person).digest()
+        name = f"{self._run} {purpose} {step} "
+        digest = hashlib.blake2b(
+            name.encode() + about,
+            digest_size=32,
+            key=self._key(client),
+            person=b"securecluster dp",
+        )
+        return digest.digest()
 
     def noised(
         self,
@@ -88,7 +92,8 @@ class NoiseStreams:
         sigma = deviation(multiplier, sensitivity, count)
         # The noise level and the row itself are in the seed: two answers under one number with
         # equal noise would reveal the difference of their rows.
-        about = struct.pack("<2d", grid, sigma) + digest(row)
+        mechanism = struct.pack("<2d", grid, sigma)
+        about = mechanism + digest(row)
         seed = self.seed(client, f"gaussian {purpose}", step, about)
         noisy = row.reshape(1, -1).clone()
         GridNoise([seed]).add_to(noisy, [grid], [sigma])
@@ -101,5 +106,5 @@ def digest(row: torch.Tensor) -> bytes:
     Args:
         row: tensor of any shape, on any device.
     """
-    data = row.detach().cpu().contiguous().numpy().tobytes()
-    return hashlib.blake2b(data, digest_size=32).digest()
+    numbers = row.detach().cpu().contiguous().numpy()
+    return hashlib.blake2b(numbers.tobytes(), digest_size=32).digest()

@@ -35,14 +35,20 @@ def factors(d: int) -> tuple[int, ...]:
     Returns:
         Orders, ascending.
     """
-    fewest = next(k for k in itertools.count(1) if LARGEST**k >= d)
+    fewest = 1
+    while LARGEST**fewest < d:
+        fewest += 1
     candidates = itertools.chain(
         itertools.combinations_with_replacement(_orders(), fewest),
         itertools.combinations_with_replacement(_orders(), fewest + 1),
     )
     large_enough = (orders for orders in candidates if math.prod(orders) >= d)
-    # The sum breaks ties: smaller factors take less time. The orders make the choice unique.
-    return min(large_enough, key=lambda orders: (math.prod(orders), sum(orders), orders))
+
+    def size(orders: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+        # The sum breaks ties: smaller factors take less time. The orders make the choice unique.
+        return math.prod(orders), sum(orders), orders
+
+    return min(large_enough, key=size)
 
 
 @cache
@@ -67,8 +73,8 @@ def matrix(order: int) -> NDArray[np.int8]:
     if order % 2:
         raise ValueError(f"no Hadamard matrix of order {order} is known here")
     # Sylvester's doubling
-    smallest = np.array([[1, 1], [1, -1]], dtype=np.int8)
-    return np.kron(smallest, matrix(order // 2))
+    half = matrix(order // 2)
+    return np.kron(_matrix_of_two(), half)
 
 
 def factor_matrices(d: int, rows: torch.Tensor) -> list[torch.Tensor]:
@@ -114,8 +120,12 @@ def _orders() -> tuple[int, ...]:
     """Return the orders up to `LARGEST` that `matrix` can construct, ascending."""
     bases = {1, 2}
     for q in range(3, LARGEST):
-        if _is_prime(q):
-            bases.add(q + 1 if q % 4 == 3 else 2 * (q + 1))
+        if not _is_prime(q):
+            continue
+        if q % 4 == 3:
+            bases.add(q + 1)
+        else:
+            bases.add(2 * (q + 1))
     orders: set[int] = set()
     for base in bases:
         doubled = base
@@ -126,7 +136,8 @@ def _orders() -> tuple[int, ...]:
 
 
 def _is_prime(q: int) -> bool:
-    return q > 1 and all(q % k for k in range(2, math.isqrt(q) + 1))
+    divisors = range(2, math.isqrt(q) + 1)
+    return q > 1 and all(q % k for k in divisors)
 
 
 def _paley(q: int) -> NDArray[np.int8]:
@@ -139,9 +150,14 @@ def _paley(q: int) -> NDArray[np.int8]:
     identity = np.eye(q + 1, dtype=np.int8)
     if q % 4 == 3:
         return identity + conference
-    first = np.array([[1, 1], [1, -1]], dtype=np.int8)
-    second = np.array([[1, -1], [-1, -1]], dtype=np.int8)
-    return np.kron(conference, first) + np.kron(identity, second)
+    diagonal_block = np.array([[1, -1], [-1, -1]], dtype=np.int8)
+    diagonal = np.kron(identity, diagonal_block)
+    return np.kron(conference, _matrix_of_two()) + diagonal
+
+
+def _matrix_of_two() -> NDArray[np.int8]:
+    """Return Sylvester's matrix of order 2."""
+    return np.array([[1, 1], [1, -1]], dtype=np.int8)
 
 
 def _conference(q: int) -> NDArray[np.int8]:
@@ -157,7 +173,8 @@ def _conference(q: int) -> NDArray[np.int8]:
         character[k * k % q] = 1
     residues = np.arange(q)
     differences = residues[:, None] - residues
-    conference = np.zeros((q + 1, q + 1), dtype=np.int8)
+    order = q + 1
+    conference = np.zeros((order, order), dtype=np.int8)
     conference[0, 1:] = 1
     # symmetric for q ≡ 1 mod 4, antisymmetric for q ≡ 3 mod 4
     conference[1:, 0] = 1 if q % 4 == 1 else -1

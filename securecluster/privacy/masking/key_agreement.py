@@ -149,10 +149,12 @@ class KeyRing:
         Args:
             client: id of the client.
         """
-        return self.secrets.noise.setdefault(client, self._bytes(client, "noise"))
+        key = self._bytes(client, "noise")
+        return self.secrets.noise.setdefault(client, key)
 
     def _private(self, client: int) -> bytes:
-        return self.secrets.private.setdefault(client, self._bytes(client, "x25519"))
+        key = self._bytes(client, "x25519")
+        return self.secrets.private.setdefault(client, key)
 
     def use(self, clients: tuple[int, ...]) -> None:
         """Fix the seeds of clients that answer a call of the protocol.
@@ -186,10 +188,10 @@ class KeyRing:
     def _check_not_fixed(self, client: int, seed: bytes, step: int) -> None:
         """Raise FrameError for a seed that replaces another one after its first use.
 
-        A server that could replace a used seed would get rows of one run under two masks. Replies
-        may be lost, though, and then clients agree anew, led by one that never had the first seed.
-        So a later agreement replaces a seed as long as nothing was released under it: this reveals
-        no more to a server that swaps seeds than the first agreement does.
+        A seed stays once something was released under it. Before, replies may be lost, and then
+        clients agree anew, led by one that never had the first seed. So a later agreement replaces
+        a seed as long as nothing was released under it: this reveals no more to a server that swaps
+        seeds than the first agreement does.
 
         Args:
             client: id of the client, for the message.
@@ -198,7 +200,7 @@ class KeyRing:
         """
         unused = self.secrets.unused
         for peer, peer_seed in self.secrets.seed.items():
-            # a seed in use is never unused, and one that is not yields to a later agreement alone
+            # A seed in use is not in `unused`; one that is there yields to a later key call.
             replaceable = step >= unused.get(peer, math.inf)
             if peer_seed != seed and not replaceable:
                 raise FrameError(
@@ -213,12 +215,20 @@ class KeyRing:
         Args:
             clients: ids of the clients (b,).
         """
-        keys = [_public(self._private(client)) for client in clients]
+        keys = []
         signatures = []
-        for client, key in zip(clients, keys, strict=True):
-            signatures.append(self._sign(client, self._offered(client, key)))
-        seeded = torch.tensor([i in self.secrets.seed for i in clients], dtype=torch.uint8)
-        return PublicKey(Rows(_table(keys)), Rows(seeded), Rows(_table(signatures)))
+        for client in clients:
+            key = _public(self._private(client))
+            offer = self._offered(client, key)
+            keys.append(key)
+            signatures.append(self._sign(client, offer))
+        seeds = self.secrets.seed
+        seeded = torch.tensor([client in seeds for client in clients], dtype=torch.uint8)
+        return PublicKey(
+            key=Rows(_table(keys)),
+            seeded=Rows(seeded),
+            signature=Rows(_table(signatures)),
+        )
 
     def seal(self, leader: int, peers: Peers) -> SealedSeeds:
         """Return the leader's seed, sealed to each peer.
@@ -239,22 +249,25 @@ class KeyRing:
         keys = [_bytes(key) for key in peers.keys.value]
         # Every signature is checked before anything is sealed: a server that names itself a peer
         # would read the seed.
-        for peer, key, signature in zip(ids, keys, peers.signatures.value, strict=True):
-            self._verify(peer, self._offered(peer, key), _bytes(signature))
+        signatures = [_bytes(signature) for signature in peers.signatures.value]
+        for peer, key, signature in zip(ids, keys, signatures, strict=True):
+            offer = self._offered(peer, key)
+            self._verify(peer, offer, signature)
         seed = self._leader_seed(leader)
         private = self._private(leader)
         public = _public(private)
         boxes = []
-        signatures = []
+        box_signatures = []
         for peer, key in zip(ids, keys, strict=True):
             context = self._context(leader, peer, public, key)
             box = _aead(private, key, context).encrypt(seed, None)
+            statement = _sealed(context, box)
             boxes.append(box)
-            signatures.append(self._sign(leader, _sealed(context, box)))
+            box_signatures.append(self._sign(leader, statement))
         return SealedSeeds(
             key=Rows(_tensor(public)[None]),
             ciphertexts=Rows(_table(boxes)[None]),
-            signatures=Rows(_table(signatures)[None]),
+            signatures=Rows(_table(box_signatures)[None]),
         )
 
     def _leader_seed(self, leader: int) -> bytes:
@@ -262,9 +275,15 @@ class KeyRing:
         shared = self.secrets.seed.get(leader)
         if shared:
             return shared
-        return self.secrets.drawn.setdefault(leader, self._bytes(leader, "mask"))
+        seed = self._bytes(leader, "mask")
+        return self.secrets.drawn.setdefault(leader, seed)
 
-    def open(self, clients: tuple[int, ...], box: SealedSeed, step: int) -> Ack:
+    def open(
+        self,
+        clients: tuple[int, ...],
+        box: SealedSeed,
+        step: int,
+    ) -> Ack:
         """Store the seed in each client's box.
 
         Args:
@@ -283,9 +302,11 @@ class KeyRing:
         for client, ciphertext, signature in rows:
             private = self._private(client)
             sealed = _bytes(ciphertext)
-            context = self._context(box.leader, client, leader_key, _public(private))
-            # A server that plays leader would set the seed, so its signature is checked first.
-            self._verify(box.leader, _sealed(context, sealed), _bytes(signature))
+            client_key = _public(private)
+            context = self._context(box.leader, client, leader_key, client_key)
+            # A server that plays leader would set the seed, so the signature is checked first.
+            statement = _sealed(context, sealed)
+            self._verify(box.leader, statement, _bytes(signature))
             try:
                 seed = _aead(private, leader_key, context).decrypt(sealed, None)
             except InvalidTag:
@@ -323,7 +344,12 @@ class KeyRing:
             client: id of the client.
             key: public key, 32 bytes.
         """
-        fields = [b"securecluster key offer v1", self._config, b"%d" % client, key.hex().encode()]
+        fields = [
+            b"securecluster key offer v1",
+            self._config,
+            b"%d" % client,
+            key.hex().encode(),
+        ]
         return b"|".join(fields)
 
     def _context(self, leader: int, peer: int, leader_key: bytes, peer_key: bytes) -> bytes:
@@ -362,7 +388,12 @@ def _sealed(context: bytes, box: bytes) -> bytes:
         context: context of the box.
         box: sealed seed, 48 bytes.
     """
-    return b"|".join([b"securecluster sealed seed v1", context, box.hex().encode()])
+    fields = [
+        b"securecluster sealed seed v1",
+        context,
+        box.hex().encode(),
+    ]
+    return b"|".join(fields)
 
 
 def _table(rows: Sequence[bytes]) -> torch.Tensor:
@@ -370,7 +401,9 @@ def _table(rows: Sequence[bytes]) -> torch.Tensor:
 
 
 def _tensor(data: bytes) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
+    # a copy, since tensors need writable memory
+    array = np.frombuffer(data, dtype=np.uint8).copy()
+    return torch.from_numpy(array)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -40,10 +40,13 @@ def words(seed: bytes, step: int, count: int, purpose: int = ORDER) -> NDArray[n
 
     # 32-bit block counter (zero), then 96 bits of nonce
     block_counter = bytes(4)
-    nonce = (step + (purpose << 64)).to_bytes(12, "little")
-    stream = Cipher(ChaCha20(seed, block_counter + nonce), mode=None).encryptor()
+    number = step + (purpose << 64)
+    nonce = number.to_bytes(12, "little")
+    algorithm = ChaCha20(seed, block_counter + nonce)
+    stream = Cipher(algorithm, mode=None).encryptor()
     # Encrypted zeros are the stream itself.
-    data = stream.update(bytes(8 * count))
+    zeros = bytes(8 * count)
+    data = stream.update(zeros)
     return np.frombuffer(data, dtype="<u8")
 
 
@@ -60,15 +63,20 @@ def order(seed: bytes, step: int, count: int) -> NDArray[np.int64]:
     # its key, and the sorted numbers contain the positions in order.
     position_bits = max(0, count - 1).bit_length()
     mask = np.uint64((1 << position_bits) - 1)
-    packed = (keys & ~mask) | np.arange(count, dtype=np.uint64)
+    upper = keys & ~mask
+    packed = upper | np.arange(count, dtype=np.uint64)
     packed.sort()
     positions = (packed & mask).view(np.int64)
     # Keys that agree in their upper bits, which is rare, are compared as a whole.
-    ties = np.flatnonzero((packed[1:] ^ packed[:-1]) <= mask)
+    differences = packed[1:] ^ packed[:-1]
+    ties = np.flatnonzero(differences <= mask)
     for run in _runs(ties):
-        tied = slice(run[0], run[-1] + 2)
+        # A tie is between a number and the next one.
+        end = run[-1] + 2
+        tied = slice(run[0], end)
         members = positions[tied].copy()  # ascending
-        positions[tied] = members[np.argsort(keys[members], kind="stable")]
+        ranking = np.argsort(keys[members], kind="stable")
+        positions[tied] = members[ranking]
     return positions
 
 
@@ -76,8 +84,9 @@ def _runs(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Return ascending numbers split into runs of consecutive ones."""
     if not len(numbers):
         return []
-    ends = np.flatnonzero(np.diff(numbers) > 1) + 1
-    return np.split(numbers, ends)
+    gaps = np.diff(numbers) > 1
+    starts = np.flatnonzero(gaps) + 1
+    return np.split(numbers, starts)
 
 
 def signs(seed: bytes, step: int, count: int, purpose: int) -> NDArray[np.float32]:
@@ -90,8 +99,8 @@ def signs(seed: bytes, step: int, count: int, purpose: int) -> NDArray[np.float3
         purpose: purpose of the draw.
     """
     word_count = -(-count // 64)
-    data = words(seed, step, word_count, purpose).view(np.uint8)
-    bits = np.unpackbits(data, count=count, bitorder="little")
+    data = words(seed, step, word_count, purpose)
+    bits = np.unpackbits(data.view(np.uint8), count=count, bitorder="little")
     return np.float32(1) - np.float32(2) * bits
 
 
@@ -105,9 +114,11 @@ def gaussians(seed: bytes, step: int, count: int) -> NDArray[np.float64]:
     """
     from scipy.special import ndtri
 
-    upper = words(seed, step, count, GAUSSIANS) >> np.uint64(12)
+    numbers = words(seed, step, count, GAUSSIANS)
+    upper = numbers >> np.uint64(12)
     # The middle of a cell has 53 bits, so no number rounds to 0 or 1, where Φ⁻¹ is infinite.
-    uniform = (upper.astype(np.float64) + 0.5) * 2.0**-52
+    middles = upper.astype(np.float64) + 0.5
+    uniform = middles * 2.0**-52
     return np.asarray(ndtri(uniform))
 
 
@@ -179,4 +190,6 @@ def blocks(rows: torch.Tensor, numbers: int = 1 << 18) -> Sequence[torch.Tensor]
         numbers: approximate numbers in a view.
     """
     d = rows.shape[-1]
-    return torch.split(rows.view(-1, d), max(1, numbers // d))
+    table = rows.view(-1, d)
+    row_count = max(1, numbers // d)
+    return torch.split(table, row_count)

@@ -147,12 +147,14 @@ class Permutation(Keyed["torch.Tensor"]):
             rows: permuted rows (b, d).
             step: number of the call that they were permuted in.
         """
+        positions = self._positions(rows, step)
         restored = torch.empty_like(rows)
-        return restored.index_copy_(-1, self._positions(rows, step), rows)
+        return restored.index_copy_(-1, positions, rows)
 
     def _positions(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """Return the position that each coordinate is taken from, (d,), on the rows' device."""
-        return self._of(rows.shape[-1], step).to(rows.device)
+        d = rows.shape[-1]
+        return self._of(d, step).to(rows.device)
 
     def _draw(self, seed: bytes, d: int, step: int) -> torch.Tensor:
         return torch.from_numpy(order(seed, step, d))
@@ -187,7 +189,8 @@ class SignedPermutation(Keyed["tuple[torch.Tensor, torch.Tensor]"]):
         """
         positions, flips = self._map(rows, step)
         for block in blocks(rows):
-            torch.mul(block.index_select(-1, positions), flips, out=block)
+            permuted = block.index_select(-1, positions)
+            torch.mul(permuted, flips, out=block)
         return rows
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
@@ -198,17 +201,20 @@ class SignedPermutation(Keyed["tuple[torch.Tensor, torch.Tensor]"]):
             step: number of the call that they were masked in.
         """
         positions, flips = self._map(rows, step)
-        return torch.empty_like(rows).index_copy_(-1, positions, rows * flips)
+        restored = torch.empty_like(rows)
+        return restored.index_copy_(-1, positions, rows * flips)
 
     def _map(self, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return π and s, (d,) each, on the rows' device; s in the rows' type."""
-        positions, flips = self._of(rows.shape[-1], step)
-        return positions.to(rows.device), flips.to(rows.device, rows.dtype)
+        d = rows.shape[-1]
+        positions, flips = self._of(d, step)
+        flips = flips.to(rows.device, rows.dtype)
+        return positions.to(rows.device), flips
 
     def _draw(self, seed: bytes, d: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         positions = torch.from_numpy(order(seed, step, d))
-        flips = torch.from_numpy(np.asarray(signs(seed, step, d, SIGNS)))
-        return positions, flips
+        flips = np.asarray(signs(seed, step, d, SIGNS))
+        return positions, torch.from_numpy(flips)
 
 
 def build(name: str, dimension: int | None = None) -> tuple[Stage, ...]:

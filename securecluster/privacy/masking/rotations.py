@@ -52,7 +52,8 @@ class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
             step: number of the call.
         """
         d = rows.shape[-1]
-        widened = rows.new_zeros(*rows.shape[:-1], padded(d))
+        shape = (*rows.shape[:-1], padded(d))
+        widened = rows.new_zeros(shape)
         widened[..., :d] = rows
         return self._rotate(widened, step)
 
@@ -63,9 +64,11 @@ class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
             rows: rows (b, n) that are zero after their first d numbers, or (b, d).
             step: number of the call.
         """
-        if self._dimension is not None and rows.shape[-1] == padded(self._dimension):
-            return self._rotate(rows, step)
-        return self.forward(rows, step)
+        if self._dimension is None:
+            return self.forward(rows, step)
+        if rows.shape[-1] != padded(self._dimension):
+            return self.forward(rows, step)
+        return self._rotate(rows, step)
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """Return rows (b, d) with the rotation undone.
@@ -93,10 +96,12 @@ class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
         transposed = [factor.T for factor in factors]
         for block in blocks(restored):
             for flips in reversed(scaled):
-                block.copy_(hadamard.transform(block.mul_(flips), transposed))
+                block.mul_(flips)
+                block.copy_(hadamard.transform(block, transposed))
             block.mul_(first)
         shape = (*rows.shape[:-1], self._dimension)
-        return restored[:, : self._dimension].reshape(shape)
+        restored = restored[:, : self._dimension]
+        return restored.reshape(shape)
 
     def _rotate(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """Apply D_2·H·D_1·H·D_0 to rows (b, n) in place."""
@@ -104,7 +109,8 @@ class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
         for block in blocks(rows):
             block.mul_(first)
             for flips in scaled:
-                torch.mul(hadamard.transform(block, factors), flips, out=block)
+                mixed = hadamard.transform(block, factors)
+                torch.mul(mixed, flips, out=block)
         return rows
 
     def _layers(
@@ -117,10 +123,11 @@ class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
             step: number of the call.
         """
         n = rows.shape[-1]
-        first, *others = (flips.to(rows.device, rows.dtype) for flips in self._of(n, step))
+        layers = [flips.to(rows.device, rows.dtype) for flips in self._of(n, step)]
+        first = layers[0]
         # Scaled once a layer: factors of ±1 are exact in float32, while 1/√k rounded in each would
         # add up.
-        scaled = [flips / math.sqrt(n) for flips in others]
+        scaled = [flips / math.sqrt(n) for flips in layers[1:]]
         return first, scaled, hadamard.factor_matrices(n, rows)
 
     def _draw(self, seed: bytes, d: int, step: int) -> tuple[torch.Tensor, ...]:
@@ -177,12 +184,13 @@ class Haar(Keyed["torch.Tensor"]):
         return self._of(d, step).to(rows.device)
 
     def _draw(self, seed: bytes, d: int, step: int) -> torch.Tensor:
-        gaussian = torch.from_numpy(gaussians(seed, step, d * d)).view(d, d)
+        drawn = gaussians(seed, step, d * d)
+        gaussian = torch.from_numpy(drawn).view(d, d)
         q, r = torch.linalg.qr(gaussian)
         # R with a positive diagonal is unique, and its Q uniform: a factorisation as the library
         # returns it is not.
-        flips = torch.where(r.diagonal() < 0, -1.0, 1.0).double()
-        uniform: torch.Tensor = q * flips
+        flips = torch.where(r.diagonal() < 0, -1.0, 1.0)
+        uniform: torch.Tensor = q * flips.double()
         return uniform
 
 

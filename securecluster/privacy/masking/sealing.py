@@ -55,7 +55,12 @@ class Seal:
         self._siv = AESSIV(derivation.derive(seed))
 
     def close(
-        self, rows: torch.Tensor, ids: Sequence[int], step: int, method: str, field: str
+        self,
+        rows: torch.Tensor,
+        ids: Sequence[int],
+        step: int,
+        method: str,
+        field: str,
     ) -> torch.Tensor:
         """Return sealed rows (b, n) uint8, where n is a row's bytes and OVERHEAD.
 
@@ -71,7 +76,9 @@ class Seal:
             plain = row.cpu().numpy().tobytes()
             context = self._context(client, step, method, field)
             box = self._cipher().encrypt(plain, context)
-            boxes.append(torch.from_numpy(np.frombuffer(box, np.uint8).copy()))
+            # a copy, since tensors need writable memory
+            data = np.frombuffer(box, np.uint8).copy()
+            boxes.append(torch.from_numpy(data))
         return torch.stack(boxes)
 
     def open(
@@ -104,7 +111,11 @@ class Seal:
         return torch.stack(rows)
 
     def _row(
-        self, box: torch.Tensor, client: int, context: list[bytes], template: torch.Tensor
+        self,
+        box: torch.Tensor,
+        client: int,
+        context: list[bytes],
+        template: torch.Tensor,
     ) -> torch.Tensor:
         from cryptography.exceptions import InvalidTag
 
@@ -117,14 +128,14 @@ class Seal:
                 f"what client {client} sealed cannot be opened: it was altered on its way, start a "
                 "new run"
             ) from None
-        if len(plain) != template.numel() * template.element_size():
+        size = template.numel() * template.element_size()
+        if len(plain) != size:
             raise FrameError(
                 f"what client {client} sealed has {len(plain)} bytes: both sides must run the same "
                 "configuration"
             )
-        return (
-            torch.frombuffer(plain, dtype=template.dtype).view(template.shape).to(template.device)
-        )
+        row = torch.frombuffer(plain, dtype=template.dtype).view(template.shape)
+        return row.to(template.device)
 
     def _cipher(self) -> AESSIV:
         if self._siv is None:
@@ -146,4 +157,10 @@ class Seal:
             method: client method that was called.
             field: field of the reply.
         """
-        return [self._run, method.encode(), field.encode(), b"%d" % client, b"%d" % step]
+        return [
+            self._run,
+            method.encode(),
+            field.encode(),
+            b"%d" % client,
+            b"%d" % step,
+        ]
