@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class Kind(IntEnum):
     """Kinds of stages, in the only order in which they compose."""
 
+    # A sketch comes first, so that noise of the same σ falls on few numbers.
     SKETCH = 0
     CLIP = 1
     NOISE = 2
@@ -253,11 +254,12 @@ class Pipeline:
         shares = [stage.shares for stage in self.stages if isinstance(stage, Noisy)]
         return max(shares, default=1)
 
-    def _has(self, kind: Kind) -> bool:
-        return any(stage.kind is kind for stage in self.stages)
+    def _has(self, stage_kind: Kind) -> bool:
+        return any(stage.kind is stage_kind for stage in self.stages)
 
     def _between(self, first: Kind, last: Kind) -> Pipeline:
-        return Pipeline([stage for stage in self.stages if first <= stage.kind <= last])
+        stages = [stage for stage in self.stages if first <= stage.kind <= last]
+        return Pipeline(stages)
 
     @property
     def shield(self) -> Pipeline:
@@ -276,6 +278,7 @@ class Pipeline:
         Args:
             rows: rows (b, n) as they left their clients.
         """
+        # Noise and masks stay: the server computes with masked rows.
         for stage in reversed(self.stages):
             if isinstance(stage, Coding):
                 rows = stage.decode(rows)
@@ -294,7 +297,8 @@ class Pipeline:
         Args:
             seed: 32 secret bytes.
         """
-        for item in (*self.stages, *self.fields.values(), self.seal):
+        pipelines = self.fields.values()
+        for item in (*self.stages, *pipelines, self.seal):
             if isinstance(item, Unlockable):
                 item.unlock(seed)
 
@@ -341,8 +345,11 @@ class Pipeline:
             d: numbers in a row before the pipeline.
         """
         # Several stages need rows of d numbers: noise, for instance, would fall on the zeros too.
-        if len(self.stages) == 1 and isinstance(self.stages[0], Overwriting):
-            return self.stages[0].width(d)
+        if len(self.stages) != 1:
+            return d
+        (stage,) = self.stages
+        if isinstance(stage, Overwriting):
+            return stage.width(d)
         return d
 
     def width(self, d: int) -> int:
@@ -365,6 +372,7 @@ class Pipeline:
             d: numbers in a row before the pipeline.
         """
         noise = 0.0
+        # d follows the row's width from stage to stage.
         for stage in self.stages:
             if isinstance(stage, Noisy):
                 noise += stage.squared_noise(d)
@@ -379,6 +387,7 @@ class Pipeline:
             rows: averages (b, n).
             step: number of the call whose rows were averaged.
         """
+        # Only masks change the rows here: clips, noise, sketches and codes are not undone.
         for stage in reversed(self.stages):
             rows = stage.inverse(rows, step)
         return rows
@@ -392,9 +401,10 @@ def _check_order(kinds: Sequence[Kind]) -> None:
     """
     for earlier, later in itertools.pairwise(kinds):
         if later <= earlier:
+            first = earlier.name.lower()
+            second = later.name.lower()
             raise UsageError(
-                f"{later.name.lower()} cannot follow {earlier.name.lower()}: the order is "
-                "sketch, clip, noise, mask, quantise"
+                f"{second} cannot follow {first}: the order is sketch, clip, noise, mask, quantise"
             )
 
 

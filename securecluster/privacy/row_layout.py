@@ -31,6 +31,7 @@ def layout(pipeline: Pipeline, itemsize: int) -> Layout:
             numbers = math.prod(lead) * field_pipeline.room(d)
             return Form(OCTETS, (numbers * itemsize + OVERHEAD,))
         for stage in field_pipeline.stages:
+            # Codes are the last stage, so their size is final.
             if isinstance(stage, Coded):
                 return Form(OCTETS, (*lead, stage.size))
             if isinstance(stage, Widening):

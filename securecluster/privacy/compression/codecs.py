@@ -140,6 +140,7 @@ class Levels(Coded):
         largest = rows.abs().amax(1, keepdim=True)
         # no division by zero in a row of zeros
         scale = torch.where(largest > 0, largest, 1.0)
+        # float64, whose rounding errors stay far below a level
         share = rows.double() / scale.double()
         codes = (share * self._levels).round() + self._levels
         packed = self._pack(codes.to(torch.uint8))
@@ -213,7 +214,8 @@ class Signs(Coded):
         """Return bits (b, d) as bytes, eight a byte, the first in the lowest bit."""
         padding = -self.dimension % 8
         padded = torch.nn.functional.pad(bits, (0, padding))
-        octets = padded.view(len(bits), -1, 8).to(torch.uint8)
+        octets = padded.view(len(bits), -1, 8)
+        octets = octets.to(torch.uint8)
         powers = [1 << k for k in range(8)]
         weights = torch.tensor(powers, dtype=torch.uint8, device=bits.device)
         return (octets * weights).sum(2, dtype=torch.uint8)
@@ -269,7 +271,8 @@ class TopK(Coded):
     def _decode(self, rows: torch.Tensor) -> torch.Tensor:
         split = 4 * self.k
         values = _from_bytes(rows[:, :split], torch.float32)
-        positions = _from_bytes(rows[:, split:], self._position).long()
+        positions = _from_bytes(rows[:, split:], self._position)
+        positions = positions.long()
         in_range = (positions >= 0) & (positions < self.dimension)
         ascending = positions.diff(dim=1) > 0
         # Ascending positions are distinct, so that no number is written twice.
@@ -382,5 +385,6 @@ def _coins(row: torch.Tensor) -> torch.Tensor:
     digest = hashlib.blake2b(data, digest_size=16).digest()
     key = int.from_bytes(digest, "little")
     generator = np.random.Generator(np.random.Philox(key=key))
+    # numpy's draws, which are the same for every device of the row
     coins = generator.integers(0, 2, len(row), dtype=np.uint8)
     return torch.from_numpy(coins).to(row.device) > 0

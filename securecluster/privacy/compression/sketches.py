@@ -80,8 +80,8 @@ class Sketch:
             UsageError: rows are no longer than their sketch.
         """
         d = rows.shape[-1]
-        shape = (*rows.shape[:-1], self.width(d))
-        sketches = rows.new_empty(shape)
+        q = self.width(d)
+        sketches = rows.new_empty((*rows.shape[:-1], q))
         signs, selected = self._map(d, step)
         signs = signs.to(rows.device, rows.dtype)
         selected = selected.to(rows.device)
@@ -94,7 +94,7 @@ class Sketch:
             mixed = hadamard.transform(mixed, factors)
             coordinates = mixed.index_select(1, selected)
             # √(n/q), and the 1/√n of an orthonormal H
-            torch.div(coordinates, math.sqrt(self.q), out=short)
+            torch.div(coordinates, math.sqrt(q), out=short)
         return sketches
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
@@ -125,6 +125,7 @@ def check_size(q: object) -> None:
     Args:
         q: a value given by the user.
     """
+    # bool is an Integral, too
     if not isinstance(q, Integral) or isinstance(q, bool) or q < 1:
         raise UsageError(
             f"sketch = {q!r} is no number of numbers: give a whole number from 1, as 64 or 256"

@@ -181,7 +181,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     # tail bound of the privacy loss N(μ²/2, μ²)
     low = 0.0
     mean = mu * mu / 2
-    high = mean + mu * math.sqrt(2 * math.log(1 / delta))
+    log_tail = math.log(1 / delta)
+    high = mean + mu * math.sqrt(2 * log_tail)
     if not mu < 1e9:
         return high
     while high - low > 1e-10 * high:
@@ -204,6 +205,7 @@ def dearest(histories: Sequence[History], delta: float) -> tuple[History, Cost] 
         None if there is no history.
     """
     _check_delta(delta)
+    # Dominated histories cannot cost more.
     candidates = []
     for history in _undominated(histories):
         quick_bound = _bound(history, delta, FEW)
@@ -287,7 +289,8 @@ def find_noise_for_all(
 
 def _rough_cost(history: Callable[[float], Iterable[Step]]) -> float:
     """Return Σ count·(q/z)² of a history at z = 1."""
-    costs = [count * (q / z) ** 2 for z, q, count in merged(history(1.0))]
+    steps = merged(history(1.0))
+    costs = [count * (q / z) ** 2 for z, q, count in steps]
     return sum(costs)
 
 
@@ -345,7 +348,8 @@ def _narrow(
         if 0 < cost_high < cost_low < math.inf and turn % 3 < 2:
             log_z_range = math.log(high / low)
             slope = log_z_range / math.log(cost_high / cost_low)
-            crossing = low * math.exp(slope * math.log(target / cost_low))
+            log_ratio = math.log(target / cost_low)
+            crossing = low * math.exp(slope * log_ratio)
             # just above the crossing, then just below it: two calls may be enough
             side = (0.4, -0.4)[turn % 3]
             aim = crossing * (1 + TOLERANCE * side)
@@ -513,7 +517,8 @@ def _points(history: Sequence[Step], delta: float, error: float) -> float:
     # half width of the grid: tails of the composition, and of each step
     width = max(error, _rdp(history, tail / 4))
     for z, q, _ in history:
-        step_width = _rdp([(z, q, 1)], tail / (8 * steps))
+        step_tail = tail / (8 * steps)
+        step_width = _rdp([(z, q, 1)], step_tail)
         width = max(width, step_width)
     width += 3
     # e^709 overflows
@@ -553,7 +558,9 @@ def _dominates(history: History, other: History) -> bool:
         history: merged history.
         other: merged history of the same noise multipliers.
     """
-    for (_, q, count), (_, other_q, other_count) in zip(history, other, strict=True):
+    for step, other_step in zip(history, other, strict=True):
+        _, q, count = step
+        _, other_q, other_count = other_step
         if q < other_q or count < other_count:
             return False
     return True

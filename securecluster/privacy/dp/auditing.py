@@ -81,8 +81,10 @@ class Audit:
 
         a = len(self.present)
         b = len(self.absent)
+        # two means are estimated
         freedom = a + b - 2
-        scale = math.sqrt(a * b / (a + b))
+        runs = a + b
+        scale = math.sqrt(a * b / runs)
         squares = self.present.var() * a
         squares += self.absent.var() * b
         deviation = math.sqrt(squares / freedom)
@@ -276,6 +278,7 @@ def summed(
         Statistics (⌈c/2⌉,) of clients with a canary and (⌊c/2⌋,) of clients without.
     """
     rows = (LONG * norm) * canaries
+    # Orthogonal canaries do not interfere, so one sum gives a statistic of every client.
     rows[1::2] = 0
     released = release(rows, range(len(rows)))
     along = (canaries.double() @ released.double()).numpy()

@@ -85,6 +85,7 @@ class Clip:
             raise UpdateError(
                 "an update is not finite, so it cannot be clipped: lower the learning rate (--lr)"
             )
+        # The margin is for the rounding of the clipped row.
         limit = self.norm * (1 - margin(rows.dtype))
         factors: torch.Tensor = (limit / norms).clamp(max=1)
         return factors.masked_fill(nonfinite, 0)

@@ -169,7 +169,9 @@ class GridNoise:
         torch.round(exact, out=integers)
         unsure = _unsure(exact.sub_(integers), scale, inaccurate)
         if unsure is not None:
-            self._settle(first, words, unsure[:, :width], steps, integers)
+            # An odd width leaves one Gaussian of the last pair unused.
+            unsure = unsure[:, :width]
+            self._settle(first, words, unsure, steps, integers)
         for stream in range(first, first + count):
             self._drawn[stream] += 1
         return integers[:, :width]
@@ -190,9 +192,11 @@ class GridNoise:
             device: device of the memory when it is allocated.
         """
         size = math.prod(shape)
-        if name not in self._buffers or len(self._buffers[name]) < size:
-            self._buffers[name] = torch.empty(size, dtype=torch.float64, device=device)
-        return self._buffers[name][:size].view(*shape)
+        memory = self._buffers.get(name)
+        if memory is None or len(memory) < size:
+            memory = torch.empty(size, dtype=torch.float64, device=device)
+            self._buffers[name] = memory
+        return memory[:size].view(*shape)
 
     def _settle(
         self,
@@ -218,7 +222,8 @@ class GridNoise:
             angle_word = int(words[row, half + pair])
             sine = column >= half
             key = self._more_bits(first + row, pair)
-            integers[row, column] = rounded(radius_word, angle_word, steps[row], sine, key)
+            integer = rounded(radius_word, angle_word, steps[row], sine, key)
+            integers[row, column] = integer
 
     def _next(self, first: int, count: int, half: int) -> torch.Tensor:
         """Return the next words of some streams, (count, 2·half) int64.
@@ -259,7 +264,8 @@ class GridNoise:
 
 def _column(values: Sequence[float], rows: torch.Tensor) -> torch.Tensor:
     """Return numbers as a column (k, 1), float64, on the device of `rows`."""
-    column: torch.Tensor = torch.tensor(list(values), dtype=torch.float64, device=rows.device)
+    numbers = list(values)
+    column: torch.Tensor = torch.tensor(numbers, dtype=torch.float64, device=rows.device)
     return column[:, None]
 
 

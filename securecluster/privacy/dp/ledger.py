@@ -101,10 +101,13 @@ class Event:
         """Return the release of each client, in the order of `ids`."""
         # `again` is not part of a call's identity: a repeated training is the same call.
         call = replace(self, ids=(), digests=(), again=False)
-        digests = self.digests or ("",) * len(self.ids)
-        return [
-            Release(call, client, digest) for client, digest in zip(self.ids, digests, strict=True)
-        ]
+        digests = self.digests
+        if not digests:
+            digests = ("",) * len(self.ids)
+        releases = []
+        for client, digest in zip(self.ids, digests, strict=True):
+            releases.append(Release(call, client, digest))
+        return releases
 
 
 class Release(NamedTuple):
@@ -216,6 +219,7 @@ class Ledger:
     def _append(self, other: Ledger) -> None:
         """Add another run's events, under new ids of its clients."""
         _require_names(other)
+        # Ids of the two runs may be equal for different clients.
         offset = 1 + max(self.names, default=-1)
         new_ids = {}
         for position, client in enumerate(sorted(other.names)):
@@ -238,6 +242,7 @@ class Ledger:
         Raises:
             UsageError: a name that is not in the ledger.
         """
+        # A string is an iterable of letters.
         if isinstance(names, str):
             names = [names]
         selected = set(names)
@@ -285,7 +290,9 @@ class Ledger:
         Returns:
             None where no claim is made: under "replace" with sampled batches.
         """
+        # Clients of one history have one cost, so each history is accounted for once.
         clients = self._distinct_histories()
+        # An exact release makes ε infinite, whatever noise other releases have.
         exact_client = _client_with_exact_release(clients)
         if exact_client is not None:
             return Price(math.inf, math.inf, exact_client, "exact release")
@@ -293,7 +300,8 @@ class Ledger:
         owners: dict[tuple[Step, ...], int] = {}
         for history, client in clients.items():
             steps = _merged_steps(history, relation)
-            owners[steps] = min(client, owners.get(steps, client))
+            lowest = owners.get(steps, client)
+            owners[steps] = min(client, lowest)
         if relation == "replace" and any(map(_is_sampled, owners)):
             return None
         return _largest_price(owners, delta)
@@ -336,7 +344,7 @@ class Ledger:
         for event in self.events:
             clients = [persons.get(i, i) for i in event.ids if i in releasing]
             for name in event.fields or ("",):
-                kind = Row(
+                row = Row(
                     method=event.method,
                     field=name,
                     mechanism=event.mechanism,
@@ -344,12 +352,12 @@ class Ledger:
                     count=0,
                     reader=event.reader,
                 )
-                counts.setdefault(kind, Counter()).update(clients)
-        return [
-            replace(kind, count=max(by_client.values()))
-            for kind, by_client in counts.items()
-            if by_client
-        ]
+                counts.setdefault(row, Counter()).update(clients)
+        rows = []
+        for row, by_client in counts.items():
+            if by_client:
+                rows.append(replace(row, count=max(by_client.values())))
+        return rows
 
     def _releasing_clients(self) -> set[int]:
         """Return the ids of clients with at least one release.
@@ -501,6 +509,7 @@ class Recall:
             client: id of the client.
             answered: True if the client answered the same call before, with other bits.
         """
+        # Popped, so that a training counts again once only.
         trainings = self._repeated.pop(client, [])
         pending = self._pending.get(client, ())
         last = max((release.call.step for release in pending), default=-math.inf)
@@ -554,14 +563,15 @@ def _begins_with(longer: Ledger, shorter: Ledger) -> bool:
     if longer is shorter:
         return True
     beginning = longer.events[: len(shorter.events)]
-    if beginning != shorter.events or any(map(_is_anonymous, shorter.events)):
+    if beginning != shorter.events:
         return False
-    for client in _clients(shorter.events):
-        if longer.names.get(client) != shorter.names.get(client):
-            return False
-        if longer.samples.get(client) != shorter.samples.get(client):
-            return False
-    return True
+    if any(map(_is_anonymous, shorter.events)):
+        return False
+    # Two runs may use the same ids for different clients.
+    clients = _clients(shorter.events)
+    if any(longer.names.get(i) != shorter.names.get(i) for i in clients):
+        return False
+    return all(longer.samples.get(i) == shorter.samples.get(i) for i in clients)
 
 
 def _is_anonymous(event: Event) -> bool:

@@ -86,6 +86,7 @@ class NoiseStreams:
             New memory of the row's shape, type and device.
         """
         count = row.numel()
+        # The grid's spacing depends on 1/√d, and an empty row has nothing to hide.
         if not count:
             return row.clone()
         grid = spacing(multiplier, sensitivity, count)

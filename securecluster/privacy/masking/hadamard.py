@@ -91,27 +91,29 @@ def factor_matrices(d: int, rows: torch.Tensor) -> list[torch.Tensor]:
     return matrices
 
 
-def transform(rows: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def transform(rows: torch.Tensor, matrices: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return (A_1 ⊗ … ⊗ A_k)·x for each row x, in new memory.
 
     The Kronecker product is never formed: each small matrix multiplies one axis of the row.
 
     Args:
         rows: rows x (b, n).
-        parts: square matrices A_1, …, A_k, whose orders have the product n.
+        matrices: square matrices A_1, …, A_k, whose orders have the product n.
     """
     b, n = rows.shape
-    left = b
-    right = n
-    for factor in parts:
+    # The axis of a factor lies between `leading` and `trailing` numbers.
+    leading = b
+    trailing = n
+    for factor in matrices:
         order = len(factor)
-        right //= order
-        if right == 1:
+        trailing //= order
+        if trailing == 1:
             # one large product instead of many with a vector
             rows = rows.reshape(-1, order) @ factor.T
         else:
-            rows = torch.matmul(factor, rows.view(left, order, right))
-        left *= order
+            stacked = rows.view(leading, order, trailing)
+            rows = torch.matmul(factor, stacked)
+        leading *= order
     return rows.view(b, n)
 
 
@@ -126,6 +128,7 @@ def _orders() -> tuple[int, ...]:
             bases.add(q + 1)
         else:
             bases.add(2 * (q + 1))
+    # doublings are Hadamard matrices, too
     orders: set[int] = set()
     for base in bases:
         doubled = base
@@ -136,8 +139,10 @@ def _orders() -> tuple[int, ...]:
 
 
 def _is_prime(q: int) -> bool:
-    divisors = range(2, math.isqrt(q) + 1)
-    return q > 1 and all(q % k for k in divisors)
+    if q < 2:
+        return False
+    largest = math.isqrt(q)
+    return all(q % k for k in range(2, largest + 1))
 
 
 def _paley(q: int) -> NDArray[np.int8]:
@@ -177,6 +182,7 @@ def _conference(q: int) -> NDArray[np.int8]:
     conference = np.zeros((order, order), dtype=np.int8)
     conference[0, 1:] = 1
     # symmetric for q ≡ 1 mod 4, antisymmetric for q ≡ 3 mod 4
-    conference[1:, 0] = 1 if q % 4 == 1 else -1
+    symmetric = q % 4 == 1
+    conference[1:, 0] = 1 if symmetric else -1
     conference[1:, 1:] = character[differences % q]
     return conference

@@ -110,6 +110,7 @@ class Roster:
 
     def __init__(self, keys: Mapping[int, bytes] | Callable[[int], bytes | None]) -> None:
         self._keys: dict[int, bytes] = {}
+        # A mapping names every client: any other one is a stranger.
         self._find: Callable[[int], bytes | None] = lambda client: None
         if isinstance(keys, Mapping):
             for client, key in keys.items():
@@ -161,6 +162,7 @@ class Roster:
             raise FrameError(f"client {client} is not on the roster: the key agreement is refused")
         try:
             Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+        # a ValueError is of a malformed key
         except (InvalidSignature, ValueError):
             raise FrameError(
                 f"client {client} did not sign what the server hands on in its name: the key "

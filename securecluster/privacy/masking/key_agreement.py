@@ -222,6 +222,7 @@ class KeyRing:
             offer = self._offered(client, key)
             keys.append(key)
             signatures.append(self._sign(client, offer))
+        # A client with a seed leads, so that a seed in use stays.
         seeds = self.secrets.seed
         seeded = torch.tensor([client in seeds for client in clients], dtype=torch.uint8)
         return PublicKey(

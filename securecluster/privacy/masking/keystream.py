@@ -145,6 +145,7 @@ class Keyed(ABC, Generic[D]):
         Args:
             seed: 32 secret bytes.
         """
+        # Maps of another seed must not be used again.
         if seed != self._seed:
             self._drawn.clear()
         self._seed = seed

@@ -94,6 +94,7 @@ class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
         restored = rows.reshape(-1, n).clone()
         first, scaled, factors = self._layers(restored, step)
         transposed = [factor.T for factor in factors]
+        # H and D are orthonormal: the inverses are their transposes, in reverse order.
         for block in blocks(restored):
             for flips in reversed(scaled):
                 block.mul_(flips)
