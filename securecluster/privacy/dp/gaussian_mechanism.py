@@ -170,7 +170,7 @@ class Noise:
         """
         if self._draws is None:
             raise UsageError(
-                "these clients have nothing to draw noise from yet: hand in their keys first"
+                "these clients have no keys to draw noise from: set them first with Pipeline.arm"
             )
         for row, client in zip(rows, ids, strict=True):
             noisy = self._draws.noised(

@@ -250,7 +250,7 @@ class Ledger:
         if unknown:
             example = min(map(str, unknown))
             raise UsageError(
-                f"the ledger knows no client {example!r}: give names as the federation has them"
+                f"the ledger has no client {example!r}: give names as the federation has them"
             )
         ids = {client for client, name in self.names.items() if name in selected}
         events = []

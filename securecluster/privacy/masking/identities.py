@@ -165,7 +165,7 @@ class Roster:
         # a ValueError is of a malformed key
         except (InvalidSignature, ValueError):
             raise FrameError(
-                f"client {client} did not sign what the server hands on in its name: the key "
+                f"client {client} did not sign what the server relays in its name: the key "
                 "agreement was tampered with"
             ) from None
 

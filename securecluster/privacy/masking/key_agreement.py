@@ -204,7 +204,7 @@ class KeyRing:
             replaceable = step >= unused.get(peer, math.inf)
             if peer_seed != seed and not replaceable:
                 raise FrameError(
-                    f"client {client} was handed another mask seed than it, or a peer, has used: "
+                    f"client {client} received another mask seed than it, or a peer, has used: "
                     "the key agreement was tampered with, or a server was restarted before it knew "
                     "who took part; start a new run"
                 )
