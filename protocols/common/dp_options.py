@@ -161,7 +161,7 @@ class DPOptions(ABC):
             if config["noise"] and config["placement"] == "local"
             else ()
         )
-        return (Clip(config["clip"], total=bool(config["noise"])), *own)
+        return (Clip(config["clip"], nonfinite_as_zeros=bool(config["noise"])), *own)
 
     def keeps_local_models(self, config: Mapping[str, Any]) -> bool:
         """Return whether models that clients trained alone stay out of the results.

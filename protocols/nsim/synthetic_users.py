@@ -194,7 +194,7 @@ class SyntheticUsersConfig:
         drawn = torch.from_numpy(draws.generator("layer noise").normal(size=rows.shape)).to(rows)
         return (
             begun.to(rows)
-            + Clip(self.clip, total=True).forward(rows - begun.to(rows), 0)
+            + Clip(self.clip, nonfinite_as_zeros=True).forward(rows - begun.to(rows), 0)
             + self.noise * self.clip * drawn
         )
 
