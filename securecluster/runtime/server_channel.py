@@ -428,7 +428,7 @@ class ServerChannel:
             sealed = self._key("key_seal", [leader], query)
             if sealed.reply is not None:
                 boxes, signatures = (
-                    Rows(sealed.reply.boxes.values[0]),
+                    Rows(sealed.reply.ciphertexts.values[0]),
                     Rows(sealed.reply.signatures.values[0]),
                 )
                 box = SealedSeed(leader, Shared(sealed.reply.key.values[0]), boxes, signatures)
