@@ -292,9 +292,9 @@ def _two_large_clusters(tree: Array) -> NDArray[np.bool_]:
     m = len(tree) + 1
     large = 0
     enough = []
-    for left, right, *_ in tree:
+    for first, second, *_ in tree:
         # scipy numbers merged clusters from m: they are large already, and become one.
-        large += 1 - int(left >= m) - int(right >= m)
+        large += 1 - int(first >= m) - int(second >= m)
         enough.append(large >= 2)
     return np.array(enough)
 
@@ -303,8 +303,8 @@ def _labels_after(tree: Array, merged: int) -> list[int]:
     """Return labels (m,) after so many merges, numbered in the order of first members."""
     m = len(tree) + 1
     groups = {position: [position] for position in range(m)}
-    for number, (left, right, *_) in enumerate(tree[:merged], start=m):
-        groups[number] = groups.pop(int(left)) + groups.pop(int(right))
+    for number, (first, second, *_) in enumerate(tree[:merged], start=m):
+        groups[number] = groups.pop(int(first)) + groups.pop(int(second))
     labels = [0] * m
     for label, group in enumerate(sorted(groups.values(), key=min)):
         for position in group:

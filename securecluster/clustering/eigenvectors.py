@@ -75,7 +75,7 @@ def leading(matrix: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def arpack(
-    product: Operator, side: int, k: int, like: torch.Tensor, which: str = "LM"
+    product: Operator, side: int, k: int, prototype: torch.Tensor, which: str = "LM"
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the largest eigenvalues of a symmetric operator by scipy's `eigsh`, on the CPU.
 
@@ -83,7 +83,7 @@ def arpack(
         product: the operator, (side,) -> (side,).
         side: its size.
         k: number of eigenvalues.
-        like: a tensor of the type and device of the results.
+        prototype: a tensor of the type and device of the results.
         which: "LM", largest in magnitude, for positive semidefinite operators; or "LA",
             algebraically.
 
@@ -95,7 +95,7 @@ def arpack(
 
     def multiply(vector: NDArray[np.float64]) -> NDArray[np.float64]:
         # ARPACK passes views of its work space, which torch must not share.
-        argument = torch.from_numpy(vector.ravel().copy()).to(like)
+        argument = torch.from_numpy(vector.ravel().copy()).to(prototype)
         image: NDArray[np.float64] = product(argument).cpu().numpy()
         return image
 
@@ -107,8 +107,8 @@ def arpack(
     except ArpackError:
         return None
     order = np.argsort(-values, kind="stable")
-    descending = torch.from_numpy(values[order]).to(like)
-    return descending, torch.from_numpy(columns[:, order].copy()).to(like)
+    descending = torch.from_numpy(values[order]).to(prototype)
+    return descending, torch.from_numpy(columns[:, order].copy()).to(prototype)
 
 
 def projected(features: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
@@ -250,9 +250,9 @@ def _decomposed(matrix: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
     return values[-k:].flip(0), columns[:, -k:].flip(1)
 
 
-def _lifted(wide: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+def _lifted(wide: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     """Return eigenvectors (k, D) of ΦᵀΦ from those of ΦΦᵀ, (k, n)."""
-    rows = left @ wide
+    rows = vectors @ wide
     # Zero rows, beyond the rank, stay zero.
     norms = rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
     return rows.div_(norms)

@@ -295,7 +295,7 @@ def _without_diagonal(matrix: Array) -> Array:
 
 
 def _spectral_points(similarity: Array, k: int) -> Array:
-    """Return the unit rows (m, k) of the first k eigenvectors; those of isolated points are 0."""
+    """Return the unit rows (m, k) of the first k eigenvectors; those of isolated points are about 0."""
     _, eigenvectors = np.linalg.eigh(affinity(similarity))
     vectors = eigenvectors[:, -k:]
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
