@@ -236,10 +236,11 @@ def network(name: str, objective: Objective, classes: int) -> Make:
         raise unknown("model", name, (AUTO, *all_names))
     suitable = NETWORKS[objective.kind]
     if name not in suitable:
-        kinds = ", ".join(kind for kind, networks in NETWORKS.items() if name in networks)
+        suits = [objective_kind for objective_kind in NETWORKS if name in NETWORKS[objective_kind]]
         choices = ", ".join(suitable)
         raise UsageError(
-            f"the model {name} is made for {kinds}, and these data are for {objective.kind}: "
+            f"the model {name} is made for {', '.join(suits)}, "
+            f"and these data are for {objective.kind}: "
             f"choose {choices}, or auto"
         )
     return suitable[name]

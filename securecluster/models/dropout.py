@@ -54,7 +54,8 @@ class SeededDropout(nn.Module):
         if self.channels:
             shape = x.shape[:2] + (1,) * (x.ndim - 2)
         positions = torch.arange(shape.numel(), device=x.device).view(shape)
-        call_key = _mixed(self.key + (self.number << LAYER_SHIFT) + self.calls)
+        layer_key = self.key + (self.number << LAYER_SHIFT)
+        call_key = _mixed(layer_key + self.calls)
         mask = _drawn_bits(call_key + positions) >= self._threshold
         return x * mask / (1 - self.p)
 
@@ -66,7 +67,12 @@ class SeededDropout(nn.Module):
 
 
 # kinds of dropout layers, and if they drop whole channels
-_KINDS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
+_KINDS = {
+    nn.Dropout: False,
+    nn.Dropout1d: True,
+    nn.Dropout2d: True,
+    nn.Dropout3d: True,
+}
 
 
 def with_seeded_dropout(module: nn.Module) -> nn.Module:
@@ -80,7 +86,7 @@ def with_seeded_dropout(module: nn.Module) -> nn.Module:
     """
     module = copy.deepcopy(module)
     # All children first: replacing while walking would change what is walked.
-    children: list[tuple[nn.Module, str, nn.Module | None]] = []
+    children = []
     for parent in module.modules():
         for name, child in parent._modules.items():
             children.append((parent, name, child))
@@ -121,13 +127,13 @@ def example_keys(keys: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 def _as_seeded(layer: nn.modules.dropout._DropoutNd, number: int) -> SeededDropout:
     """Return the seeded layer for a dropout layer; raise UsageError for another kind."""
-    kind = type(layer)
-    if kind not in _KINDS or not 0 <= layer.p < 1:
+    layer_type = type(layer)
+    if layer_type not in _KINDS or not 0 <= layer.p < 1:
         raise UsageError(
-            f"{kind.__name__}(p={layer.p}) cannot be drawn per client: use nn.Dropout "
+            f"{layer_type.__name__}(p={layer.p}) cannot be drawn per client: use nn.Dropout "
             "or nn.Dropout2d with p < 1"
         )
-    return SeededDropout(layer.p, number, _KINDS[kind])
+    return SeededDropout(layer.p, number, _KINDS[layer_type])
 
 
 def _mixed(z: torch.Tensor) -> torch.Tensor:
@@ -148,4 +154,5 @@ def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _drawn_bits(z: torch.Tensor) -> torch.Tensor:
     """Return 24 bits of each word, mixed once more."""
-    return _shifted(_mixed(z * GOLDEN), WORD_BITS - DRAWN_BITS)
+    mixed = _mixed(z * GOLDEN)
+    return _shifted(mixed, WORD_BITS - DRAWN_BITS)

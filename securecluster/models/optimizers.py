@@ -35,13 +35,13 @@ class Optimizer(Protocol):
         """
         ...
 
-    def product(self, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
-        """Step the first k rows of a parameter whose gradient is left @ right.
+    def product(self, name: str, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
+        """Step the first k rows of a parameter whose gradient is lhs @ rhs.
 
         Args:
             name: the parameter, (b, o, i).
-            left: (k, o, n).
-            right: (k, n, i).
+            lhs: (k, o, n).
+            rhs: (k, n, i).
         """
         ...
 
@@ -86,21 +86,21 @@ class Sgd:
             gradient = velocity.mul_(self._momentum).add_(gradient)
         self._params[name][:k].sub_(gradient, alpha=self._lr)
 
-    def product(self, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
+    def product(self, name: str, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
         """Step θ with the product accumulated in place, so that no gradient is stored.
 
         Args:
             name: the parameter, (b, o, i).
-            left: (k, o, n).
-            right: (k, n, i).
+            lhs: (k, o, n).
+            rhs: (k, n, i).
         """
         k = len(left)
         weights = self._params[name][:k]
         if not self._momentum:
-            weights.baddbmm_(left, right, alpha=-self._lr)
+            weights.baddbmm_(lhs, rhs, alpha=-self._lr)
             return
         velocity = self._velocity[name][:k]
-        velocity.baddbmm_(left, right, beta=self._momentum)
+        velocity.baddbmm_(lhs, rhs, beta=self._momentum)
         weights.sub_(velocity, alpha=self._lr)
 
 
@@ -142,15 +142,15 @@ class Adam:
         step = -self._lr / (1 - BETA_1**self._t)
         self._params[name][:k].addcdiv_(mean, scale, value=step)
 
-    def product(self, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
+    def product(self, name: str, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
         """Step θ by the product's values, whose squares Adam needs.
 
         Args:
             name: the parameter, (b, o, i).
-            left: (k, o, n).
-            right: (k, n, i).
+            lhs: (k, o, n).
+            rhs: (k, n, i).
         """
-        self.value(name, torch.bmm(left, right))
+        self.value(name, torch.bmm(lhs, rhs))
 
 
 OPTIMIZERS = ("sgd", "adam")

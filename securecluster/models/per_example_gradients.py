@@ -36,15 +36,15 @@ class Outer:
         """
         return _norms(self.backprops), _norms(self.activations)
 
-    def add_to(self, total: torch.Tensor, factors: torch.Tensor) -> None:
+    def add_to(self, gradient_sum: torch.Tensor, factors: torch.Tensor) -> None:
         """Add Σ_n factors[n] g_n a_nᵀ to a sum of gradients.
 
         Args:
-            total: the sum, (b, o, i), changed in place.
+            gradient_sum: the sum, (b, o, i), changed in place.
             factors: (b, n).
         """
         scaled = self.backprops * factors[..., None]
-        total.baddbmm_(scaled.mT, self.activations)
+        gradient_sum.baddbmm_(scaled.mT, self.activations)
 
     def without(self, wrong: torch.Tensor) -> Outer:
         """Return these gradients with zeros for some examples.
@@ -87,28 +87,30 @@ class Each:
         norms = _norms(self.rows)
         return norms, torch.ones_like(norms)
 
-    def add_to(self, total: torch.Tensor, factors: torch.Tensor) -> None:
+    def add_to(self, gradient_sum: torch.Tensor, factors: torch.Tensor) -> None:
         """Add Σ_n factors[n] rows_n to a sum of gradients.
 
         Args:
-            total: the sum, (b, …), changed in place.
+            gradient_sum: the sum, (b, …), changed in place.
             factors: (b, n).
         """
-        ordered = self._ordered(total)
+        ordered = self._ordered(gradient_sum)
         sums = torch.bmm(factors[:, None], self.rows)
         ordered.add_(sums.view(ordered.shape))
 
-    def deal_to(self, total: torch.Tensor, factors: torch.Tensor, owners: torch.Tensor) -> None:
+    def deal_to(
+        self, gradient_sum: torch.Tensor, factors: torch.Tensor, owners: torch.Tensor
+    ) -> None:
         """Add factors[n] rows_n to the sums of several owners, from one row of examples (b = 1).
 
         Args:
-            total: the owners' sums, (k, …), changed in place.
+            gradient_sum: the owners' sums, (k, …), changed in place.
             factors: (1, n).
-            owners: row of `total` to which each example belongs, (n,).
+            owners: row of `gradient_sum` to which each example belongs, (n,).
         """
         rows = self.rows[0] * factors[0, :, None]
-        shape = self._ordered(total).shape[1:]
-        total.index_add_(0, owners, self._ordered(rows.view(len(rows), *shape)))
+        shape = self._ordered(gradient_sum).shape[1:]
+        gradient_sum.index_add_(0, owners, self._ordered(rows.view(len(rows), *shape)))
 
     def without(self, wrong: torch.Tensor) -> Each:
         """Return these gradients with zeros for some examples.
@@ -119,11 +121,11 @@ class Each:
         rows = self.rows.masked_fill(wrong[..., None], 0)
         return Each(rows, self.turned)
 
-    def _ordered(self, total: torch.Tensor) -> torch.Tensor:
+    def _ordered(self, gradient_sum: torch.Tensor) -> torch.Tensor:
         """Return a view with the rows' order of numbers, or back from it."""
         if self.turned:
-            return total.mT
-        return total
+            return gradient_sum.mT
+        return gradient_sum
 
 
 Part = TypeVar("Part", Each, Outer, Each | Outer)
