@@ -20,7 +20,13 @@ LINKAGES = ("single", "complete", "average", "centroid", "ward")
 EUCLIDEAN = ("centroid", "ward")  # linkages that need points, not just distances
 POINTS = ("l2", "chord")  # metrics that are distances of points
 # ratio of consecutive heights from which they are a gap between clusters; found by trial
-GAPS = {"single": 1.15, "complete": 1.2, "average": 1.2, "centroid": 1.2, "ward": 1.4}
+GAPS = {
+    "single": 1.15,
+    "complete": 1.2,
+    "average": 1.2,
+    "centroid": 1.2,
+    "ward": 1.4,
+}
 ANGLE = 0.26  # smallest gap between clusters of `tasks_of`, in radians; found by trial, as GAPS
 # where R has noise, or so many times the range of all angles below it; found by trial
 # (`benchmarks.papers.oneshot_noise`)
@@ -134,7 +140,9 @@ def threshold(tree: Array, gap: float) -> float:
     largest = int(ratio.argmax())
     if ratio[largest] < gap:
         return float(high[-1])
-    return float(np.sqrt(safe[largest] * safe[largest + 1]))
+    below = safe[largest]
+    above = safe[largest + 1]
+    return float(np.sqrt(below * above))
 
 
 def cut(tree: Array, height: float) -> list[int]:
@@ -180,7 +188,8 @@ def between(tree: Array, count: int) -> float:
     high = heights(tree)
     merged = len(tree) + 1 - count
     below = high[max(0, merged - 1)]
-    above = high[min(merged, len(tree) - 1)]
+    last = len(tree) - 1
+    above = high[min(merged, last)]
     return float((below + above) / 2)
 
 
@@ -209,7 +218,9 @@ def tasks_of(tree: Array, noisy: bool = False) -> float:
     m = len(high) + 1
     if m < 4:
         return float(high[-1])
-    angles = 2 * np.arcsin(np.sqrt(high.clip(0, 1)))
+    # Rounding can lead out of [0, 1], where arcsin is not defined.
+    shares = high.clip(0, 1)
+    angles = 2 * np.arcsin(np.sqrt(shares))
     gaps = np.diff(angles)
     gaps[: _first_gap(m)] = 0
     allowed = _two_large_clusters(tree)[:-1]
@@ -218,14 +229,17 @@ def tasks_of(tree: Array, noisy: bool = False) -> float:
     clear = bool(gaps[position] >= ANGLE)
     if noisy:
         below = angles[:-1] - angles[0]
-        large = (gaps >= SCATTER * below) & (gaps >= NESTED * gaps[position])
-        candidates = (below > 0) & large
+        beyond_scatter = gaps >= SCATTER * below
+        large = gaps >= NESTED * gaps[position]
+        candidates = (below > 0) & beyond_scatter & large
         if candidates.any():
             position = int(candidates.argmax())
             clear = True
     if not clear:
         return float(high[-1])
-    return float((high[position] + high[position + 1]) / 2)
+    below_gap = high[position]
+    above_gap = high[position + 1]
+    return float((below_gap + above_gap) / 2)
 
 
 def representatives(
@@ -269,12 +283,16 @@ def nearest(
     """
     reductions = {"single": np.min, "complete": np.max}
     reduce = reductions.get(linkage, np.mean)
-    columns = [reduce(distance[:, cluster], axis=1) for cluster in members(labels)]
+    columns = []
+    for cluster in members(labels):
+        to_cluster = distance[:, cluster]
+        columns.append(reduce(to_cluster, axis=1))
     height = np.stack(columns, axis=1)
     if linkage == "ward":
         # Clusters of 1 and s clients with centres at distance x merge at x·sqrt(2s / (s + 1)).
         size = np.asarray(sizes, dtype=np.float64)
-        height = height * np.sqrt(2 * size / (size + 1))
+        ratio = 2 * size / (size + 1)
+        height = height * np.sqrt(ratio)
     return [int(cluster) for cluster in height.argmin(1)]
 
 
@@ -294,7 +312,8 @@ def _two_large_clusters(tree: Array) -> NDArray[np.bool_]:
     enough = []
     for first, second, *_ in tree:
         # scipy numbers merged clusters from m: they are large already, and become one.
-        large += 1 - int(first >= m) - int(second >= m)
+        large_before = int(first >= m) + int(second >= m)
+        large += 1 - large_before
         enough.append(large >= 2)
     return np.array(enough)
 
@@ -304,9 +323,12 @@ def _labels_after(tree: Array, merged: int) -> list[int]:
     m = len(tree) + 1
     groups = {position: [position] for position in range(m)}
     for number, (first, second, *_) in enumerate(tree[:merged], start=m):
-        groups[number] = groups.pop(int(first)) + groups.pop(int(second))
+        first_group = groups.pop(int(first))
+        second_group = groups.pop(int(second))
+        groups[number] = first_group + second_group
     labels = [0] * m
-    for label, group in enumerate(sorted(groups.values(), key=min)):
+    by_first_member = sorted(groups.values(), key=min)
+    for label, group in enumerate(by_first_member):
         for position in group:
             labels[position] = label
     return labels

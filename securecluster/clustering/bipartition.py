@@ -69,8 +69,10 @@ def bipartition(alpha: Array) -> Bipartition:
     tree = _single_linkage(alpha)
     groups = {position: {position} for position in range(m)}
     # All merges but the last one.
-    for merged, (left, right, *_) in enumerate(tree[:-1], start=m):
-        groups[merged] = groups.pop(int(left)) | groups.pop(int(right))
+    for merged, (one, other, *_) in enumerate(tree[:-1], start=m):
+        one_group = groups.pop(int(one))
+        other_group = groups.pop(int(other))
+        groups[merged] = one_group | other_group
     first, second = sorted(groups.values(), key=min)
     first_positions = tuple(sorted(first))
     second_positions = tuple(sorted(second))
@@ -89,7 +91,9 @@ def intra_min(alpha: Array, members: tuple[int, ...]) -> float:
         The smallest similarity of two different members; 1 for a group of one.
     """
     block = alpha[np.ix_(members, members)]
-    off_diagonal = block[~np.eye(len(members), dtype=bool)]
+    # A client's similarity to itself says nothing.
+    diagonal = np.eye(len(members), dtype=bool)
+    off_diagonal = block[~diagonal]
     if not off_diagonal.size:
         return 1.0
     return float(off_diagonal.min())
@@ -142,16 +146,17 @@ def _scored_clusters(alpha: Array) -> list[_Scored]:
     # A cluster of one has no inner similarity.
     inner_min = dict.fromkeys(range(m), math.inf)
     scored = []
-    for merged, (left, right, height, _) in enumerate(_single_linkage(alpha), start=m):
-        for child in (int(left), int(right)):
+    for merged, (one, other, height, _) in enumerate(_single_linkage(alpha), start=m):
+        children = (int(one), int(other))
+        for child in children:
             size = len(groups[child])
             if size > 1:
                 score = (size - 1) * (inner_min[child] + float(height))
                 scored.append(_Scored(score, groups[child]))
-        first = groups.pop(int(left))
-        second = groups.pop(int(right))
-        across = float(alpha[np.ix_(first, second)].min())
-        inner_min[merged] = min(across, inner_min[int(left)], inner_min[int(right)])
+        first, second = [groups.pop(child) for child in children]
+        across = alpha[np.ix_(first, second)]
+        within = [inner_min[child] for child in children]
+        inner_min[merged] = min(float(across.min()), *within)
         groups[merged] = first + second
     return scored
 

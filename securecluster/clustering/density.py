@@ -72,7 +72,8 @@ def most_similar(similarity: Array, labels: Sequence[int]) -> list[int]:
     means = []
     for cluster in clusters:
         in_cluster = np.equal(labels, cluster)
-        means.append(similarity[:, in_cluster].mean(1))
+        to_cluster = similarity[:, in_cluster]
+        means.append(to_cluster.mean(1))
     best = np.stack(means, axis=1).argmax(1)
     return [clusters[position] for position in best]
 
@@ -93,12 +94,14 @@ def neighbourhood(similarity: Array, min_samples: int) -> float:
     farthest = min(min_samples, len(distance)) - 1
     core_distances = np.sort(distance, axis=1)[:, farthest]
     levels = np.linspace(0, 1, TRIED)
-    candidates = np.unique(np.quantile(core_distances, levels).clip(0))
+    quantiles = np.quantile(core_distances, levels)
+    candidates = np.unique(quantiles.clip(0))
     scored = []
     for eps in candidates:
         # Noise counts as clusters of one point each, so that a partition can be scored.
         labels = relabel(dbscan(distance, float(eps), min_samples))
-        scored.append((modularity(similarity, labels), float(eps)))
+        score = modularity(similarity, labels)
+        scored.append((score, float(eps)))
     _, best_eps = max(scored)
     return best_eps
 
@@ -113,14 +116,17 @@ def modularity(similarity: Array, labels: Sequence[int]) -> float:
         similarity: weights of all pairs, (m, m); the diagonal is not read.
         labels: each point's cluster, (m,).
     """
-    weight = similarity - np.diag(np.diag(similarity))
+    diagonal = np.diag(similarity)
+    weight = similarity - np.diag(diagonal)
     is_member = np.equal.outer(np.unique(labels), np.asarray(labels))
     indicator = is_member.astype(np.float64)  # (K, m)
     between = indicator @ weight @ indicator.T
     # Positive, so that similarities that are all zero do not divide by zero.
-    volume = max(float(between.sum()), np.finfo(float).tiny)
+    tiny = np.finfo(float).tiny
+    volume = max(float(between.sum()), tiny)
     observed = np.trace(between) / volume
-    expected = ((between.sum(1) / volume) ** 2).sum()
+    cluster_shares = between.sum(1) / volume
+    expected = (cluster_shares**2).sum()
     return float(observed - expected)
 
 

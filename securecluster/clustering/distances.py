@@ -17,7 +17,11 @@ WIDE = 1 << 18
 CLOSE = 1e-6
 
 
-def distances(rows: torch.Tensor, metric: str, noise: float | torch.Tensor = 0.0) -> torch.Tensor:
+def distances(
+    rows: torch.Tensor,
+    metric: str,
+    noise: float | torch.Tensor = 0.0,
+) -> torch.Tensor:
     """Return the distances of all pairs of rows.
 
     Args:
@@ -65,7 +69,8 @@ def alike(rows: torch.Tensor, metric: str, noise: float = 0.0) -> torch.Tensor:
     if metric in ("cosine", "chord"):
         return cosine(gram(rows, None, noise), floor)
     m = len(rows)
-    centring = torch.eye(m, dtype=torch.float64, device=rows.device) - 1 / m
+    identity = torch.eye(m, dtype=torch.float64, device=rows.device)
+    centring = identity - 1 / m
     inner = _uncentred_gram(rows, metric, noise)
     return cosine(centring @ inner @ centring, floor)
 
@@ -102,15 +107,16 @@ def euclidean(rows: torch.Tensor, noise: float | torch.Tensor = 0.0) -> torch.Te
     inner = _centred_gram(rows)
     squared_norms = inner.diagonal()
     scale = squared_norms[:, None] + squared_norms[None, :]
-    # Subtracting both triangles makes the result symmetric in every bit.
+    # ‖x‖² + ‖y‖² − 2⟨x, y⟩, with the mean of both triangles.
     squares = (scale - inner - inner.T).clamp_min(0)
-    cancelled = torch.triu(squares <= CLOSE * scale, 1)
-    first, second = cancelled.nonzero().T
+    cancelled = squares <= CLOSE * scale
+    first, second = torch.triu(cancelled, 1).nonzero().T
     if len(first):
         exact = _squared(rows, first, second)
         squares[first, second] = exact
         squares[second, first] = exact
-    row_noise = torch.as_tensor(noise, dtype=torch.float64, device=rows.device).expand(len(rows))
+    row_noise = torch.as_tensor(noise, dtype=torch.float64, device=rows.device)
+    row_noise = row_noise.expand(len(rows))
     corrected = squares - row_noise[:, None] - row_noise
     return corrected.clamp_min(0).fill_diagonal_(0).sqrt()
 
@@ -125,7 +131,12 @@ def to_others(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     Returns:
         (m, k) float64, on the device of `rows`.
     """
-    squares = torch.zeros(len(rows), len(others), dtype=torch.float64, device=rows.device)
+    squares = torch.zeros(
+        len(rows),
+        len(others),
+        dtype=torch.float64,
+        device=rows.device,
+    )
     width = max(1, WIDE // max(len(rows), 1))
     row_blocks = torch.split(rows, width, dim=1)
     other_blocks = torch.split(others.to(rows.device), width, dim=1)
@@ -148,10 +159,13 @@ def angular(rows: torch.Tensor, noise: float | torch.Tensor = 0.0) -> torch.Tens
     Returns:
         (m, m) float64 in [0, 2].
     """
-    noisy = bool(torch.as_tensor(noise).any())
-    alpha = cosine(gram(rows, None, noise), FLOOR if noisy else 0.0)
-    distance = 1 - alpha
-    return ((distance + distance.T) / 2).fill_diagonal_(0)
+    floor = 0.0
+    # Short rows are trustworthy unless there is noise.
+    if torch.as_tensor(noise).any():
+        floor = FLOOR
+    distance = 1 - cosine(gram(rows, None, noise), floor)
+    symmetric = (distance + distance.T) / 2
+    return symmetric.fill_diagonal_(0)
 
 
 def chordal(rows: torch.Tensor, noise: float | torch.Tensor = 0.0) -> torch.Tensor:
@@ -170,7 +184,8 @@ def chordal(rows: torch.Tensor, noise: float | torch.Tensor = 0.0) -> torch.Tens
 
 
 def _pair_zeros(rows: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    m = len(rows)
+    return torch.zeros(m, m, dtype=torch.float64, device=rows.device)
 
 
 def _uncentred_gram(rows: torch.Tensor, metric: str, noise: float) -> torch.Tensor:
@@ -208,7 +223,9 @@ def _squared(rows: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> t
     for block in blocks(rows, size=WIDE):
         wide = block.double()
         # Blocks of pairs as well: there can be m² / 2 of them.
-        for chunk in torch.split(pairs, max(1, WIDE // wide.shape[1])):
-            difference = wide[first[chunk]] - wide[second[chunk]]
-            squares[chunk] += difference.square().sum(1)
+        chunk_size = max(1, WIDE // wide.shape[1])
+        for chunk in torch.split(pairs, chunk_size):
+            x = wide[first[chunk]]
+            y = wide[second[chunk]]
+            squares[chunk] += (x - y).square().sum(1)
     return squares

@@ -17,13 +17,14 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 
 Operator = Callable[["torch.Tensor"], "torch.Tensor"]
+Pairs = tuple["torch.Tensor", "torch.Tensor"]  # eigenvalues and eigenvectors
 # up to so many rows a Gram matrix is cheaper to form than to multiply with through the features
 SMALL = 1024
 # a matrix of fewer than so many times the required eigenvectors is decomposed whole
 WHOLE = 80
 
 
-def top(features: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top(features: torch.Tensor, p: int) -> Pairs:
     """Return the p largest eigenvalues of ΦᵀΦ/n and their eigenvectors.
 
     Each vector has unit length, and its entry of largest magnitude is positive (not in the paper).
@@ -48,14 +49,15 @@ def top(features: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
         return values, vectors
     values[:k], vectors[:k] = _leading(wide, k)
     # Eigenvalues below this are rounding, and their eigenvectors arbitrary.
-    rounding = max(n, d) * torch.finfo(wide.dtype).eps * values[0]
+    precision = torch.finfo(wide.dtype).eps
+    rounding = max(n, d) * precision * values[0]
     within_rank = values > rounding
     values = torch.where(within_rank, values, 0.0)
     vectors = torch.where(within_rank[:, None], _signed(vectors), 0.0)
     return values, vectors
 
 
-def leading(matrix: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
+def leading(matrix: torch.Tensor, p: int) -> Pairs:
     """Return the algebraically largest eigenvalues of a symmetric matrix and their eigenvectors.
 
     Args:
@@ -75,8 +77,12 @@ def leading(matrix: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def arpack(
-    product: Operator, side: int, k: int, prototype: torch.Tensor, which: str = "LM"
-) -> tuple[torch.Tensor, torch.Tensor] | None:
+    product: Operator,
+    side: int,
+    k: int,
+    prototype: torch.Tensor,
+    which: str = "LM",
+) -> Pairs | None:
     """Return the largest eigenvalues of a symmetric operator by scipy's `eigsh`, on the CPU.
 
     Args:
@@ -107,8 +113,9 @@ def arpack(
     except ArpackError:
         return None
     order = np.argsort(-values, kind="stable")
-    descending = torch.from_numpy(values[order]).to(prototype)
-    return descending, torch.from_numpy(columns[:, order].copy()).to(prototype)
+    descending_values = torch.from_numpy(values[order])
+    descending_columns = torch.from_numpy(columns[:, order].copy())
+    return descending_values.to(prototype), descending_columns.to(prototype)
 
 
 def projected(features: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
@@ -129,12 +136,13 @@ def projected(features: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     norms = torch.zeros(r, dtype=torch.float64, device=features.device)
     gram = None
     # n·D² operations make G, and r·D² apply it, against 2·r·n·D through Φ.
-    if r * (2 * n - d) > n * d:
+    by_gram_is_cheaper = r * (2 * n - d) > n * d
+    if by_gram_is_cheaper:
         gram = _gram(features)
     step = max(1, BLOCK // max(d, 1))
     for start in range(0, r, step):
         block = vectors[start : start + step].to(features.device).double()
-        image = _image(features, block) if gram is None else block @ gram
+        image = _image(features, block, gram)
         norms[start : start + step] = image.norm(dim=1)
     return norms
 
@@ -209,7 +217,7 @@ def span_relevance(
     return torch.where(counts.any(1), ratio, 0.0)
 
 
-def _leading(wide: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _leading(wide: torch.Tensor, k: int) -> Pairs:
     """Return the k largest eigenvalues of G and eigenvectors (k, D) by the cheapest method.
 
     Args:
@@ -244,17 +252,20 @@ def _smaller_gram(wide: torch.Tensor) -> torch.Tensor:
     return wide.T @ wide / n
 
 
-def _decomposed(matrix: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _decomposed(matrix: torch.Tensor, k: int) -> Pairs:
     """Return the k largest eigenvalues, descending, and columns of a whole decomposition."""
-    values, columns = torch.linalg.eigh(matrix)
-    return values[-k:].flip(0), columns[:, -k:].flip(1)
+    ascending, columns = torch.linalg.eigh(matrix)
+    largest = ascending[-k:]
+    largest_columns = columns[:, -k:]
+    return largest.flip(0), largest_columns.flip(1)
 
 
 def _lifted(wide: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     """Return eigenvectors (k, D) of ΦᵀΦ from those of ΦΦᵀ, (k, n)."""
     rows = vectors @ wide
     # Zero rows, beyond the rank, stay zero.
-    norms = rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    tiny = torch.finfo(rows.dtype).tiny
+    norms = rows.norm(dim=1, keepdim=True).clamp_min(tiny)
     return rows.div_(norms)
 
 
@@ -269,17 +280,34 @@ def _gram(features: torch.Tensor) -> torch.Tensor:
     """Return G = ΦᵀΦ/n (D, D), float64, by blocks of rows."""
     n, d = features.shape
     gram = torch.zeros(d, d, dtype=torch.float64, device=features.device)
-    for rows in torch.split(features, max(1, BLOCK // d)):
+    block_rows = max(1, BLOCK // d)
+    for rows in torch.split(features, block_rows):
         wide = rows.double()
         gram += wide.T @ wide / n
     return gram
 
 
-def _image(features: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-    """Return v G of each vector (r, D), float64, through Φ (n, D) by blocks of rows."""
+def _image(
+    features: torch.Tensor,
+    vectors: torch.Tensor,
+    gram: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return v G of each vector v.
+
+    Args:
+        features: Φ (n, D).
+        vectors: (r, D) float64.
+        gram: G (D, D); None to multiply through Φ by blocks of its rows.
+
+    Returns:
+        (r, D) float64.
+    """
+    if gram is not None:
+        return vectors @ gram
     n, d = features.shape
     image = torch.zeros_like(vectors)
-    for rows in torch.split(features, max(1, BLOCK // max(d, len(vectors)))):
+    block_rows = max(1, BLOCK // max(d, len(vectors)))
+    for rows in torch.split(features, block_rows):
         wide = rows.double()
         image += (vectors @ wide.T) @ wide / n
     return image

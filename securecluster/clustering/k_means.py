@@ -46,8 +46,9 @@ def kmeans(inner: Array, k: int, seed: int) -> list[int]:
 
 def _embedding(inner: Array) -> Array:
     """Return centred points (m, m) with the given inner products (classical scaling)."""
+    column_means = inner.mean(0)
     row_means = inner.mean(1)[:, None]
-    centred = inner - inner.mean(0) - row_means + inner.mean()
+    centred = inner - column_means - row_means + inner.mean()
     # Averaging with the transpose undoes asymmetry by rounding, which eigh would ignore.
     symmetric = (centred + centred.T) / 2
     values, vectors = np.linalg.eigh(symmetric)

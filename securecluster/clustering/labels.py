@@ -69,6 +69,9 @@ def relabel(labels: Sequence[int]) -> list[int]:
     relabelled = []
     for position, label in enumerate(labels):
         # The position keeps two noise points apart; members of a cluster share the key (label, -1).
-        key = (label, position) if label < 0 else (label, -1)
-        relabelled.append(numbers.setdefault(key, len(numbers)))
+        key = (label, -1)
+        if label < 0:
+            key = (label, position)
+        number = numbers.setdefault(key, len(numbers))
+        relabelled.append(number)
     return relabelled

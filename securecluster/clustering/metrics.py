@@ -93,8 +93,9 @@ def pearson(a: Values, b: Values) -> float:
     """
     x = _centred(a)
     y = _centred(b)
-    squares = (x * x).sum() * (y * y).sum()
-    scale = float(np.sqrt(squares))
+    x_square = (x * x).sum()
+    y_square = (y * y).sum()
+    scale = float(np.sqrt(x_square * y_square))
     if not scale > 0:
         return float("nan")
     return float(x @ y) / scale

@@ -37,7 +37,12 @@ class SplitEvidence(NamedTuple):
     p_value: float
 
 
-def partition(similarity: Array, clusterer: str, k: int | None = None, seed: int = 0) -> list[int]:
+def partition(
+    similarity: Array,
+    clusterer: str,
+    k: int | None = None,
+    seed: int = 0,
+) -> list[int]:
     """Cluster points, given only their similarities.
 
     "average" merges by average linkage of 1 − similarity. "kmeans" is k-means of points with these
@@ -113,8 +118,9 @@ def affinity(similarity: Array) -> Array:
     weight = _without_diagonal(similarity.clip(0))
     degree = weight.sum(1)
     # Isolated points are replaced before the division, which would warn.
-    safe_degree = np.where(degree > 0, degree, 1.0)
-    scale = np.where(degree > 0, 1 / np.sqrt(safe_degree), 0.0)
+    connected = degree > 0
+    safe_degree = np.where(connected, degree, 1.0)
+    scale = np.where(connected, 1 / np.sqrt(safe_degree), 0.0)
     return np.asarray(weight * scale[:, None] * scale)
 
 
@@ -131,11 +137,11 @@ def eigengap(similarity: Array) -> int:
     Returns:
         The number of eigenvalues before the gap, from 1 to m / 2.
     """
-    values = np.linalg.eigvalsh(affinity(similarity))[::-1]
-    maximum = max(1, len(values) // 2)
+    ascending = np.linalg.eigvalsh(affinity(similarity))
     # A single point's gap is to 0.
-    following = np.append(values, 0.0)[1 : maximum + 1]
-    gaps = values[:maximum] - following
+    values = np.append(ascending[::-1], 0.0)
+    maximum = max(1, len(ascending) // 2)
+    gaps = values[:maximum] - values[1 : maximum + 1]
     return int(gaps.argmax()) + 1
 
 
@@ -281,8 +287,10 @@ def mean_separation(alpha: Array, labels: Sequence[int]) -> float:
     Returns:
         The difference over all pairs; minus infinity if all or no pairs are within clusters.
     """
-    pair = np.triu(np.ones(alpha.shape, dtype=bool), 1)
-    together = np.equal.outer(np.asarray(labels), np.asarray(labels))
+    every_entry = np.ones(alpha.shape, dtype=bool)
+    pair = np.triu(every_entry, 1)
+    clusters = np.asarray(labels)
+    together = np.equal.outer(clusters, clusters)
     within = alpha[pair & together]
     across = alpha[pair & ~together]
     if not within.size or not across.size:
@@ -295,13 +303,15 @@ def _without_diagonal(matrix: Array) -> Array:
 
 
 def _spectral_points(similarity: Array, k: int) -> Array:
-    """Return the unit rows (m, k) of the first k eigenvectors; those of isolated points are about 0."""
+    """Return the unit rows (m, k) of the first k eigenvectors, about 0 for isolated points."""
     _, eigenvectors = np.linalg.eigh(affinity(similarity))
+    # Eigenvalues ascend.
     vectors = eigenvectors[:, -k:]
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     # A row of rounding errors has no direction.
     rounding = np.sqrt(len(similarity)) * np.finfo(float).eps
-    return np.asarray(vectors / np.where(norms > rounding, norms, 1))
+    scales = np.where(norms > rounding, norms, 1)
+    return np.asarray(vectors / scales)
 
 
 def _two_groups(alpha: Array, labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -62,7 +62,8 @@ class Null:
         # errs on the side of no clusters.
         spread = (eigenvalues - bulk) / n
         noise_of_mean = (float(spread.sum()) + bulk) / len(labels)
-        mean = max(0.0, float(similarity.mean()) - noise_of_mean)
+        noisy_mean = float(similarity.mean())
+        mean = max(0.0, noisy_mean - noise_of_mean)
         return cls(len(labels), spread, bulk, mean)
 
     def cosines(self, generator: np.random.Generator) -> Array:
@@ -74,15 +75,17 @@ class Null:
         Returns:
             (m, m) in [-1, 1].
         """
-        normal = generator.standard_normal((self.clients, len(self.spread)))
+        shape = (self.clients, len(self.spread))
+        normal = generator.standard_normal(shape)
         rows = normal * np.sqrt(self.spread)
         inner = rows @ rows.T + self.mean
         # Vectors are orthogonal in the bulk's directions, which add to their norms only.
         inner[np.diag_indices(self.clients)] += self.bulk
-        squared_norms = np.maximum(inner.diagonal(), np.finfo(float).tiny)
-        norms = np.sqrt(squared_norms)
-        cosines: Array = (inner / np.outer(norms, norms)).clip(-1, 1)
-        return cosines
+        # Positive, so that a vector of zeros does not divide by zero.
+        tiny = np.finfo(float).tiny
+        norms = np.sqrt(np.maximum(inner.diagonal(), tiny))
+        cosines: Array = inner / np.outer(norms, norms)
+        return cosines.clip(-1, 1)
 
 
 def p_value(

@@ -31,7 +31,9 @@ def gram(
     Returns:
         (m, m) float64, symmetric, on the rows' device.
     """
-    m = len(rows) if positions is None else len(positions)
+    m = len(rows)
+    if positions is not None:
+        m = len(positions)
     inner = torch.zeros(m, m, dtype=torch.float64, device=rows.device)
     for block in blocks(rows, positions):
         wide = block.double()
@@ -55,7 +57,8 @@ def cross_cosine(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     inner = torch.zeros(len(rows), len(others), dtype=torch.float64)
     row_squares = torch.zeros(len(rows), dtype=torch.float64)
     other_squares = torch.zeros(len(others), dtype=torch.float64)
-    width = max(1, BLOCK // max(len(rows), len(others), 1))
+    height = max(len(rows), len(others), 1)
+    width = max(1, BLOCK // height)
     row_blocks = torch.split(rows, width, dim=1)
     other_blocks = torch.split(others, width, dim=1)
     for row_block, other_block in zip(row_blocks, other_blocks, strict=True):
@@ -67,7 +70,8 @@ def cross_cosine(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         other_squares += other_wide.square().sum(1)
     row_scale = _inverse_roots(row_squares)[:, None]
     other_scale = _inverse_roots(other_squares)
-    return (inner * row_scale * other_scale).clamp(-1, 1)
+    alpha = inner * row_scale * other_scale
+    return alpha.clamp(-1, 1)
 
 
 def mean_row(
@@ -88,7 +92,9 @@ def mean_row(
     if weight is None:
         means = [block.mean(0) for block in blocks(rows, positions)]
         return torch.cat(means)
-    shares = (weight / weight.sum()).to(rows.device, rows.dtype)
+    # Normalised before the conversion, in the weights' own precision.
+    shares = weight / weight.sum()
+    shares = shares.to(rows.device, rows.dtype)
     weighted = [shares @ block for block in blocks(rows, positions)]
     return torch.cat(weighted)
 
@@ -109,7 +115,8 @@ def blocks(
         Blocks (m, c).
     """
     index = _row_index(rows, positions)
-    width = max(1, (size or BLOCK) // max(len(rows), 1))
+    numbers = size or BLOCK
+    width = max(1, numbers // max(len(rows), 1))
     for block in torch.split(rows, width, dim=1):
         if index is None:
             yield block
@@ -149,7 +156,9 @@ def cosine(inner: torch.Tensor, floor: float = 0.0) -> torch.Tensor:
         median = float(norms.quantile(0.5))
         norms = norms.clamp_min(floor * median)
     scale = torch.where(norms > 0, 1 / norms, torch.zeros_like(norms))
-    alpha = inner * scale[:, None] * scale[None, :]
+    column_scale = scale[:, None]
+    row_scale = scale[None, :]
+    alpha = inner * column_scale * row_scale
     # Rounding, or the subtracted noise, can lead out of [-1, 1].
     return alpha.clamp(-1, 1).fill_diagonal_(1.0)
 
@@ -166,20 +175,26 @@ def mean_norm(mean: torch.Tensor, norms: torch.Tensor, members: int, noise: floa
         members: m, the number of members.
         noise: expected squared norm of the noise in `mean`, about σ²d/s.
     """
-    square = float(mean.double().square().sum()) - noise
+    noisy_square = mean.double().square().sum()
+    square = float(noisy_square) - noise
     sampled = len(norms)
     # A single row has no variance to estimate.
     if 1 < sampled < members:
         mean_square = float(norms.square().mean())
+        # Bessel's correction, of a variance that noise correction can make negative.
         variance = max(0.0, mean_square - square) * sampled / (sampled - 1)
-        square -= (1 / sampled - 1 / members) * variance
+        excess = (1 / sampled - 1 / members) * variance
+        square -= excess
     return math.sqrt(max(square, 0.0))
 
 
 def _row_index(rows: torch.Tensor, positions: Sequence[int] | None) -> torch.Tensor | None:
     """Return positions as an index on the rows' device, or None where it would select all rows."""
     # Indexing copies a block, which is saved where the rows are wanted as they are.
-    if positions is None or list(positions) == list(range(len(rows))):
+    if positions is None:
+        return None
+    all_positions = list(range(len(rows)))
+    if list(positions) == all_positions:
         return None
     return torch.as_tensor(positions, dtype=torch.long, device=rows.device)
 

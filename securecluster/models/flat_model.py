@@ -83,11 +83,13 @@ class FlatModel:
         Returns:
             Tensors (…, *shape) by name, which share the memory of `flat`.
         """
-        sizes = [shape.numel() for shape in self.shapes.values()]
+        shapes = self.shapes
+        sizes = [shape.numel() for shape in shapes.values()]
         pieces = torch.split(flat, sizes, dim=-1)
+        leading_axes = flat.shape[:-1]
         views = {}
-        for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True):
-            views[name] = piece.view((*flat.shape[:-1], *shape))
+        for name, piece in zip(shapes, pieces, strict=True):
+            views[name] = piece.view((*leading_axes, *shapes[name]))
         return views
 
     def call(
@@ -180,7 +182,10 @@ class FlatModel:
         with torch.enable_grad():  # whatever mode the caller is in
             leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
             outputs = self.stacked(leaves, x, keys)
-            losses = self.objective.losses(outputs.flatten(0, 1), y.flatten(0, 1))
+            # The objective knows one axis of samples.
+            flat_outputs = outputs.flatten(0, 1)
+            flat_targets = y.flatten(0, 1)
+            losses = self.objective.losses(flat_outputs, flat_targets)
             weighted = losses.view(weight.shape) * weight
             # One backward pass of the sum gives each model its own gradient, since models share no
             # parameter.

@@ -92,7 +92,7 @@ class Dense:
         needed: bool,
     ) -> torch.Tensor:
         """Step W by grad_outputᵀ x and b by its sum over samples."""
-        # Before the step, which changes W.
+        # Before the step, which changes W in place.
         grad_input = self._grad_input(params, grad_output, needed)
         optimizer.product(self.weight, grad_output.mT, saved)
         if self.bias is not None:
@@ -453,7 +453,8 @@ def compile_stack(module: nn.Module) -> Stack | None:
         if layer is None:
             return None
         flattened = flattened or isinstance(layer, Flatten)
-        if isinstance(layer, Pooling) and layers and isinstance(layers[-1], Relu):
+        follows_relu = bool(layers) and isinstance(layers[-1], Relu)
+        if isinstance(layer, Pooling) and follows_relu:
             # Both orders have the same values and gradients; this one has the smaller ReLU.
             layers.insert(-1, layer)
         else:

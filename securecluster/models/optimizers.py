@@ -94,7 +94,7 @@ class Sgd:
             lhs: (k, o, n).
             rhs: (k, n, i).
         """
-        k = len(left)
+        k = len(lhs)
         weights = self._params[name][:k]
         if not self._momentum:
             weights.baddbmm_(lhs, rhs, alpha=-self._lr)

@@ -101,16 +101,18 @@ class Each:
     def deal_to(
         self, gradient_sum: torch.Tensor, factors: torch.Tensor, owners: torch.Tensor
     ) -> None:
-        """Add factors[n] rows_n to the sums of several owners, from one row of examples (b = 1).
+        """Add factors[n] rows_n to the sums of several owners.
 
         Args:
             gradient_sum: the owners' sums, (k, …), changed in place.
             factors: (1, n).
             owners: row of `gradient_sum` to which each example belongs, (n,).
         """
+        # There is one row of examples only, b = 1.
         rows = self.rows[0] * factors[0, :, None]
         shape = self._ordered(gradient_sum).shape[1:]
-        gradient_sum.index_add_(0, owners, self._ordered(rows.view(len(rows), *shape)))
+        shaped = rows.view(len(rows), *shape)
+        gradient_sum.index_add_(0, owners, self._ordered(shaped))
 
     def without(self, wrong: torch.Tensor) -> Each:
         """Return these gradients with zeros for some examples.
@@ -146,18 +148,18 @@ def clipped(
         that float32 could not scale it down to C, has zeros for both: an error would reveal that it
         is there.
     """
-    scaled_norms = []
+    layer_norms = []
     other_norms = []
     for gradient in gradients.values():
         scaled, other = gradient.sides()
-        scaled_norms.append(scaled)
+        layer_norms.append(scaled * other)
         other_norms.append(other)
-    products = [a * b for a, b in zip(scaled_norms, other_norms, strict=True)]
-    norms = torch.linalg.vector_norm(torch.stack(products), dim=0)
+    norms = torch.linalg.vector_norm(torch.stack(layer_norms), dim=0)
     # The bound holds after rounding, too.
     limit = clip * (1 - margin(weight.dtype))
     # A gradient of zeros has an infinite ratio, and the factor 1.
-    factors = (limit / norms).clamp_(max=1).to(weight.dtype).mul_(weight)
+    shrinkage = (limit / norms).clamp_(max=1)
+    factors = shrinkage.to(weight.dtype).mul_(weight)
     largest = torch.stack([norms, *other_norms]).amax(0)
     # Negated, so that a norm that is not a number is wrong as well.
     wrong = ~(largest < clip * HUGE)

@@ -42,6 +42,7 @@ class LSTM(nn.Module):
         self.inputs = inputs
         self.cells = cells
         rows = GATES * cells
+        # nn.LSTM's order, which is that of the draws and of flat vectors.
         self.weight_ih_l0 = nn.Parameter(torch.empty(rows, inputs))
         self.weight_hh_l0 = nn.Parameter(torch.empty(rows, cells))
         self.bias_ih_l0 = nn.Parameter(torch.empty(rows))

@@ -254,7 +254,9 @@ def _supports_vmap(flat: FlatModel, x: torch.Tensor, y: torch.Tensor) -> bool:
         x: samples, (n, …).
         y: targets, (n, …).
     """
-    rows = torch.stack([flat.initial(), 0.9 * flat.initial()])
+    # Two different models, so that one in place of the other is noticed.
+    initial = flat.initial()
+    rows = torch.stack([initial, 0.9 * initial])
     views = flat.views(rows)
     keys = torch.tensor([1, 2])
     both_x = torch.stack([x, x])
@@ -267,9 +269,8 @@ def _supports_vmap(flat: FlatModel, x: torch.Tensor, y: torch.Tensor) -> bool:
             together = flat.stacked(views, both_x, keys)
             flat.gradients(views, both_x, both_y, weight, keys)
         singles = []
-        for model, key in enumerate(keys):
-            own_views = {name: view[model] for name, view in views.items()}
-            singles.append(flat.call(own_views, x, key))
+        for row, key in zip(rows, keys, strict=True):
+            singles.append(flat.call(flat.views(row), x, key))
         return _close(together, torch.stack(singles))
     except Exception:  # whatever vmap cannot do: then the clients train one after the other
         return False
