@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.labels import members
+from securecluster.clustering.labels import is_finite_square, members
 from securecluster.clustering.similarity import mean_row
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError, unknown
@@ -79,8 +79,7 @@ def merges(distance: Array, linkage: str) -> Array:
 
     # "l2" goes with every linkage: the caller checks the metric.
     check_linkage("l2", linkage)
-    m = len(distance)
-    if m < 2 or distance.shape != (m, m) or not np.isfinite(distance).all():
+    if len(distance) < 2 or not is_finite_square(distance):
         raise UsageError(
             "clustering needs a finite square distance matrix of at least two clients, not "
             f"{distance.shape}"

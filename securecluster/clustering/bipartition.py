@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from securecluster.clustering.labels import Array
+from securecluster.clustering.labels import Array, is_finite_square
 from securecluster.errors import UsageError
 
 
@@ -59,13 +59,14 @@ def bipartition(alpha: Array) -> Bipartition:
         UsageError: fewer than two rows, not square, or not finite.
     """
     m = len(alpha)
-    if m < 2 or alpha.shape != (m, m) or not np.isfinite(alpha).all():
+    if m < 2 or not is_finite_square(alpha):
         raise UsageError(
             "a bipartition needs a finite square similarity matrix of at least two clients, not "
             f"{alpha.shape}"
         )
     if m == 2:
-        return Bipartition((0,), (1,), float(alpha[0, 1]))
+        cross_similarity = float(alpha[0, 1])
+        return Bipartition((0,), (1,), cross_similarity)
     tree = _single_linkage(alpha)
     groups = {position: {position} for position in range(m)}
     # All merges but the last one.
@@ -116,7 +117,8 @@ def separated(alpha: Array) -> Separated:
     """
     scored = _scored_clusters(alpha)
     if not scored:
-        return Separated(-math.inf, [0] * len(alpha), ())
+        one_cluster = [0] * len(alpha)
+        return Separated(-math.inf, one_cluster, ())
     # Stable, so that ties are resolved by the order of merges.
     scored.sort(key=lambda candidate: -candidate.score)
     best = scored[0]
@@ -165,7 +167,8 @@ def _disjoint_labels(scored: Sequence[_Scored], m: int) -> list[int]:
     """Return the partition (m,) by the first disjoint clusters with a positive score."""
     clusters = np.full(m, -1)
     for number, (score, cluster) in enumerate(scored):
-        if score > 0 and (clusters[cluster] < 0).all():
+        free = clusters[cluster] < 0
+        if score > 0 and free.all():
             clusters[cluster] = number
     _, numbers = np.unique(clusters, return_inverse=True)
     labels: list[int] = numbers.tolist()

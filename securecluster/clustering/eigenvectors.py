@@ -101,12 +101,14 @@ def arpack(
 
     def multiply(vector: NDArray[np.float64]) -> NDArray[np.float64]:
         # ARPACK passes views of its work space, which torch must not share.
-        argument = torch.from_numpy(vector.ravel().copy()).to(prototype)
-        image: NDArray[np.float64] = product(argument).cpu().numpy()
-        return image
+        copied = torch.from_numpy(vector.ravel().copy())
+        image = product(copied.to(prototype))
+        result: NDArray[np.float64] = image.cpu().numpy()
+        return result
 
     # A fixed start, since scipy's default differs from run to run.
-    start = Randomness(0).generator("spectra", side).standard_normal(side)
+    generator = Randomness(0).generator("spectra", side)
+    start = generator.standard_normal(side)
     operator = LinearOperator((side, side), matvec=multiply, dtype=np.float64)
     try:
         values, columns = eigsh(operator, k=k, which=which, v0=start)
@@ -141,7 +143,8 @@ def projected(features: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
         gram = _gram(features)
     step = max(1, BLOCK // max(d, 1))
     for start in range(0, r, step):
-        block = vectors[start : start + step].to(features.device).double()
+        block = vectors[start : start + step]
+        block = block.to(features.device).double()
         image = _image(features, block, gram)
         norms[start : start + step] = image.norm(dim=1)
     return norms
@@ -177,8 +180,10 @@ def relevance(
     differences = estimates.log() - safe.log()
     logs = torch.where(counts, differences, torch.zeros_like(estimates)).abs()
     number = counts.sum(1)
-    means = torch.exp(-logs.sum(1) / number.clamp_min(1))
-    return torch.where(number > 0, means, torch.zeros_like(logs[:, 0]))
+    # Without a number the sum is 0; only the division must be safe.
+    exponents = -logs.sum(1) / number.clamp_min(1)
+    means = torch.exp(exponents)
+    return torch.where(number > 0, means, torch.zeros_like(means))
 
 
 def span_relevance(
@@ -213,7 +218,8 @@ def span_relevance(
     unit = torch.where(counts, own_values, 0.0).amax(1, keepdim=True)
     energy = torch.where(counts, own_values / unit, 0.0).norm(dim=1)
     estimate = torch.where(counts, estimates / unit, 0.0).norm(dim=1)
-    ratio = torch.minimum(energy, estimate) / torch.maximum(energy, estimate)
+    smaller = torch.minimum(energy, estimate)
+    ratio = smaller / torch.maximum(energy, estimate)
     return torch.where(counts.any(1), ratio, 0.0)
 
 

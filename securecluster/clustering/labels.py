@@ -1,4 +1,4 @@
-"""Operations on cluster labels: members, relabelling and checks."""
+"""Cluster labels and checks of what is clustered."""
 
 from __future__ import annotations
 
@@ -39,6 +39,18 @@ def largest(labels: Sequence[int]) -> int:
     """
     clusters = range(1 + max(labels))
     return max(clusters, key=list(labels).count)
+
+
+def is_finite_square(matrix: Array) -> bool:
+    """Return True for a square matrix of finite numbers.
+
+    Args:
+        matrix: any array.
+    """
+    side = len(matrix)
+    if matrix.shape != (side, side):
+        return False
+    return bool(np.isfinite(matrix).all())
 
 
 def check_number(k: object, clients: int, name: str = "k") -> None:

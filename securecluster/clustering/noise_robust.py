@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from securecluster.clustering.agglomerative import into, merges, threshold
 from securecluster.clustering.bipartition import Bipartition, bipartition, intra_min, separated
 from securecluster.clustering.k_means import kmeans
-from securecluster.clustering.labels import members, relabel
+from securecluster.clustering.labels import is_finite_square, members, relabel
 from securecluster.clustering.significance import Null, p_value
 from securecluster.errors import UsageError, unknown
 
@@ -65,7 +65,7 @@ def partition(
     if clusterer not in CLUSTERERS[1:]:
         raise unknown("clusterer", clusterer, CLUSTERERS)
     m = len(similarity)
-    if similarity.shape != (m, m) or not np.isfinite(similarity).all():
+    if not is_finite_square(similarity):
         raise UsageError(
             f"clustering needs a finite square similarity matrix, not {similarity.shape}"
         )
@@ -203,11 +203,11 @@ def with_company(alpha: Array, candidate: Bipartition) -> Bipartition:
         The best separated cluster and its rest, if the bipartition isolates a client and these do
         not; else the bipartition itself.
     """
-    if min(len(candidate.first), len(candidate.second)) > 1:
+    if not _isolates_one(candidate.first, candidate.second):
         return candidate
     best = separated(alpha).best
     others = tuple(position for position in range(len(alpha)) if position not in best)
-    if len(best) < 2 or len(others) < 2:
+    if _isolates_one(best, others):
         return candidate
     # By convention the first group contains position 0.
     first, second = sorted((best, others))
@@ -298,8 +298,13 @@ def mean_separation(alpha: Array, labels: Sequence[int]) -> float:
     return float(within.mean() - across.mean())
 
 
+def _isolates_one(first: Sequence[int], second: Sequence[int]) -> bool:
+    return len(first) < 2 or len(second) < 2
+
+
 def _without_diagonal(matrix: Array) -> Array:
-    return np.where(np.eye(len(matrix), dtype=bool), 0.0, matrix)
+    diagonal = np.eye(len(matrix), dtype=bool)
+    return np.where(diagonal, 0.0, matrix)
 
 
 def _spectral_points(similarity: Array, k: int) -> Array:
@@ -334,5 +339,6 @@ def _separation(alpha: Array, clusterer: str, seed: int) -> tuple[float, list[in
     if clusterer == "paper":
         best = separated(alpha)
         return best.score, best.labels
-    labels = partition(alpha, clusterer, max(2, eigengap(alpha)), seed)
+    count = max(2, eigengap(alpha))
+    labels = partition(alpha, clusterer, count, seed)
     return mean_separation(alpha, labels), labels

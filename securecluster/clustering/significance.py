@@ -125,7 +125,8 @@ def _contrasts(labels: Sequence[int]) -> Array:
         square = np.eye(len(group))
         square[:, 0] = 1.0
         orthonormal, _ = np.linalg.qr(square)
-        within = np.zeros((len(labels), len(group) - 1))
+        shape = (len(labels), len(group) - 1)
+        within = np.zeros(shape)
         within[group] = orthonormal[:, 1:]
         columns.append(within)
     return np.hstack(columns)

@@ -155,7 +155,8 @@ def cosine(inner: torch.Tensor, floor: float = 0.0) -> torch.Tensor:
     if floor and len(norms):
         median = float(norms.quantile(0.5))
         norms = norms.clamp_min(floor * median)
-    scale = torch.where(norms > 0, 1 / norms, torch.zeros_like(norms))
+    inverse = 1 / norms
+    scale = torch.where(norms > 0, inverse, torch.zeros_like(norms))
     column_scale = scale[:, None]
     row_scale = scale[None, :]
     alpha = inner * column_scale * row_scale
@@ -201,4 +202,5 @@ def _row_index(rows: torch.Tensor, positions: Sequence[int] | None) -> torch.Ten
 
 def _inverse_roots(squares: torch.Tensor) -> torch.Tensor:
     """Return 1/√s of each square (m,), 0 where it is 0."""
-    return torch.where(squares > 0, squares.rsqrt(), torch.zeros_like(squares))
+    zero = torch.zeros_like(squares)
+    return torch.where(squares > 0, squares.rsqrt(), zero)

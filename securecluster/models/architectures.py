@@ -88,6 +88,7 @@ def cnn_ali(shape: Shape, classes: int) -> nn.Module:
         classes: number of outputs.
     """
     channels, height, width = _image("cnn-ali", shape, 16)
+    # Convolutions without padding lose four pixels of each side.
     pixels = _after_lenet(height) * _after_lenet(width)
     return nn.Sequential(
         *_conv_block(channels, 6),
@@ -151,6 +152,7 @@ def resnet9(shape: Shape, classes: int) -> nn.Module:
         _norm_block(128, 256, pool=True),
         _norm_block(256, 512, pool=True),
         _residual(512),
+        # One number a channel, whatever the image's size.
         nn.AdaptiveMaxPool2d(1),
         nn.Flatten(),
         nn.Linear(512, classes),

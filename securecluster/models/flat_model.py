@@ -276,10 +276,13 @@ class FlatModel:
             device: device of the data.
             dtype: type of the data.
         """
-        return replace(self, module=copy.deepcopy(self.module).to(device, dtype))
+        # Of its own, since nn.Module.to changes the module in place.
+        module = copy.deepcopy(self.module)
+        return replace(self, module=module.to(device, dtype))
 
     def copy(self) -> FlatModel:
         """Return a copy that another thread may call at the same time."""
+        # A forward pass sets the dropout layers' keys, so threads must not share them.
         return replace(self, module=copy.deepcopy(self.module))
 
 

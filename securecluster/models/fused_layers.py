@@ -94,6 +94,7 @@ class Dense:
         """Step W by grad_outputᵀ x and b by its sum over samples."""
         # Before the step, which changes W in place.
         grad_input = self._grad_input(params, grad_output, needed)
+        # As a product, so that SGD adds it to W and stores no gradient.
         optimizer.product(self.weight, grad_output.mT, saved)
         if self.bias is not None:
             optimizer.value(self.bias, grad_output.sum(1))
@@ -208,6 +209,7 @@ class Conv:
             )
             grad_input = flat_grad_input[None]
         gradients: Parts = {self.weight: self._kernel_gradients(grad_output, saved, kernel)}
+        # The bias is added at every pixel.
         if self.bias is not None:
             gradients[self.bias] = Each(grad_output.sum((3, 4)))
         return grad_input, gradients

@@ -203,8 +203,10 @@ class Classification(Objective):
             classes: number of labels.
         """
         counts = np.bincount(y)
+        # An absent label adds nothing to the entropy, but its logarithm is infinite.
         shares = counts[counts > 0] / len(y)
-        return float(-(shares * np.log(shares)).sum())
+        entropy = -(shares * np.log(shares)).sum()
+        return float(entropy)
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,7 @@ class Language(Objective):
             y.flatten(),
             reduction="none",
         )
+        # Windows have equally many tokens, so the mean over samples is the mean over tokens.
         return token_losses.view(y.shape).mean(1)
 
     def scores(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -322,6 +325,7 @@ class Trajectory(Objective):
                 "(10_000, 6_200); () is no unit"
             )
         as_floats = tuple(float(length) for length in self.metres)
+        # A frozen dataclass has no other way to set a field.
         object.__setattr__(self, "metres", as_floats)
 
     @property
@@ -348,6 +352,7 @@ class Trajectory(Objective):
             y: true positions, (n, k).
         """
         error = _error(outputs, y)
+        # Metres count in the score only; the loss stays in units of the area.
         if self.metres:
             error = error * error.new_tensor(self.metres)
         distance: torch.Tensor = torch.linalg.vector_norm(error, dim=1)

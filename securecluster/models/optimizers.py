@@ -253,6 +253,7 @@ class Momenta:
         Args:
             memory: tensors by name.
         """
+        # Copies, since training changes the buffers in place.
         self._after = memory["momentum"].to(self._after, copy=True)
         self._before = memory["momentum_before"].to(self._before, copy=True)
         self._calls = memory["momentum_calls"].tolist()

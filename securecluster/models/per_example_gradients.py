@@ -43,6 +43,7 @@ class Outer:
             gradient_sum: the sum, (b, o, i), changed in place.
             factors: (b, n).
         """
+        # Scaling one side scales the product.
         scaled = self.backprops * factors[..., None]
         gradient_sum.baddbmm_(scaled.mT, self.activations)
 
