@@ -51,8 +51,9 @@ class LanguageLSTM(nn.Module):
         h = self.dropout2(self.lstm1(embedded))
         h = self.dropout3(self.lstm2(h))
         # Flattened, since vmap would make n products a client of (n, L, H).
-        logits: torch.Tensor = self.out(h.flatten(0, 1))
-        return logits.unflatten(0, x.shape)
+        rows = h.flatten(0, 1)
+        logits: torch.Tensor = self.out(rows).unflatten(0, x.shape)
+        return logits
 
 
 class TrajectoryLSTM(nn.Module):
