@@ -149,8 +149,8 @@ def clipped(
         that float32 could not scale it down to C, has zeros for both: an error would reveal that it
         is there.
     """
-    layer_norms = []
-    other_norms = []
+    layer_norms: list[torch.Tensor] = []
+    other_norms: list[torch.Tensor] = []
     for gradient in gradients.values():
         scaled, other = gradient.sides()
         layer_norms.append(scaled * other)
