@@ -21,7 +21,8 @@ EXAMPLES = 3  # samples on which a user's network is checked
 # bound of released losses, relative to the loss of a uniform guess
 GUESSES = 1.5
 
-Example = tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]
+# samples, targets, and the shape of one output
+Example = tuple["torch.Tensor", "torch.Tensor", tuple[int, ...]]
 
 
 class Objective(ABC):
