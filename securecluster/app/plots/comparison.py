@@ -12,7 +12,7 @@ from securecluster.app.plots.figure import figure, save
 from securecluster.app.report import megabytes
 
 Content = dict[str, Any]
-Row = dict[str, Any]  # of `protocols` in compare.json
+Row = dict[str, Any]  # of `protocols` or `together` in compare.json
 Lines = list[dict[str, Any]]
 Cells = dict[str, str]  # by heading
 Point = tuple[int, float, bool]  # round, metric, and whether clusters changed in this round
@@ -170,7 +170,7 @@ def _together(content: Content) -> list[str]:
     totals = content.get("together")
     if not totals:
         return []
-    lines = [_total_text(total) for total in totals]
+    lines = [_cost_text(cost) for cost in totals]
     if len(totals) > 1:
         lines.append(
             "ε of a client and ε of an example do not add up: neither figure covers the runs of "
@@ -186,17 +186,17 @@ def _together(content: Content) -> list[str]:
     return lines
 
 
-def _total_text(total: dict[str, Any]) -> str:
+def _cost_text(cost: Row) -> str:
     """Return the joint ε of the runs of one unit of privacy in words.
 
     Args:
-        total: an entry of `together` in compare.json.
+        cost: an entry of `together` in compare.json.
     """
-    epsilon = _epsilon_text(total["epsilon"])
-    if total["epsilon"] is not None:
-        epsilon += f" at δ = {total['delta']:g}"
-    names = ", ".join(total["protocols"])
-    return f"together, ε of one {total['unit']}: {epsilon} ({names})"
+    epsilon = _epsilon_text(cost["epsilon"])
+    if cost["epsilon"] is not None:
+        epsilon += f" at δ = {cost['delta']:g}"
+    names = ", ".join(cost["protocols"])
+    return f"together, ε of one {cost['unit']}: {epsilon} ({names})"
 
 
 def _epsilon_text(epsilon: float | None) -> str:
