@@ -25,8 +25,6 @@ protocols: {protocols}
 `securecluster run PROTOCOL --help` shows every option with its default, and so does \
 `compare PROTOCOLS --help`.
 """
-
-
 INTERRUPTED = 130  # exit code after Ctrl-C: 128 + SIGINT
 
 

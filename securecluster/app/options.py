@@ -30,6 +30,20 @@ PROTOCOLS = {  # module and class
     "finetune": "finetune:FineTune",
     "local": "local:Local",
 }
+DEFAULT_CLIENTS = 20
+# by data and scenario; tasks of five, three and two clients (Ali & Arafa 2024)
+CLIENTS = {("fashion_mnist", "tasks"): 10}
+SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
+# a word with an underscore, outside of quotes, paths, options and keyword arguments
+FIELD_NAME = r"(?<![\w'\"./=-])[a-z]+\d*(?:_[a-z\d]+)+(?![\w'\"/(=]|\.\w)"
+# fields of `Simulation` that are about a file of one's own, and those that deal a known data set
+FILE_OPTIONS = (
+    "client_column", "label_column", "truth_column", "feature_columns", "drop_columns",
+)  # fmt: skip
+DEALING_OPTIONS = (
+    "scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority",
+    "task_sizes", "overlap",
+)  # fmt: skip
 
 
 def protocol_class(name: str) -> Any:
@@ -47,22 +61,6 @@ def protocol_class(name: str) -> Any:
     # only the protocol that runs is imported, so that the command line answers at once
     module = importlib.import_module(f"securecluster.protocols.{module_name}")
     return getattr(module, class_name)
-
-
-DEFAULT_CLIENTS = 20
-# by data and scenario; tasks of five, three and two clients (Ali & Arafa 2024)
-CLIENTS = {("fashion_mnist", "tasks"): 10}
-SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
-# a word with an underscore, outside of quotes, paths, options and keyword arguments
-FIELD_NAME = r"(?<![\w'\"./=-])[a-z]+\d*(?:_[a-z\d]+)+(?![\w'\"/(=]|\.\w)"
-# fields of `Simulation` that are about a file of one's own, and those that deal a known data set
-FILE_OPTIONS = (
-    "client_column", "label_column", "truth_column", "feature_columns", "drop_columns",
-)  # fmt: skip
-DEALING_OPTIONS = (
-    "scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority",
-    "task_sizes", "overlap",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -24,22 +24,22 @@ from securecluster.privacy.dp.ledger import Price, Row
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.serialization import CLIENTS
 
-# Sentences of `not_covered` and `assumed`, which state the limits of the guarantee.
+# sentences of `not_covered` and `assumed`, which state the limits of the guarantee
 KEYS = (
     "keys of the key agreement are signed only where nodes have a roster: without one, or with "
-    "identities that follow from a seed that the server knows, as in a simulation, it can name "
-    "itself a peer and read the mask seed, or play leader and set it"
+    "identities that follow from a seed that the server knows, as in a simulation, the server can "
+    "pose as a peer and read the mask seed, or pose as the leader and choose it"
 )
 NETWORK = "timing, message sizes, who takes part and who drops out are visible to the network"
 OBSERVED = "the observer's metrics and agreement lie outside the protocol and outside epsilon"
 EXACT = (
-    "what leaves without noise is not differentially private: epsilon is infinite (null) as soon "
-    "as anything does"
+    "releases without noise are not differentially private: epsilon is infinite (null) as soon as "
+    "there is one"
 )
 SUMS = (
-    "the sums of clipped gradients that DP-SGD adds noise to are rounded as they are made: beyond "
-    "some ten thousand samples in a batch that may exceed what the clip leaves for it "
-    "(benchmarks.grid_noise)"
+    "the sums of clipped gradients that DP-SGD adds noise to are rounded as they are computed: "
+    "beyond some ten thousand samples in a batch the rounding may exceed the margin that the clip "
+    "leaves for it (benchmarks.grid_noise)"
 )
 NOISED = [
     "choosing the clip, the noise, the number of rounds or any other option by private data is a "
@@ -48,27 +48,27 @@ NOISED = [
     "together (Ledger.union)",
     "a server that asks for more than its protocol does spends more than this: clients keep no "
     "budget of their own",
-    "keys of noise follow from the run's seed in a simulation: whoever knows it takes the noise "
-    "off",
+    "keys of noise follow from the run's seed in a simulation: whoever knows it can remove the "
+    "noise",
     "noise comes from a cipher's stream: epsilon holds against readers with bounded computing "
-    "power, who cannot tell it from random",
+    "power, who cannot distinguish it from random numbers",
 ]
 # by the unit of privacy
 ASSUMED = {
-    "client": "a client's contribution to each release is one clipped row; that it is absent "
-    "counts as a row of zeros",
-    "example": "how many samples each client has is public: one that is absent leaves its place, "
-    "without gradient, loss or features; which are in a batch is drawn for each alone and nobody "
-    "else knows; no sample, and no person's data, are at two clients, so clients compose in "
-    "parallel, and epsilon is the largest of theirs",
+    "client": "a client's contribution to each release is one clipped row, and an absent client's "
+    "a row of zeros",
+    "example": "each client's number of samples is public: an absent sample keeps its position, "
+    "without gradient, loss or features; whether a sample is in a batch is drawn independently of "
+    "the others and known to its client alone; no sample, and no person's data, are at two "
+    "clients, so clients compose in parallel, and epsilon is the largest of theirs",
 }
 ASKED = "who is asked in which round is visible, so no amplification by sampling clients is claimed"
 # who adds the noise, by the option `placement`
 PLACED = {
-    "local": "local: each client adds the noise itself, so the server, too, is held off",
+    "local": "local: each client adds the noise itself, so it protects from the server, too",
     "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates "
-    "without it, and a full transcript holds them so; losses, layers and Gram matrices have their "
-    "clients' own noise",
+    "without noise, and a full transcript contains them like this; losses, layers and Gram "
+    "matrices have noise of their clients",
 }
 # the relation under which ε bounds how much one client, or one example, can change a release
 NEIGHBOURS = {

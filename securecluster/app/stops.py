@@ -23,17 +23,18 @@ READABLE = {
     "ᵀ": "^T", "½": "1/2", "₀": "_0", "ᵢ": "_i", "é": "e", "’": "'", "“": '"', "”": '"',
 }  # fmt: skip
 NO_READER = 141  # exit code of a process whose reader went away: 128 + SIGPIPE
-UNWRITABLE = 2
+UNWRITABLE = 2  # exit code of a process that could not print
 
 
 class Stopped(KeyboardInterrupt):
     """A signal or a closed output stopped the process.
 
+    It is a KeyboardInterrupt, so that `except Exception` does not catch it.
+
     Args:
         code: the exit code, 128 + the signal's number.
     """
 
-    # a KeyboardInterrupt, so that no `except Exception` on the way swallows it
     def __init__(self, code: int) -> None:
         super().__init__()
         self.code = code
