@@ -254,7 +254,7 @@ def _is_numbers(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class CallContext:
-    """Who is asked, and when: `ids` are client numbers, `at` their positions at this endpoint."""
+    """Who is asked, and when: `ids` are client numbers, `positions` their places at this endpoint."""
 
     ids: tuple[int, ...]
     positions: tuple[int, ...]
