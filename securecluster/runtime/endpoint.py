@@ -131,9 +131,9 @@ def _declared(
     # A seal replaces the last stages of the pipeline, so a sealed field must pass through it.
     bypassing = set(release.sealed) - set(release.through)
     if bypassing:
+        listed = ", ".join(sorted(bypassing))
         raise UsageError(
-            f"@answers on {name} seals {', '.join(sorted(bypassing))}: name it in through as well, "
-            "or it leaves as it is"
+            f"@answers on {name} seals {listed}: name it in through as well, or it leaves as it is"
         )
     return release
 
@@ -150,12 +150,11 @@ def _check_verbs(name: str, via: tuple[str, ...]) -> None:
 def _check_options(name: str, declared: Mapping[str, Any]) -> None:
     """Raise UsageError for an option of `@answers` that does not exist."""
     options = [field.name for field in dataclasses.fields(Release)]
-    options.remove("via")
+    options.remove("via")  # the positional arguments
     unknown = sorted(set(declared) - set(options))
     if unknown:
-        raise UsageError(
-            f"@answers on {name} knows no {unknown[0]!r}: it takes {', '.join(options)}"
-        )
+        listed = ", ".join(options)
+        raise UsageError(f"@answers on {name} knows no {unknown[0]!r}: it takes {listed}")
 
 
 def _check_signature(method: Callable[..., Any], via: tuple[str, ...]) -> None:
@@ -227,22 +226,22 @@ def message_types(client: type, method: str) -> tuple[type, type]:
     return hints["query"], hints["return"]
 
 
-def _check_message(method: Callable[..., Any], annotated: str, kind: Any) -> None:
+def _check_message(method: Callable[..., Any], annotated: str, annotation: Any) -> None:
     """Raise UsageError unless an annotation is a message class.
 
     Args:
         method: the annotated method.
         annotated: "query" or "return".
-        kind: the annotation.
+        annotation: the annotation.
     """
     name = f"{method.__qualname__}'s {annotated}"
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+    if not (isinstance(annotation, type) and dataclasses.is_dataclass(annotation)):
+        shown = getattr(annotation, "__name__", annotation)
         raise UsageError(
-            f"{name} is {getattr(kind, '__name__', kind)}, no message: make it a frozen dataclass "
-            "of Rows, Shared and scalars"
+            f"{name} is {shown}, no message: make it a frozen dataclass of Rows, Shared and scalars"
         )
     try:
-        kinds(kind)
+        kinds(annotation)
     except TypeError as error:
         raise UsageError(f"{name} cannot be sent: {error}") from None
 
@@ -266,33 +265,42 @@ def check_reply(
             that they do.
     """
     name = method.__qualname__
+    declared = expected.__name__
     if not isinstance(reply, expected):
+        received = type(reply).__name__
         raise UsageError(
-            f"{name} replied with a {type(reply).__name__}: it declares a {expected.__name__}, so "
-            "it must return one"
+            f"{name} replied with a {received}: it declares a {declared}, so it must return one"
         )
     field_kinds = kinds(expected)
-    missing = sorted({*release.through, *release.unmasked} - set(field_kinds))
+    # a misspelt field in the declaration would leave without its mask
+    named = {*release.through, *release.unmasked}
+    missing = sorted(named - set(field_kinds))
     if missing:
-        raise UsageError(
-            f"@answers on {name} names {missing[0]!r}: a {expected.__name__} has "
-            f"{', '.join(field_kinds) or 'no fields'}"
-        )
-    for field, kind in field_kinds.items():
+        existing = ", ".join(field_kinds) or "no fields"
+        raise UsageError(f"@answers on {name} names {missing[0]!r}: a {declared} has {existing}")
+    for field, field_kind in field_kinds.items():
         value = getattr(reply, field)
         if value is None and optional(expected, field):
             continue
-        if kind in (Rows, Picks, Shared) and not isinstance(value, kind):
+        is_tensor_field = field_kind in (Rows, Picks, Shared)
+        if is_tensor_field and not isinstance(value, field_kind):
+            received = type(value).__name__
             raise UsageError(
-                f"{name} replied with a {type(value).__name__} as {field}: put it into "
-                f"{kind.__name__}(…), as {expected.__name__} declares"
+                f"{name} replied with a {received} as {field}: put it into "
+                f"{field_kind.__name__}(…), as {declared} declares"
             )
-        if isinstance(value, Batched) and len(value) != clients:
-            raise UsageError(
-                f"{name} replied with {len(value)} row(s) of {field} for {clients} client(s): each "
-                "has one row of its own"
-            )
+        if isinstance(value, Batched):
+            _check_row_count(name, field, len(value), clients)
         _refuse_undeclared_numbers(name, release, field, value)
+
+
+def _check_row_count(name: str, field: str, rows: int, clients: int) -> None:
+    """Raise UsageError for a field that does not have one row per client."""
+    if rows != clients:
+        raise UsageError(
+            f"{name} replied with {rows} row(s) of {field} for {clients} client(s): each has one "
+            "row of its own"
+        )
 
 
 def _refuse_undeclared_numbers(name: str, release: Release, field: str, value: Any) -> None:
@@ -432,7 +440,7 @@ class Endpoint(Generic[C]):
             ("members", call.members, "clients"),
         )
         for name, values, size_name in counts:
-            maximum = self.limits.size(size_name)
+            maximum = self.limits.size(size_name)  # None if the configuration has no such size
             for value in values:
                 too_large = maximum is not None and value > maximum
                 if value < 0 or too_large:
@@ -447,15 +455,22 @@ class Endpoint(Generic[C]):
         release = release_of(method)
         _refuse_other_verbs(call, release)
         self._refuse_small_sums(call, release)
+        # from now on the mask seed is fixed, since a reply leaves under it
         self.keys.use(call.to)
         positions = tuple(self._position_of[client] for client in call.to)
-        context = CallContext(call.to, positions, call.round, call.step)
+        context = CallContext(
+            ids=call.to,
+            positions=positions,
+            round=call.round,
+            step=call.step,
+        )
         reply = method(context, call.query)
         check_reply(method, release, reply, expected, len(call.to))
         protected = {}
         for name in release.through:
             rows = getattr(reply, name).values
-            protected[name] = Rows(self._protected(call, release, name, rows))
+            rows = self._protected(call, release, name, rows)
+            protected[name] = Rows(rows)
         return dataclasses.replace(reply, **protected)
 
     def _key_reply(self, call: Call) -> Any:
@@ -467,7 +482,7 @@ class Endpoint(Generic[C]):
             )
         if call.method == "key_offer":
             return self.keys.offer(call.to)
-        if call.method == "key_seal":
+        if call.method == "key_seal":  # one client leads
             return self.keys.seal(call.to[0], call.query)
         return self.keys.open(call.to, call.query, call.step)
 
@@ -479,10 +494,13 @@ class Endpoint(Generic[C]):
         of members comes from the server.
         """
         sums_only = GATHER not in release.via
-        if sums_only and call.verb == SUM and min(call.members) < self.minimum:
+        if call.verb != SUM or not sums_only:
+            return
+        smallest = min(call.members)
+        if smallest < self.minimum:
             raise PolicyError(
-                f"a sum over {min(call.members)} client(s) would show a single {call.method} "
-                f"answer: clients ask for {self.minimum} or more"
+                f"a sum over {smallest} client(s) would show a single {call.method} answer: "
+                f"clients ask for {self.minimum} or more"
             )
 
     def _protected(
@@ -538,9 +556,10 @@ class Endpoint(Generic[C]):
         except SecureClusterError:
             raise
         except Exception as error:  # a frame of the server must not stop a node
+            cause = type(error).__name__
             raise UnforeseenError(
-                f"a {header.method} frame could not be answered ({type(error).__name__}): it is "
-                "refused, and this is worth reporting"
+                f"a {header.method} frame could not be answered ({cause}): it is refused, and this "
+                "is worth reporting"
             ) from error
         return wire.encode(reply_header(header), response.reply)
 
@@ -548,9 +567,11 @@ class Endpoint(Generic[C]):
         """Raise FrameError for a frame that no server sent, or that is for another client."""
         recipients = {f"client/{client}" for client in self.ids}
         if not _SENDER.fullmatch(header.sender) or header.recipient not in recipients:
+            # shortened, since the sender has chosen them
+            sender = header.sender[:40]
+            recipient = header.recipient[:40]
             raise FrameError(
-                f"a frame from {header.sender[:40]} to {header.recipient[:40]} reached another "
-                "client: check the addresses"
+                f"a frame from {sender} to {recipient} reached another client: check the addresses"
             )
 
 
@@ -561,9 +582,10 @@ def _refuse_other_verbs(call: Call, release: Release) -> None:
     be read on its own.
     """
     if call.verb not in release.via:
+        allowed = " or ".join(release.via)
         raise PolicyError(
-            f"{call.method} may leave its client through {' or '.join(release.via)}, not "
-            f"{call.verb}: the request is refused"
+            f"{call.method} may leave its client through {allowed}, not {call.verb}: the request "
+            "is refused"
         )
 
 
@@ -573,10 +595,11 @@ def _refuse_incomplete_noise(call: Call, release: Release, pipeline: Pipeline) -
     Security rule: each member adds one share of the noise, so a sum over fewer members would have
     less noise than it is accounted for. Replies made of earlier releases get no noise.
     """
-    if pipeline.shares > min(call.members) and not release.derived:
+    smallest = min(call.members)
+    if pipeline.shares > smallest and not release.derived:
         raise PolicyError(
             f"{call.method} leaves with noise in {pipeline.shares} shares, and a sum over "
-            f"{min(call.members)} would lack some of it"
+            f"{smallest} would lack some of it"
         )
 
 
@@ -584,12 +607,12 @@ def _call_of(header: Header, query: Any) -> Call:
     """Return a frame's request as a call to one client."""
     _, _, client = header.recipient.partition("/")
     return Call(
-        header.config,
-        header.method,
-        header.verb,
-        header.round,
-        header.step,
-        (int(client),),
-        query,
-        (header.members,),
+        config=header.config,
+        method=header.method,
+        verb=header.verb,
+        round=header.round,
+        step=header.step,
+        to=(int(client),),
+        query=query,
+        members=(header.members,),
     )

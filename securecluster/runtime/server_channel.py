@@ -52,6 +52,8 @@ C = TypeVar("C")
 Q = TypeVar("Q")
 A = TypeVar("A")
 B = TypeVar("B")
+ClientMethod = Callable[[C, CallContext, Q], A]
+Method = Callable[..., Any]
 
 
 @dataclass
@@ -150,7 +152,7 @@ class ServerChannel:
 
     def gather(
         self,
-        method: Callable[[C, CallContext, Q], A],
+        method: ClientMethod[C, Q, A],
         query: Q,
         to: Sequence[int],
         step: int | None = None,
@@ -171,8 +173,16 @@ class ServerChannel:
             The replies that arrived, and the ids of the clients that did not reply.
         """
         ready, step = self._open(method, query, to, step, tries)
-        members = [1] * len(ready)
-        call = self._call(method, GATHER, query, to, ready, step, members)
+        members = [1] * len(ready)  # each reply is read on its own
+        call = self._call(
+            method=method,
+            verb=GATHER,
+            query=query,
+            to=to,
+            ready=ready,
+            step=step,
+            members=members,
+        )
         response = self._exchange_with_retries(method, call, tries)
         release = release_of(method)
         reply = self._costs.read(release, response.reply, step)
@@ -185,11 +195,14 @@ class ServerChannel:
             self._record(method, GATHER, recorded, reply, step)
         check_squares(self.round, response.ids, reply)
         lost = self._note_lost(to, response.ids)
-        return Replies(response.ids, cast(A, reply), lost, step)
+        return Replies(
+            ids=response.ids,
+            rows=cast(A, reply),
+            lost=lost,
+            step=step,
+        )
 
-    def post(
-        self, method: Callable[[C, CallContext, Q], A], query: Q, to: Sequence[int]
-    ) -> Replies[A]:
+    def post(self, method: ClientMethod[C, Q, A], query: Q, to: Sequence[int]) -> Replies[A]:
         """Gather under a call number, and so a mask, that no other call's batches depend on.
 
         Calls that only masked runs make are numbered apart, so that all later calls draw the same
@@ -205,7 +218,7 @@ class ServerChannel:
 
     def sum(
         self,
-        method: Callable[[C, CallContext, Q], A],
+        method: ClientMethod[C, Q, A],
         query: Q,
         to: Sequence[int],
         by: Sequence[int] | None = None,
@@ -237,23 +250,39 @@ class ServerChannel:
         if GATHER not in release.via:
             ready = _without_shrunken_groups(ready, group_of)
         ready_groups = [group_of[client] for client in ready]
+        # Each client is told the size of its group, and refuses one that is too small.
         members = [ready_groups.count(group) for group in ready_groups]
-        call = self._call(method, SUM, query, to, ready, step, members)
+        call = self._call(
+            method=method,
+            verb=SUM,
+            query=query,
+            to=to,
+            ready=ready,
+            step=step,
+            members=members,
+        )
         exchange = partial(self._exchange, method)
-        total = self.aggregator.run(exchange, call, ready_groups, groups)
-        rows = self._costs.read(release, total.rows, step, total.counts)
+        sums = self.aggregator.run(exchange, call, ready_groups, groups)
+        rows = self._costs.read(release, sums.rows, step, sums.counts)
         rows = self._in_run_dtype(release, rows)
-        if total.ids and not self._recorded_at_once(method):
+        if sums.ids and not self._recorded_at_once(method):
             # The noise is the sum's: another sum has other noise, so the digest is of the sum.
             sum_digests = reply_digests(rows, groups)
-            digests = [sum_digests[group_of[client]] for client in total.ids]
-            self._record(method, SUM, total.ids, rows, step, digests)
-        lost = self._note_lost(to, total.ids)
-        return Sums(total.ids, cast(A, rows), total.counts, lost, step)
+            replied_groups = [group_of[client] for client in sums.ids]
+            digests = [sum_digests[group] for group in replied_groups]
+            self._record(method, SUM, sums.ids, rows, step, digests)
+        lost = self._note_lost(to, sums.ids)
+        return Sums(
+            ids=sums.ids,
+            rows=cast(A, rows),
+            counts=sums.counts,
+            lost=lost,
+            step=step,
+        )
 
     def pairs(
         self,
-        method: Callable[[C, CallContext, Q], A],
+        method: ClientMethod[C, Q, A],
         query: Q,
         to: Sequence[int],
         then: Callable[[torch.Tensor], B] = lambda r: r,  # type: ignore[assignment, return-value]
@@ -277,17 +306,26 @@ class ServerChannel:
         """
         ready, step = self._open(method, query, to, tries=tries)
         members = [2] * len(ready)  # a pair combines the rows of two clients
-        call = self._call(method, PAIRS, query, to, ready, step, members)
+        call = self._call(
+            method=method,
+            verb=PAIRS,
+            query=query,
+            to=to,
+            ready=ready,
+            step=step,
+            members=members,
+        )
         response = self._exchange_with_retries(method, call, tries)
         ids = response.ids
         self._note_lost(to, ids)
         if len(ids) < 2:
             raise UsageError(f"pairs needs at least two replies, {len(ids)} came: try again")
-        (rows,) = (value.values for value in vars(response.reply).values())
+        (field,) = vars(response.reply).values()
+        rows = field.values
         if rows.shape != (len(ids), len(to)):
-            raise FrameError(
-                f"pairs needs a row of {len(to)} numbers per client, {tuple(rows.shape[1:])} came"
-            )
+            row_shape = tuple(rows.shape[1:])
+            raise FrameError(f"pairs needs a row of {len(to)} numbers per client, {row_shape} came")
+        # drop the columns of clients that did not reply: (r, len(to)) becomes (r, r)
         recipients = list(to)
         columns = [recipients.index(client) for client in ids]
         square = rows[:, columns]
@@ -312,14 +350,14 @@ class ServerChannel:
             to: indices of the local parameter servers.
         """
         call = Call(
-            self._config,
-            method.__name__,
-            RELAY,
-            self.round,
-            self.state.step,
-            tuple(to),
-            query,
-            (1,) * len(to),
+            config=self._config,
+            method=method.__name__,
+            verb=RELAY,
+            round=self.round,
+            step=self.state.step,
+            to=tuple(to),
+            query=query,
+            members=(1,) * len(to),
         )
         reply = method(query)
         self._transport.relay(call, Response(call.to, reply))
@@ -339,7 +377,7 @@ class ServerChannel:
 
     def _open(
         self,
-        method: Callable[..., Any],
+        method: Method,
         query: Any,
         to: Sequence[int],
         step: int | None = None,
@@ -364,14 +402,14 @@ class ServerChannel:
             for _ in range(tries):
                 self._agree(to)
             ready = [client for client in to if client in self.state.keyed]
-        if step is None:
+        if step is None:  # calls that continue an earlier one draw the same batches and masks
             self.state.step += 1
             step = self.state.step
         return ready, step
 
     def _call(
         self,
-        method: Callable[..., Any],
+        method: Method,
         verb: str,
         query: Any,
         to: Sequence[int],
@@ -390,23 +428,21 @@ class ServerChannel:
         if self._asker:
             asker = tuple(self._asker[client] for client in to)
         call_to_all = Call(
-            self._config,
-            method.__name__,
-            verb,
-            self.round,
-            step,
-            tuple(to),
-            query,
-            (1,) * len(to),
-            asker,
+            config=self._config,
+            method=method.__name__,
+            verb=verb,
+            round=self.round,
+            step=step,
+            to=tuple(to),
+            query=query,
+            members=(1,) * len(to),  # replaced below, for the clients that can answer
+            asker=asker,
         )
         position_of = {client: position for position, client in enumerate(to)}
         positions = [position_of[client] for client in ready]
         return dataclasses.replace(call_to_all.select(positions), members=tuple(members))
 
-    def _exchange_with_retries(
-        self, method: Callable[..., Any], call: Call, tries: int
-    ) -> Response:
+    def _exchange_with_retries(self, method: Method, call: Call, tries: int) -> Response:
         """Return the replies of all clients that answer one of several tries."""
         responses: list[Response] = []
         answered: set[int] = set()
@@ -424,7 +460,7 @@ class ServerChannel:
             return responses[0]
         return _merged(responses, call.to)
 
-    def _exchange(self, method: Callable[..., Any], call: Call) -> Response:
+    def _exchange(self, method: Method, call: Call) -> Response:
         """Return the replies to a call after the checks that do not need them decoded.
 
         Releases are in the ledger before any other code can use the replies, so that a run that is
@@ -460,7 +496,7 @@ class ServerChannel:
         lost = tuple(client for client in to if client not in arrived)
         for client in lost:
             rounds = self.state.lost.setdefault(client, [])
-            if not rounds or rounds[-1] != self.round:
+            if not rounds or rounds[-1] != self.round:  # a round may make several calls
                 rounds.append(self.round)
         return lost
 
@@ -475,12 +511,13 @@ class ServerChannel:
         for name in release.through:
             value = getattr(rows, name)
             if value.table.dtype == torch.float64:
-                narrowed[name] = Rows(value.table.to(torch.float32), value.index)
+                table = value.table.to(torch.float32)
+                narrowed[name] = Rows(table, value.index)
         if not narrowed:
             return rows
         return dataclasses.replace(rows, **narrowed)  # type: ignore[type-var]
 
-    def _recorded_at_once(self, method: Callable[..., Any]) -> bool:
+    def _recorded_at_once(self, method: Method) -> bool:
         """Return whether replies are releases as they arrive.
 
         Otherwise a trusted server adds noise to them first, and what is released is the result.
@@ -490,7 +527,7 @@ class ServerChannel:
 
     def _record(
         self,
-        method: Callable[..., Any],
+        method: Method,
         verb: str,
         ids: Sequence[int],
         reply: Any,
@@ -522,16 +559,17 @@ class ServerChannel:
         if self._asker:
             reader = "lps"
         event = Event(
-            method.__name__,
-            verb,
-            (),
-            self.round,
-            tuple(ids),
+            method=method.__name__,
+            verb=verb,
+            fields=(),  # set by `events`, field by field
+            round=self.round,
+            ids=tuple(ids),
             reader=reader,
             step=step,
             digests=tuple(digests),
         )
-        self.record(list(self._costs.events(release, event, reply)))
+        events = self._costs.events(release, event, reply)
+        self.record(list(events))
 
     def _agree(self, to: Sequence[int]) -> None:
         """Run the key agreement with those clients that do not have the mask seed yet.
@@ -546,10 +584,11 @@ class ServerChannel:
             return
         # One frame names at most as many peers as the run has clients, however many join.
         block = len(self.clients)
-        for first in range(0, len(offers.ids), block):
-            positions = range(first, min(first + block, len(offers.ids)))
+        positions = range(len(offers.ids))
+        for first in positions[::block]:
             ids = offers.ids[first : first + block]
-            self._agree_with(Response(ids, select(offers.reply, positions)))
+            reply = select(offers.reply, positions[first : first + block])
+            self._agree_with(Response(ids, reply))
 
     def _agree_with(self, offers: Response) -> None:
         """Distribute the mask seed to some clients: the first leader that replies seals it to them.
@@ -560,20 +599,25 @@ class ServerChannel:
         peers = offers.ids
         keys = offers.reply.key.values
         signatures = offers.reply.signature.values
-        query = Peers(Shared(torch.as_tensor(peers)), Shared(keys), Shared(signatures))
+        numbers = torch.as_tensor(peers)
+        query = Peers(Shared(numbers), Shared(keys), Shared(signatures))
         for leader in self._leaders(offers):
             response = self._key("key_seal", [leader], query)
             if response.reply is None:
                 continue
             sealed = response.reply  # a batch of one frame, the leader's
+            key = sealed.key.values[0]
+            ciphertexts = sealed.ciphertexts.values[0]  # one row per peer
+            peer_signatures = sealed.signatures.values[0]
             message = SealedSeed(
-                leader,
-                Shared(sealed.key.values[0]),
-                Rows(sealed.ciphertexts.values[0]),
-                Rows(sealed.signatures.values[0]),
+                leader=leader,
+                key=Shared(key),
+                ciphertext=Rows(ciphertexts),
+                signature=Rows(peer_signatures),
             )
             opened = self._key("key_open", peers, message)
-            self.state.keyed = sorted({*self.state.keyed, *opened.ids})
+            keyed = {*self.state.keyed, *opened.ids}
+            self.state.keyed = sorted(keyed)
             return
 
     def _leaders(self, offers: Response) -> list[int]:
@@ -584,21 +628,22 @@ class ServerChannel:
         """
         if self.state.keyed:
             return self.state.keyed
-        seeded = dict(zip(offers.ids, offers.reply.seeded.values.tolist(), strict=True))
+        flags = offers.reply.seeded.values.tolist()
+        seeded = dict(zip(offers.ids, flags, strict=True))
         return sorted(offers.ids, key=lambda client: not seeded[client])
 
     def _key(self, name: str, to: Sequence[int], query: Any) -> Response:
         """Make a call of the key agreement, which has numbers and bounds of its own."""
         self.state.key_step += 1
         call = Call(
-            self._config,
-            name,
-            GATHER,
-            self.round,
-            self.state.key_step,
-            tuple(to),
-            query,
-            (1,) * len(to),
+            config=self._config,
+            method=name,
+            verb=GATHER,
+            round=self.round,
+            step=self.state.key_step,
+            to=tuple(to),
+            query=query,
+            members=(1,) * len(to),
         )
         response = self._transport.exchange(call)
         if response.reply is not None:
@@ -633,9 +678,12 @@ def _without_shrunken_groups(ready: Sequence[int], group_of: Mapping[int, int]) 
 def _merged(responses: Sequence[Response], to: Sequence[int]) -> Response:
     """Return several responses, over disjoint clients, as one in the order of the recipients."""
     ids: list[int] = []
+    replies = []
     for response in responses:
         ids.extend(response.ids)
-    joined = stack([response.reply for response in responses])
+        replies.append(response.reply)
+    joined = stack(replies)
     position_of = {client: position for position, client in enumerate(ids)}
     order = [position_of[client] for client in to if client in position_of]
-    return Response(tuple(ids[k] for k in order), select(joined, order))
+    ordered_ids = tuple(ids[k] for k in order)
+    return Response(ordered_ids, select(joined, order))
