@@ -330,7 +330,7 @@ class Header:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One request to each of several clients, as a batch.
+    """Request to several clients, as a batch of frames.
 
     With the verb RELAY the recipients are local parameter servers, which send the query to the
     server.

@@ -83,7 +83,7 @@ def check_finite(call: Call, answer: Response) -> None:
             _check_finite_rows(call, name, value, answer.ids)
         elif isinstance(value, Shared) and value.value.is_floating_point():
             finite = torch.isfinite(value.value)
-            if not bool(finite.all()):  # nobody in particular: all frames share the tensor
+            if not bool(finite.all()):  # no single client: all frames share the tensor
                 raise UpdateError(
                     f"round {call.round}: {name} of the clients' replies is not finite: lower the "
                     "learning rate (--lr)"

@@ -41,7 +41,7 @@ INDEX = "index.jsonl"
 
 @dataclass(frozen=True)
 class Entry:
-    """One call in the index of a transcript.
+    """Index entry of one call.
 
     In a relay the recipients are local parameter servers, `up` are their frames to the server and
     `down` its replies.
@@ -87,7 +87,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ObservedMessage:
-    """One frame as some parties observe it.
+    """Frame as some parties observe it.
 
     Args:
         sender: party that sent the frame.
@@ -342,7 +342,7 @@ class Transcript:
                 # both ends of a frame can read it
                 readable.append(not observers.isdisjoint(entry.ends(k)))
             content = None
-            if any(readable):  # contents are read from disk only where somebody observes them
+            if any(readable):  # else contents need not be read from disk
                 content = self.content(position)
             for k in range(len(entry.to)):
                 if readable[k]:

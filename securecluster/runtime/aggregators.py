@@ -21,7 +21,7 @@ CHUNK_BYTES = {
     "cpu": 1 << 25,  # memory that the allocator reuses and caches hold
     "cuda": 1 << 28,
 }
-# clients of the first chunk, whose replies tell how many bytes one client takes
+# clients of the first chunk, whose replies show how many bytes one client takes
 FIRST_CHUNK = 32
 MAX_CHUNK = 1024
 

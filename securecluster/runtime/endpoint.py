@@ -185,6 +185,9 @@ def _check_signature(method: Callable[..., Any], via: tuple[str, ...]) -> None:
 def release_of(method: Callable[..., Any]) -> Release:
     """Return a method's declaration.
 
+    Args:
+        method: a client method.
+
     Raises:
         PolicyError: the method has none, so it is not a remote method.
     """
@@ -489,8 +492,8 @@ class Endpoint(Generic[C]):
     def _refuse_small_sums(self, call: Call, release: Release) -> None:
         """Raise PolicyError for a sum over too few members of replies that leave in sums only.
 
-        Security rule: the sum over one client is that client's own reply, so a server could ask
-        for sums to read replies one by one. The client enforces the size itself, since the number
+        Security rule: the sum over one client is that client's own reply, so a server could request
+        sums to read replies one by one. The client enforces the size itself, since the number
         of members comes from the server.
         """
         sums_only = GATHER not in release.via

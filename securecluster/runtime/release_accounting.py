@@ -21,7 +21,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class ReleaseAccounting:
-    """The noise of a run's replies, by field.
+    """Noise of a run's replies, by field.
 
     Args:
         pipeline: stages that clients' replies pass through.

@@ -141,8 +141,8 @@ class ServerChannel:
     def add(self, events: list[Event]) -> None:
         """Add the events of one call to the ledger.
 
-        `record` refers to this method by default. A run may replace it, such as to write events to
-        disk before a verb returns the replies.
+        `record` is this method by default. A run may set it to a function that also writes the
+        events to disk, before a verb returns the replies.
 
         Args:
             events: releases of one call.
@@ -250,7 +250,7 @@ class ServerChannel:
         if GATHER not in release.via:
             ready = _without_shrunken_groups(ready, group_of)
         ready_groups = [group_of[client] for client in ready]
-        # Each client is told the size of its group, and refuses one that is too small.
+        # Frames carry the size of the client's group, and clients refuse one that is too small.
         members = [ready_groups.count(group) for group in ready_groups]
         call = self._call(
             method=method,
@@ -320,8 +320,8 @@ class ServerChannel:
         self._note_lost(to, ids)
         if len(ids) < 2:
             raise UsageError(f"pairs needs at least two replies, {len(ids)} came: try again")
-        (field,) = vars(response.reply).values()
-        rows = field.values
+        (reply_field,) = vars(response.reply).values()
+        rows = reply_field.values
         if rows.shape != (len(ids), len(to)):
             row_shape = tuple(rows.shape[1:])
             raise FrameError(f"pairs needs a row of {len(to)} numbers per client, {row_shape} came")

@@ -18,7 +18,7 @@ DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Settings:
-    """Where and how a run is carried out."""
+    """Device, precision, dropout and transcript of a run, which do not depend on its protocol."""
 
     # The strings below the fields are the help texts of the command line.
     device: str = "auto"

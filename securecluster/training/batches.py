@@ -42,7 +42,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Minibatches:
-    """One mini-batch of each of k clients, n examples wide.
+    """Mini-batch of each of k clients, n examples wide.
 
     Attributes:
         x: samples, (k, n, …), padded with samples of the same client.

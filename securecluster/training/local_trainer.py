@@ -59,7 +59,7 @@ class _Worker:
 
 @dataclass(frozen=True)
 class _Task:
-    """One call of `LocalTrainer.train`.
+    """Arguments and result of one call of `LocalTrainer.train`.
 
     Attributes:
         start: initial model of each client.
@@ -220,7 +220,7 @@ class LocalTrainer:
         out[:, d:] = 0
         number = min(threads, len(chunks))
         workers = self._for_threads(max(1, number))
-        end = [None] * len(workers)  # tells each worker that no chunk is left
+        end = [None] * len(workers)  # stops each worker when no chunk is left
         task = _Task(
             start=start,
             clients=clients,
@@ -404,14 +404,14 @@ class LocalTrainer:
         """Return the number of clients that train together.
 
         On a CPU they are as many as keep their weights in cache, and one if the model has
-        convolutions or asks for it: vmap makes grouped convolutions of several clients' ones, which
+        convolutions or requests it: vmap makes grouped convolutions of several clients' ones, which
         are slow on CPUs.
         """
         if not self.model.together:
             return 1
         on_cpu = self.device.type == "cpu"
-        asks_for_it = getattr(self.model.module, "alone_on_cpu", False)
-        if on_cpu and (self.model.convolves or asks_for_it):
+        requests_it = getattr(self.model.module, "alone_on_cpu", False)
+        if on_cpu and (self.model.convolves or requests_it):
             return 1
         return self._models_in_chunk()
 
