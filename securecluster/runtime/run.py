@@ -318,7 +318,7 @@ class Run:
         contents = {name: manifest.checked(checkpoint, name, marks) for name in marks}
         self._clock = unpack(contents.pop("clock"), _Clock)
         for name, component in self._components.items():
-            state = unpack(contents.pop(name), component.state_class)
+            state: Any = unpack(contents.pop(name), component.state_class)
             component.restore(state)
         self._parts = contents
 
