@@ -256,7 +256,7 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         advice += ["less noise"] * self.noisy + ["more rounds"] * (rounds < FEW_ROUNDS)
         advice += ["fewer epochs"] * (self.epochs > 1 and other < lr)
         return (
-            f"after {rounds} rounds the models of {len(found.clients)} of {found.judged} clients "
+            f"after {rounds} rounds the models of {len(found.clients)} of {found.tested} clients "
             f"do no better than chance (training loss {found.loss:.3g}, chance "
             f"{found.chance:.3g}): try {', or '.join(advice)}"
         )
