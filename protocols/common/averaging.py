@@ -112,30 +112,30 @@ class SumClient(TrainingClient):
         """
         return frozenset(self._unshared)
 
-    def origin(self, at: Sequence[int], query: AverageDeltas) -> Rows:
+    def origin(self, positions: Sequence[int], query: AverageDeltas) -> Rows:
         """Return all models, with θ_0 for the clients that start over."""
-        return self._reset(self.starting_over(at, query))
+        return self._reset(self.starting_over(positions, query))
 
-    def starting_over(self, at: Sequence[int], query: AverageDeltas) -> set[int]:
+    def starting_over(self, positions: Sequence[int], query: AverageDeltas) -> set[int]:
         """Return the positions of clients whose averages are applied to θ_0.
 
         Their own models are discarded. Here there are no such clients.
 
         Args:
-            at: positions of the clients that the query addresses.
+            positions: of the clients that the query addresses.
             query: its averages, by client.
         """
         return set()
 
-    def take(self, at: Sequence[int], query: AverageDeltas) -> None:
+    def take(self, positions: Sequence[int], query: AverageDeltas) -> None:
         """Apply the query's averages, and record whose model is now made of averages alone."""
-        shared = self.starting_over(at, query)
+        shared = self.starting_over(positions, query)
         if query.absolute:  # one displacement since θ_0 replaces the model
             counts = query.count.values.tolist()
-            for k, picks, count in zip(at, query.means.picks, counts, strict=True):
+            for k, picks, count in zip(positions, query.means.picks, counts, strict=True):
                 if self._due(k, picks, count, query):
                     shared.add(k)
-        super().take(at, query)
+        super().take(positions, query)
         self._unshared -= shared
 
     def memory(self) -> dict[str, torch.Tensor]:
@@ -202,11 +202,11 @@ class LocalFirstClient(SumClient):
     Before they contribute they release something of what they learned alone.
     """
 
-    def starting_over(self, at: Sequence[int], query: AverageDeltas) -> set[int]:
+    def starting_over(self, positions: Sequence[int], query: AverageDeltas) -> set[int]:
         """Return the positions of the clients that receive their first average."""
         counts = query.count.values.tolist()
         first_time = set()
-        for k, count in zip(at, counts, strict=True):
+        for k, count in zip(positions, counts, strict=True):
             if self._had[k] == 0 and count > 0:
                 first_time.add(k)
         return first_time
