@@ -174,8 +174,9 @@ class FLHC(CompressionOptions):
         # Line 10: HierarchicalClusteringAlgorithm(Δw, P).
         labels = self._linkage_clusters(net, state, ids, rows)
         state.memory = self._newcomer_reference(net, state, ids, rows, labels, step)
-        cluster_of = dict(zip(ids, labels, strict=True))
+        # A client without an update most likely belongs to the largest cluster.
         default = largest(labels)
+        cluster_of = dict(zip(ids, labels, strict=True))
         state.labels = [cluster_of.get(i, default) for i in net.clients]
 
     @property
@@ -233,8 +234,9 @@ class FLHC(CompressionOptions):
         Returns:
             None where no client posts the joint model.
         """
-        # Compressed updates are shorter than the model.
-        width = int(net.agreed["dimension"]) if self.compresses else rows.shape[1]
+        width = rows.shape[1]
+        if self.compresses:  # compressed updates are shorter than the model
+            width = int(net.agreed["dimension"])
         joint = request_model(net, state.outbox, ids, width)
         if not len(joint.displacement):
             return None
@@ -264,11 +266,13 @@ class FLHC(CompressionOptions):
         check_newcomers(to, replies.ids)
         updates = updates_of(replies)
         # A mean of n updates has 1/n of the noise variance of one update.
-        sizes = [*reference.sizes, *[1] * len(replies.ids)]
-        noise = self._update_noise(net) / torch.tensor(sizes)
-        rows = torch.cat([reference.rows.to(updates), updates])
+        single = [1] * len(replies.ids)
+        sizes = torch.tensor([*reference.sizes, *single])
+        noise = self._update_noise(net) / sizes
+        references = reference.rows.to(updates)
+        rows = torch.cat([references, updates])
         distance = distances(rows, self.metric, noise).cpu().numpy()
-        r = len(reference.rows)
+        r = len(references)
         clusters = nearest(distance[r:, :r], reference.labels, reference.sizes, reference.linkage)
         cluster_of = dict(zip(replies.ids, clusters, strict=True))
         return [cluster_of[i] for i in to]
@@ -276,11 +280,15 @@ class FLHC(CompressionOptions):
     def _note(self, run: Run, state: FLHCState) -> None:
         """Write the result of the clustering round into the history."""
         linkage = state.linkage
-        merged: dict[str, Any] = {}
+        line: dict[str, Any] = {
+            "clustered": clusters_of(state.labels),
+            "absent": list(state.absent),
+        }
         # Other clusterers ignore the threshold and the merges.
         if linkage is not None and self.clusterer == "paper":
-            merged = {"threshold": linkage.threshold, "merges": linkage.merges.tolist()}
-        run.note(clustered=clusters_of(state.labels), absent=list(state.absent), **merged)
+            line["threshold"] = linkage.threshold
+            line["merges"] = linkage.merges.tolist()
+        run.note(**line)
 
     def check(self, clients: int) -> None:
         """Check the options of the clustering, too."""
@@ -337,9 +345,19 @@ class FLHC(CompressionOptions):
 
 
 def _joint_model_message(joint: ModelDelta, newcomers: int) -> AverageDeltas:
-    """Return a message that brings the joint model as the first average of each newcomer."""
-    picks = ((0,),) * newcomers
-    means = Picks(joint.displacement[None], picks)
-    steps = Picks(torch.tensor([joint.step]), picks)
-    counts = Rows(torch.ones(newcomers, dtype=torch.int64))
-    return AverageDeltas(means, steps, absolute=True, count=counts)
+    """Return a message that brings the joint model as the first average of each newcomer.
+
+    Args:
+        joint: the model of the clustering round.
+        newcomers: number of recipients.
+    """
+    picks = ((0,),) * newcomers  # each frame has the only row of the tables
+    means = joint.displacement[None]
+    steps = torch.tensor([joint.step])
+    counts = torch.ones(newcomers, dtype=torch.int64)
+    return AverageDeltas(
+        Picks(means, picks),
+        Picks(steps, picks),
+        absolute=True,
+        count=Rows(counts),
+    )

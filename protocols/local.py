@@ -40,7 +40,8 @@ class Local(ClusteringProtocol):
         outbox = PendingUpdates.start(len(net.clients), fresh=False)
         for t in run.rounds("train", state, self.rounds):
             sampled = sample_clients(net, net.clients, self.participation, t)
-            net.gather(SumClient.train_locally, outbox.message_for(sampled), to=sampled)
+            query = outbox.message_for(sampled)
+            net.gather(SumClient.train_locally, query, to=sampled)
         return state
 
     def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:

@@ -117,7 +117,8 @@ class LocalKMeans(ClusteringProtocol):
             return
         delta = replies.rows.delta.values
         # Lloyd's algorithm needs inner products only, from which the known noise is subtracted.
-        inner = gram(delta, noise=self._noise_norm(net))
+        noise = self._noise_norm(net)
+        inner = gram(delta, noise=noise)
         seed = net.randomness.integer("server", "k-means")
         labels = kmeans(inner.cpu().numpy(), self.k, seed)
         means = [mean_row(delta, positions) for positions in clusters_of(labels)]
@@ -132,7 +133,8 @@ class LocalKMeans(ClusteringProtocol):
         # A mean would undo what a silent client learned alone, so it receives no averages.
         state.outbox.unsubscribe(silent)
         no_means = state.centres.new_zeros(len(silent), delta.shape[1])
-        state.outbox.post(state.step, torch.cat([state.centres, no_means]), state.labels)
+        means_of_clusters = torch.cat([state.centres, no_means])
+        state.outbox.post(state.step, means_of_clusters, state.labels)
 
     def _noise_norm(self, net: ServerChannel) -> float:
         """Return the expected squared norm of the noise in a row of X.
@@ -176,7 +178,8 @@ class LocalKMeans(ClusteringProtocol):
         noise = self._noise_norm(net)
         noise_of_centres = []
         for c in range(len(state.centres)):
-            noise_of_centres.append(noise / state.labels.count(c))
+            members = state.labels.count(c)
+            noise_of_centres.append(noise / members)
         correction = torch.tensor(noise_of_centres, dtype=squared_distances.dtype)
         nearest = (squared_distances - correction).argmin(1).tolist()
         cluster_of = dict(zip(replies.ids, nearest, strict=True))
@@ -195,9 +198,11 @@ class LocalKMeans(ClusteringProtocol):
 
     def server_view(self) -> list[str]:
         """Return what stays visible under every mask."""
-        prefix = "with noise, " if self.noisy else ""
+        models = "norms and inner products of what each client learned alone"
+        if self.noisy:
+            models = f"with noise, {models}"
         return [
-            f"{prefix}norms and inner products of what each client learned alone",
+            models,
             "each client's cluster",
             *visible_sample_counts(weighted=not self.per_client),
         ]

@@ -53,9 +53,11 @@ class CFLClient(CompressedUpdateClient):
         """
         self.catch_up(context, query)
         # One step of learning rate 1 over all samples moves the model by the negative gradient.
-        plan = replace(FULL_GRADIENT, clip=self.training.clip, noise=self.training.noise)
+        usual = self.training
+        plan = replace(FULL_GRADIENT, clip=usual.clip, noise=usual.noise)
         models = self.models.select(context.positions)
-        room = self._pipeline.room(self.cohort.model.dimension)
+        d = self.cohort.model.dimension
+        room = self._pipeline.room(d)
         gradients = self.cohort.train(models, context.positions, plan, context.step, room)
         return Update(Rows(gradients), None)
 
@@ -85,12 +87,16 @@ class CFLClient(CompressedUpdateClient):
         released = noised(guard, "judge", context.ids, context.step, losses, sizes, widths)
         # No cluster may receive a model whose loss is not finite, as after an overflow of weights.
         means = np.nan_to_num(released, nan=WORST, posinf=WORST)
-        dtype = self.models.table.dtype
         if self._pipeline.clips:  # clients have equal weights, and n_i is not sent
-            return PathLosses(Rows(torch.as_tensor(means, dtype=dtype)), None)
+            return PathLosses(self._as_rows(means), None)
         counts = np.array(sizes, dtype=np.float64)
-        sums = torch.as_tensor(means * counts[:, None], dtype=dtype)
-        return PathLosses(Rows(sums), Rows(torch.as_tensor(counts, dtype=dtype)))
+        sums = means * counts[:, None]
+        return PathLosses(self._as_rows(sums), self._as_rows(counts))
+
+    def _as_rows(self, values: NDArray[np.float64]) -> Rows:
+        """Return an array as message rows, in the precision of the models."""
+        dtype = self.models.table.dtype
+        return Rows(torch.as_tensor(values, dtype=dtype))
 
     def _path_losses(
         self, context: CallContext, query: PathModels, clip: float | None
@@ -103,25 +109,38 @@ class CFLClient(CompressedUpdateClient):
         Args:
             clip: bound of each sample's loss; None does not bound it.
         """
+        positions = context.positions
         paths = query.means.picks
-        losses = np.zeros((len(context.positions), 1 + query.depth))
-        own_models = self.models.select(context.positions)
-        losses[:, 0] = self.cohort.validation_loss(own_models, context.positions, clip)
+        losses = np.zeros((len(positions), 1 + query.depth))
+        final_models = self.models.select(positions)
+        losses[:, 0] = self.cohort.validation_loss(final_models, positions, clip)
         longest = max(len(path) for path in paths)
+        # One level at a time, in a batch of all clients whose path is as long.
         for level in range(longest):
-            frames = [n for n, path in enumerate(paths) if len(path) > level]
-            clients = [context.positions[n] for n in frames]
-            models = self._models_of(query, [paths[n][level] for n in frames])
+            frames = []
+            clients = []
+            rows = []
+            for n, path in enumerate(paths):
+                if len(path) > level:
+                    frames.append(n)
+                    clients.append(positions[n])
+                    rows.append(path[level])
+            models = self._models_of(query, rows)
             losses[frames, 1 + level] = self.cohort.validation_loss(models, clients, clip)
         return losses
 
     def _models_of(self, query: AverageDeltas, picks: Sequence[int]) -> Rows:
-        """Return the models of rows of the query's table, where equal rows are computed once."""
+        """Return the models of some rows of the query's table; each row is unmasked once.
+
+        Args:
+            picks: the rows, one for each client.
+        """
         unique = sorted(set(picks))
         models = []
         for row in unique:
+            displacement = query.means.table[row]
             step = int(query.steps.table[row])
-            models.append(self.model_at(query.means.table[row], step))
+            models.append(self.model_at(displacement, step))
         position = {row: n for n, row in enumerate(unique)}
         index = tuple(position[row] for row in picks)
         return Rows(torch.stack(models), index)

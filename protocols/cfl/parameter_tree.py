@@ -125,7 +125,12 @@ class ParameterTree:
         deltas = torch.stack([model.displacement for model in models])
         steps = torch.as_tensor([model.step for model in models])
         counts = torch.full((len(nodes),), count)
-        return AverageDeltas(Picks(deltas, picks), Picks(steps, picks), True, Rows(counts))
+        return AverageDeltas(
+            Picks(deltas, picks),
+            Picks(steps, picks),
+            absolute=True,
+            count=Rows(counts),
+        )
 
 
 def find_leaves(
@@ -149,8 +154,10 @@ def find_leaves(
     for v, node in enumerate(tree.nodes):
         arrived = [i for i in to if node_of[i] == v]
         if arrived and node.children:  # line 3
-            node_of |= _choose_children(net, tree, v, method, arrived)
-    return [tree.nodes[v].cluster for v in node_of.values()]
+            chosen = _choose_children(net, tree, v, method, arrived)
+            node_of.update(chosen)
+    leaves = [tree.nodes[v] for v in node_of.values()]
+    return [leaf.cluster for leaf in leaves]
 
 
 def _choose_children(
@@ -176,9 +183,9 @@ def _choose_children(
         replies = net.gather(method, message, to=waiting, step=node.step)  # line 5
         if replies.ids:
             first, second = _similarity_to_children(tree, node, updates_of(replies))
-            goes_first = first > second  # line 8
-            for i, first_child in zip(replies.ids, goes_first, strict=True):
-                chosen[i] = node.children[0 if first_child else 1]
+            goes_second = ~(first > second)  # lines 8–12
+            for i, position in zip(replies.ids, goes_second.astype(int), strict=True):
+                chosen[i] = node.children[position]
         waiting = [i for i in waiting if i not in chosen]
     if waiting:
         raise UpdateError(
@@ -238,9 +245,9 @@ def choose_fallback_models(
         return result
 
     depth = max(len(path) for path in ancestors)
-    message = tree.message_for([ancestors[labels[i]] for i in evaluators], outbox.number)
-    query = PathModels(message.means, message.steps, message.absolute, message.count, depth=depth)
     clusters = [labels[i] for i in evaluators]
+    message = tree.message_for([ancestors[c] for c in clusters], outbox.number)
+    query = PathModels(message.means, message.steps, message.absolute, message.count, depth=depth)
     sums = net.sum(CFLClient.judge, query, to=evaluators, by=clusters, groups=len(leaves))
     if not sums.ids:
         return result

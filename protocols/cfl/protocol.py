@@ -145,6 +145,7 @@ class CFL(CompressionOptions):
                 net, state.outbox, invited, state.labels, self.compresses
             )
             round_statistics = self._test_clusters(net, state, updates, sums)  # lines 14–21
+            # The means carry the mask of the call that they were computed from.
             step = updates.step if sums is None else sums.step
             # Line 7 of the next round. Algorithm 5 leaves the updates of new clusters undefined:
             # both halves receive the mean of their parent (not in the paper).
@@ -366,9 +367,12 @@ class CFL(CompressionOptions):
         A cluster that waits for a complete round to be split is invited as a whole.
         """
         invited: list[int] = []
+        minimum = self.smallest_cluster
         for c, members in enumerate(clusters_of(state.labels)):
-            share = 1.0 if c in state.wanted else self.participation
-            invited += sample_clients(net, members, share, t, c, minimum=self.smallest_cluster)
+            share = self.participation
+            if c in state.wanted:
+                share = 1.0
+            invited += sample_clients(net, members, share, t, c, minimum=minimum)
         return sorted(invited)
 
     def releases(self) -> ReleaseCounts:
@@ -432,9 +436,9 @@ class CFL(CompressionOptions):
             line["gap"] = separation_gap(state.alpha.numpy(), federation.truth)
         return line
 
-    def _restore_fitted(self, kept: FittedState) -> Self:
+    def _restore_fitted(self, fitted: FittedState) -> Self:
         """Add the parameter tree."""
-        super()._restore_fitted(kept)
+        super()._restore_fitted(fitted)
         self.tree_: ParameterTree = self.state_.tree
         return self
 
@@ -460,8 +464,10 @@ class CFL(CompressionOptions):
         """
         flat = self._flat
         predictions = []
-        for v in self.tree_.path(self.tree_.leaf(cluster)):
+        leaf = self.tree_.leaf(cluster)
+        for v in self.tree_.path(leaf):
             theta = opened(self, self.tree_.nodes[v].model)
-            outputs = flat.call(flat.views(theta), x)
+            weights = flat.views(theta)
+            outputs = flat.call(weights, x)
             predictions.append(flat.objective.predicted(outputs))
         return torch.stack(predictions).mean(0)

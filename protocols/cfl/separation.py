@@ -107,14 +107,16 @@ def noise_cosines(gamma: ArrayLike) -> NDArray[np.float64]:
     Raises:
         UsageError: γ outside [0, 1), where noise can turn a gradient into any direction.
     """
-    sine = np.atleast_1d(np.asarray(gamma, np.float64))
+    gamma = np.asarray(gamma, np.float64)
+    sine = np.atleast_1d(gamma)
     in_range = (sine >= 0) & (sine < 1)
     if not in_range.all():
         raise UsageError(
             f"the theorem is about noise γ in [0, 1), not {sine.min():.3g} to {sine.max():.3g}"
         )
     # γ is the sine of the largest angle of the noise. This form of 1 − γ² is exact near γ = 1.
-    cosine = np.sqrt((1 - sine) * (1 + sine))
+    cosine_squared = (1 - sine) * (1 + sine)
+    cosine = np.sqrt(cosine_squared)
     products: NDArray[np.float64] = np.outer(cosine, cosine)
     return products - np.outer(sine, sine)
 

@@ -54,9 +54,10 @@ class SumClient(TrainingClient):
         # A weight n_i would multiply the sensitivity that clipping bounds.
         if self._pipeline.clips:
             return Update(self.trained(context, query).delta, None)
-        sizes = [self.cohort.sizes[k] for k in context.positions]
-        update = self.trained(context, query, sizes)
-        return Update(update.delta, self._sizes(context))
+        weights = [self.cohort.sizes[k] for k in context.positions]
+        update = self.trained(context, query, weights)
+        sizes = self._sizes(context)
+        return Update(update.delta, sizes)
 
     @answers(GATHER, private=False, trains="usual")
     def train_locally(self, context: CallContext, query: AverageDeltas) -> Ack:
@@ -191,8 +192,12 @@ class SumClient(TrainingClient):
         start_row = len(rows)
         index = []
         for k, row in enumerate(self.models.index):
-            index.append(start_row if k in positions else new_row[row])
-        table = torch.stack([*(self.models.table[row] for row in rows), self._start])
+            if k in positions:
+                index.append(start_row)
+            else:
+                index.append(new_row[row])
+        models = [self.models.table[row] for row in rows]
+        table = torch.stack([*models, self._start])
         return Rows(table, tuple(index))
 
 

@@ -338,24 +338,23 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
             learned.settings.transcript, folder / "transcript", self.message_types, learned.names
         )
 
-    def _restore_fitted(self, kept: FittedState) -> Self:
+    def _restore_fitted(self, fitted: FittedState) -> Self:
         """Set the attributes that end in an underscore.
 
         Args:
-            kept: the result of a run.
+            fitted: the result of a run.
         """
-        learned = kept.learned
+        learned = fitted.learned
         config = learned.config
-        self.kept_ = kept
+        self.kept_ = fitted
         self.warning_ = None
         # Later calls use these hyper-parameters, whatever `set_params` changes.
         self._made = copy.deepcopy(self.get_params())
         vars(self).pop("joined_", None)  # newcomers of an earlier run
         self.labels_ = np.asarray(learned.labels)
-        self.client_models_ = Rows(kept.clients.table, tuple(kept.clients.index))
-        self._flat = self._network(
-            config["shape"], config["classes"], config["seed"], objective(config["objective"])
-        )
+        self.client_models_ = Rows(fitted.clients.table, tuple(fitted.clients.index))
+        task = objective(config["objective"])
+        self._flat = self._network(config["shape"], config["classes"], config["seed"], task)
         self.start_ = self._module_tensors()
         self.models_ = [self._cluster_model(c) for c in range(max(learned.labels) + 1)]
         self.unshared_labels_ = [c for c, model in enumerate(self.models_) if model is None]
@@ -368,9 +367,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         setattr(self, f"{self.metric_}_", self.scores_)
         self.seconds_ = learned.seconds
         self.device_ = learned.device
-        self.server_state_ = kept.server
+        self.server_state_ = fitted.server
         self.agreement_ = learned.agreement
-        self.state_: Any = unpack(kept.server, self.state_class())
+        self.state_: Any = unpack(fitted.server, self.state_class())
         return self
 
     def _module_tensors(self) -> dict[str, torch.Tensor]:
@@ -484,20 +483,21 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         save(fitted, folder)
 
     @classmethod
-    def load(cls, folder: Path | str, model: Any = None, **own: Any) -> Self:
+    def load(cls, folder: Path | str, model: Any = None, **objects: Any) -> Self:
         """Return a fitted protocol from a folder.
 
         Args:
             folder: one that `save` wrote, or that of a finished run, which also gives
                 `transcript_`.
             model: the module, where the run trained one of your own.
-            own: other hyper-parameters that were objects of your own (OneShot's features), by name.
+            objects: other hyper-parameters that were objects of your own, by name (OneShot's
+                features).
 
         Raises:
             RunFolderError: the folder holds no fitted protocol, or a damaged one.
             UsageError: another protocol's folder, or another module.
         """
-        protocol = load(cls, Path(folder), model, own)
+        protocol = load(cls, Path(folder), model, objects)
         protocol._open_transcript(Path(folder))
         return protocol._belongs_to(Path(folder))
 
@@ -561,14 +561,14 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         """
         from securecluster.models.architectures import chosen, rate
 
-        kind = federation.objective
+        task = federation.objective
         classes = federation.classes
         resolved: dict[str, Any] = {}
         if isinstance(self.model, str):
-            resolved["model"] = chosen(self.model, kind, classes)
+            resolved["model"] = chosen(self.model, task, classes)
         lr = self.lr
         if lr is None:
-            lr = rate(self.model, kind, classes, self.optimizer, federation.bright)
+            lr = rate(self.model, task, classes, self.optimizer, federation.bright)
         resolved["lr"] = float(lr)
         return {
             **resolved,
@@ -591,8 +591,11 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
             config: what clients and server agreed on.
             pipeline: the stages of clients' replies.
         """
-        itemsize = 8 if config["dtype"] == "float64" else 4
-        return Limits(self.frame_sizes(config), layout(pipeline, itemsize))
+        itemsize = 4
+        if config["dtype"] == "float64":
+            itemsize = 8
+        row_layout = layout(pipeline, itemsize)
+        return Limits(self.frame_sizes(config), row_layout)
 
     def message_types(self, method: str) -> tuple[type, type]:
         """Return the (query class, reply class) of a call.
@@ -611,10 +614,10 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
             federation.shape, federation.classes, federation.seed, federation.objective
         )
 
-    def _network(self, shape: Sequence[int], classes: int, seed: int, kind: Objective) -> FlatModel:
+    def _network(self, shape: Sequence[int], classes: int, seed: int, task: Objective) -> FlatModel:
         from securecluster.models.validation import build as build_model
 
-        return build_model(self.model, tuple(shape), classes, Randomness(seed), kind)
+        return build_model(self.model, tuple(shape), classes, Randomness(seed), task)
 
     def build_client(
         self,
@@ -741,7 +744,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         """Return the description of this run's mask for the result."""
         d = self._flat.dimension
         itemsize = self.client_models_.table.element_size()
-        pipeline = self.with_fitted_params().pipeline(self.kept_.learned.config)
+        config = self.kept_.learned.config
+        pipeline = self.with_fitted_params().pipeline(config)
         # Some masks make rows wider than the model.
         padding = pipeline.width(d) - d
         return replace(describe(self.mask, d, itemsize), padding_bytes=padding * itemsize)

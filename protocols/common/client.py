@@ -56,7 +56,9 @@ class TrainingClient:
         self.training = training
         self._pipeline = pipeline
         self._weighted = weighted
-        self._start = cohort.start if start is None else start
+        if start is None:
+            start = cohort.start
+        self._start = start
         clients = len(cohort.ids)
         # All clients begin with one stored row.
         self.models = Rows(self._start[None].clone(), (0,) * clients)
@@ -123,7 +125,11 @@ class TrainingClient:
         self.take(context.positions, query)
 
     def check_not_behind(self, context: CallContext, query: AverageDeltas) -> None:
-        """Raise PolicyError where a client has applied later averages than the query has."""
+        """Check that a reply would depend on the model that the query is about.
+
+        Raises:
+            PolicyError: a client has applied later averages than the query has.
+        """
         counts = query.count.values.tolist()
         ahead = []
         for i, k, count in zip(context.ids, context.positions, counts, strict=True):
@@ -187,13 +193,16 @@ class TrainingClient:
         unique: dict[bytes, torch.Tensor] = {}
         digest_of: list[bytes] = []
         for k, row in enumerate(models.index):
-            theta, digest = self._moved(models.table[row], digests[row], picks.get(k, ()), query)
+            missing = picks.get(k, ())
+            theta, digest = self._moved(models.table[row], digests[row], missing, query)
             unique.setdefault(digest, theta)
             digest_of.append(digest)
-        new_row = {digest: n for n, digest in enumerate(unique)}
+        digests = list(unique)
         table = torch.stack(list(unique.values()))
-        self._printed = (table, list(unique))
-        return Rows(table, tuple(new_row[digest] for digest in digest_of))
+        self._printed = (table, digests)
+        new_row = {digest: n for n, digest in enumerate(digests)}
+        index = tuple(new_row[digest] for digest in digest_of)
+        return Rows(table, index)
 
     def _row_digests(self, table: torch.Tensor) -> list[bytes]:
         """Return the digests of a table's rows, from the cache where it is of this table."""
@@ -254,7 +263,9 @@ class TrainingClient:
         """Return P⁻¹Δ, (d,), for a row of the query's averages, from the cache if possible."""
         unmasked = self._memo.undone
         if row not in unmasked:
-            unmasked[row] = self._undone(query.means.table[row], int(query.steps.table[row]))
+            average = query.means.table[row]
+            step = int(query.steps.table[row])
+            unmasked[row] = self._undone(average, step)
         return unmasked[row]
 
     def bounded(self, theta: torch.Tensor) -> torch.Tensor:
@@ -270,15 +281,26 @@ class TrainingClient:
         return self._pipeline.inverse(row.to(start.device, start.dtype), step)
 
     def model_at(self, displacement: torch.Tensor, step: int) -> torch.Tensor:
-        """Return θ_0 + P⁻¹(displacement), (d,), where call `step` identifies the mask P."""
+        """Return the model θ_0 + P⁻¹(displacement), (d,).
+
+        Args:
+            displacement: a row as the server stores it, masked where updates are.
+            step: the call that identifies the mask P.
+        """
         return self._start + self._undone(displacement, step)
 
     def displaced(self, positions: Sequence[int]) -> Update:
-        """Return θ_i − θ_0, (b, room), of the clients at these positions, before any mask."""
+        """Return θ_i − θ_0 before any mask, (b, room).
+
+        Args:
+            positions: of the clients.
+        """
         d = self.cohort.model.dimension
-        delta = self._start.new_zeros(len(positions), self._pipeline.room(d))
-        for row, k in zip(delta, positions, strict=True):
-            torch.sub(self.models.row(k), self._start, out=row[:d])
+        room = self._pipeline.room(d)
+        delta = self._start.new_zeros(len(positions), room)
+        for n, k in enumerate(positions):
+            model = self.models.row(k)
+            torch.sub(model, self._start, out=delta[n, :d])
         return Update(Rows(delta), None)
 
     def _sizes(self, context: CallContext) -> Rows:

@@ -126,22 +126,27 @@ class CompressedUpdateClient(UpdateClient):
         """Return the full updates, (b, room), from memory or by the same training again."""
         d = self.cohort.model.dimension
         delta = self._start.new_zeros(len(positions), self._pipeline.room(d))
-        row_of = {} if self._stored is None else self._stored.row_of
-        stored = [n for n, k in enumerate(positions) if k in row_of]
+        row_of: dict[int, int] = {}
+        if self._stored is not None:
+            row_of = self._stored.row_of
+        stored: list[int] = []
+        forgotten: dict[int, list[int]] = {}  # by the call of the compressed update
+        for n, k in enumerate(positions):
+            if k in row_of:
+                stored.append(n)
+            else:
+                step, _ = self._sent_in[k]
+                forgotten.setdefault(step, []).append(n)
         if self._stored is not None and stored:
             source = [row_of[positions[n]] for n in stored]
             delta[stored, :d] = self._stored.rows[source]
-
-        forgotten: dict[int, list[int]] = {}  # by the call of the compressed update
-        for n, k in enumerate(positions):
-            if k not in row_of:
-                step, _ = self._sent_in[k]
-                forgotten.setdefault(step, []).append(n)
         for step in sorted(forgotten):
             frames = forgotten[step]
             clients = [positions[n] for n in frames]
             models = self.models.select(clients)
-            delta[frames, :d] = self.cohort.train(models, clients, self.training, step)
+            # The same call gives the same batches and noise.
+            again = self.cohort.train(models, clients, self.training, step)
+            delta[frames, :d] = again
         return delta
 
     def memory(self) -> dict[str, torch.Tensor]:

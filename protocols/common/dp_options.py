@@ -268,8 +268,8 @@ class DPOptions(ABC):
             curator = TrustedCurator(config["clip"], config["noise"], draws)
         # Mean variance of DP-SGD's noise in an update; it depends on a client's number of steps.
         variances = {}
-        for kind, plan in private_trainings.items():
-            variances[kind] = mean([plan.variance(n) for n in config["sizes"]])
+        for name, plan in private_trainings.items():
+            variances[name] = mean([plan.variance(n) for n in config["sizes"]])
         return ReleaseAccounting(
             pipeline,
             self.multipliers(config),

@@ -157,9 +157,11 @@ def _keys(config: Mapping[str, Any], pipeline: Pipeline, source: KeySource) -> K
     identity = source.identity
     roster = source.roster
     expected = (("identity", identity, Identity), ("roster", roster, Roster))
-    for name, value, kind in expected:
-        if value is not None and not isinstance(value, kind):
-            raise UsageError(f"{name} is {type(value).__name__}: make it with {kind.__name__}")
+    for name, value, expected_class in expected:
+        if value is not None and not isinstance(value, expected_class):
+            raise UsageError(
+                f"{name} is {type(value).__name__}: make it with {expected_class.__name__}"
+            )
     if not source.simulated:
         if roster is not None and identity is None:
             raise UsageError(
@@ -489,11 +491,11 @@ def _check_kind_of_data(newcomers: Federation, config: Mapping[str, Any]) -> Fed
     Raises:
         UsageError: their data are of another kind than the run's.
     """
-    kind = objective(config["objective"])
-    if newcomers.objective != kind:
+    task = objective(config["objective"])
+    if newcomers.objective != task:
         raise UsageError(
             f"newcomers' data are for {newcomers.objective.as_json()}, the run's for "
-            f"{kind.as_json()}: give the same kind of data"
+            f"{task.as_json()}: give the same kind of data"
         )
     if "feature_names" in config:
         if newcomers.feature_names is None:

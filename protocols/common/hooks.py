@@ -98,19 +98,19 @@ class ProtocolHooks(ABC):
         """
         name = f"{type(self).__name__}.run_server"
         try:
-            kind = get_type_hints(type(self).run_server)["return"]
+            state_type = get_type_hints(type(self).run_server)["return"]
         except NameError as error:
             raise UsageError(
                 f"{name} is annotated with a class that is not there: {error}"
             ) from None
-        fields = getattr(kind, "__dataclass_fields__", None)
-        if fields is None or not ("labels" in fields or hasattr(kind, "labels")):
-            declared = getattr(kind, "__name__", kind)
+        fields = getattr(state_type, "__dataclass_fields__", None)
+        if fields is None or not ("labels" in fields or hasattr(state_type, "labels")):
+            declared = getattr(state_type, "__name__", state_type)
             raise UsageError(
                 f"{name} returns {declared}: it must be a dataclass with labels, each client's "
                 "cluster, and an outbox"
             )
-        return kind  # type: ignore[no-any-return]
+        return state_type  # type: ignore[no-any-return]
 
     def final_state(self, net: ServerChannel, run: Run) -> Any:
         """Run the server's loop, and return its final state.
@@ -118,14 +118,14 @@ class ProtocolHooks(ABC):
         Raises:
             UsageError: `run_server` returned an object of another class than it declares.
         """
-        kind = self.state_class()
+        state_type = self.state_class()
         state = self.run_server(net, run)
-        if isinstance(state, kind):
+        if isinstance(state, state_type):
             return state
         returned = "nothing" if state is None else f"a {type(state).__name__}"
         name = type(self).__name__
         raise UsageError(
-            f"{name}.run_server returned {returned}, and declares a {kind.__name__}: end it with "
+            f"{name}.run_server returned {returned}, and declares a {state_type.__name__}: end it with "
             "`return state`"
         )
 

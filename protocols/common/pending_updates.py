@@ -77,8 +77,10 @@ class PendingUpdates:
         if not self.fresh and self.posts:
             previous = self.posts[-1]
             # Clusters may have split since: each one continues the displacement of its members.
-            first_members = [list(labels).index(c) for c in range(len(means))]
-            source = [previous.row_of[i] for i in first_members]
+            source = []
+            for c in range(len(means)):
+                member = list(labels).index(c)
+                source.append(previous.row_of[member])
             means = previous.table[torch.as_tensor(source)] + means
             self.first += 1
             self.posts = []
@@ -138,7 +140,9 @@ class PendingUpdates:
         for n, post in enumerate(self.posts):
             # A displacement since θ_0 replaces earlier ones. For a client that no longer receives
             # averages, that of its cluster has not changed since.
-            number = self.first + n if self.fresh else latest
+            number = latest
+            if self.fresh:
+                number = self.first + n
             if self.lacks[client] <= number < self.ends[client]:
                 rows.append(offset + post.row_of[client])
             offset += len(post.table)

@@ -21,8 +21,9 @@ def sample_clients(
         path: names the random draw, such as by round and cluster.
         minimum: the smallest number that is sampled, where there are as many members.
     """
-    count = min(len(members), max(minimum, round(share * len(members))))
-    if count == len(members):
+    rounded = round(share * len(members))
+    count = min(len(members), max(minimum, rounded))
+    if count == len(members):  # no random draw is needed
         return list(members)
     generator = net.randomness.generator("server", "invite", *path)
     sampled = generator.choice(members, count, replace=False)

@@ -186,14 +186,14 @@ def _read_learned(folder: Path) -> FittedSummary:
     return unpack(data, FittedSummary)
 
 
-def load(kind: type[P], folder: Path, model: Any, own: dict[str, Any]) -> P:
+def load(cls: type[P], folder: Path, model: Any, objects: dict[str, Any]) -> P:
     """Return the fitted protocol of a folder.
 
     Args:
-        kind: the protocol's class.
+        cls: its `name` must be that of the saved protocol.
         folder: one that `save` wrote, or that of a finished run.
         model: the module, where the run trained one of the user's own.
-        own: other hyper-parameters that are objects of the user's own, whose code is not saved.
+        objects: other hyper-parameters that are objects of the user's own, whose code is not saved.
 
     Raises:
         UsageError: another protocol's folder, or other objects than the run used.
@@ -201,37 +201,37 @@ def load(kind: type[P], folder: Path, model: Any, own: dict[str, Any]) -> P:
     """
     fitted = read_kept(folder)
     learned = fitted.learned
-    if learned.protocol != kind.name:
+    if learned.protocol != cls.name:
         raise UsageError(
-            f"{folder} holds the protocol {learned.protocol!r}, not {kind.name!r}: load it with "
+            f"{folder} holds the protocol {learned.protocol!r}, not {cls.name!r}: load it with "
             "that protocol's class"
         )
-    names = {f.name for f in dataclasses.fields(kind)}
+    names = {f.name for f in dataclasses.fields(cls)}
     if set(learned.params) != names:
         raise RunFolderError(
-            f"{folder} was saved with other hyper-parameters than {kind.__name__} has: use the "
+            f"{folder} was saved with other hyper-parameters than {cls.__name__} has: use the "
             "version that saved it"
         )
-    _check_own_objects(folder, learned.params, own)
+    _check_own_objects(folder, learned.params, objects)
     module = _model(folder, learned.params["model"], model)
-    protocol = kind(**{**learned.params, **own, "model": module})
+    protocol = cls(**{**learned.params, **objects, "model": module})
     protocol._restore_fitted(fitted)
     return protocol
 
 
-def _check_own_objects(folder: Path, params: dict[str, Any], own: dict[str, Any]) -> None:
+def _check_own_objects(folder: Path, params: dict[str, Any], objects: dict[str, Any]) -> None:
     """Raise UsageError unless the user's own objects are those that the run used, by name.
 
     Args:
         folder: of the fitted protocol.
         params: its hyper-parameters as they were saved.
-        own: the objects by name.
+        objects: by name.
     """
     needed = set()
     for name, value in params.items():
         if isinstance(value, dict) and "own" in value:
             needed.add(name)
-    if set(own) == needed:
+    if set(objects) == needed:
         return
     advice = "leave out all but the model"
     if needed:
