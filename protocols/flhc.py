@@ -167,8 +167,10 @@ class FLHC(CompressionOptions):
         These updates change no model. Clients that do not reply join the largest cluster.
         """
         # Lines 7–9: all clients, whatever the participation.
-        ids, rows, step = gather_until_complete(net, state.outbox, self._update_method)
-        state.absent = [i for i in net.clients if i not in ids]
+        method = self._update_method
+        ids, rows, step = gather_until_complete(net, state.outbox, method)
+        replied = set(ids)
+        state.absent = [i for i in net.clients if i not in replied]
         if len(ids) < 2:
             return
         # Line 10: HierarchicalClusteringAlgorithm(Δw, P).
@@ -200,6 +202,7 @@ class FLHC(CompressionOptions):
             rows: (r, d) their updates, whole or compressed.
         """
         noise = self._update_noise(net)
+        # Distances without the part that noise adds to them.
         distance = distances(rows, self.metric, noise).cpu()
         tree = merges(distance.numpy(), self.linkage)
         seed = net.randomness.integer("server", "clusterer")
@@ -208,7 +211,9 @@ class FLHC(CompressionOptions):
         if threshold is None:
             gap = gap_of(self.metric, self.linkage)
             threshold = default_threshold(tree, gap, cosines, seed)
-        state.linkage = LinkageRecord(ids, distance, torch.from_numpy(tree), float(threshold))
+        # What the merges were cut at, also where another clusterer replaces them.
+        merge_table = torch.from_numpy(tree)
+        state.linkage = LinkageRecord(ids, distance, merge_table, float(threshold))
         if self.clusterer == "paper":
             return cut(tree, threshold)
         similarity = alike(rows, self.metric, noise).cpu().numpy()
@@ -250,6 +255,11 @@ class FLHC(CompressionOptions):
         """Return the cluster at the smallest linkage distance of each newcomer (not in the paper).
 
         A newcomer trains from the clustering round's model, and its update has that round's mask.
+
+        Args:
+            net: a channel to the newcomers.
+            state: the final state of the run.
+            to: the newcomers' numbers.
 
         Raises:
             UsageError: no client posted the model of the clustering round.
@@ -318,7 +328,8 @@ class FLHC(CompressionOptions):
         threshold = self.threshold
         if threshold is None:
             return
-        if not (isinstance(threshold, Real) and 0 <= float(threshold) < math.inf):
+        is_number = isinstance(threshold, Real)
+        if not (is_number and 0 <= float(threshold) < math.inf):
             raise UsageError(
                 f"threshold = {threshold!r} is no distance: give a finite number from 0, or "
                 "leave it out for the largest gap"

@@ -95,6 +95,7 @@ class LocalKMeans(ClusteringProtocol):
             if t > self._local:
                 average_clusters(net, state, self.participation, t)
                 continue
+            # Nothing leaves the clients in these rounds; each one sends its model once, at the end.
             query = state.outbox.message_for(net.clients)
             net.gather(SumClient.train_locally, query, to=net.clients)
             if t == self._local:
@@ -121,14 +122,16 @@ class LocalKMeans(ClusteringProtocol):
         inner = gram(delta, noise=noise)
         seed = net.randomness.integer("server", "k-means")
         labels = kmeans(inner.cpu().numpy(), self.k, seed)
-        means = [mean_row(delta, positions) for positions in clusters_of(labels)]
+        means = []
+        for positions in clusters_of(labels):
+            means.append(mean_row(delta, positions))
         state.step = replies.step
         state.centres = torch.stack(means).cpu()
 
-        silent = [i for i in net.clients if i not in replies.ids]
         cluster_of = dict(zip(replies.ids, labels, strict=True))
+        silent = [i for i in net.clients if i not in cluster_of]
         for n, i in enumerate(silent):
-            cluster_of[i] = len(state.centres) + n
+            cluster_of[i] = len(means) + n
         state.labels = [cluster_of[i] for i in net.clients]
         # A mean would undo what a silent client learned alone, so it receives no averages.
         state.outbox.unsubscribe(silent)
@@ -153,6 +156,11 @@ class LocalKMeans(ClusteringProtocol):
         """Return the nearest centre of each newcomer after local training (not in the paper).
 
         Newcomers train alone for as many rounds as the clients of the run did.
+
+        Args:
+            net: a channel to the newcomers.
+            state: the final state of the run.
+            to: the newcomers' numbers.
 
         Raises:
             UsageError: no client of the run sent its model, so there are no centres.

@@ -51,6 +51,11 @@ class RandomClusters(ClusteringProtocol):
         """Return a cluster drawn at random for each newcomer.
 
         Each newcomer has a random stream of its own, so its cluster does not depend on the others.
+
+        Args:
+            net: a channel to the newcomers.
+            state: the final state of the run.
+            to: the newcomers' numbers.
         """
         labels = []
         for i in to:

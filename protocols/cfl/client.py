@@ -50,6 +50,9 @@ class CFLClient(CompressedUpdateClient):
         """Return −∇r_i(θ_i) over all of D_i (Sattler et al. 2019, eq. 50).
 
         The sign makes no difference to cosines.
+
+        Args:
+            query: the averages that each client lacks.
         """
         self.catch_up(context, query)
         # One step of learning rate 1 over all samples moves the model by the negative gradient.

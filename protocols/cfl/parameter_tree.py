@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from securecluster.clustering.similarity import cross_cosine
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError, UpdateError
+from securecluster.errors import FrameError
 from securecluster.messaging.messages import Picks, Rows
 from securecluster.protocols.cfl.client import CFLClient, PathModels
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compressed_updates import updates_of
 from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, empty_tensor
+from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, request_model
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.runtime.endpoint import MINIMUM
@@ -67,11 +68,19 @@ class ParameterTree:
         return cls([TreeNode(list(range(clients)), cluster=0)])
 
     def leaf(self, cluster: int) -> int:
-        """Return the number of a cluster's node."""
+        """Return the number of a cluster's node.
+
+        Args:
+            cluster: its label.
+        """
         return next(v for v, node in enumerate(self.nodes) if node.cluster == cluster)
 
     def path(self, node: int) -> list[int]:
-        """Return the nodes from the root to a node, both included."""
+        """Return the nodes from the root to a node, both included.
+
+        Args:
+            node: its number.
+        """
         parent = self.nodes[node].parent
         if parent is None:
             return [node]
@@ -88,19 +97,29 @@ class ParameterTree:
         v = self.leaf(cluster)
         node = self.nodes[v]
         node.cluster = -1
-        node.children = [len(self.nodes), len(self.nodes) + 1]
+        first_child = len(self.nodes)
+        node.children = [first_child, first_child + 1]
         for half, label in zip(halves, (cluster, new), strict=True):
             self.nodes.append(TreeNode(half, v, cluster=label))
         return node
 
     def leaf_models(self, net: ServerChannel, outbox: PendingUpdates) -> LeafModels:
-        """Fetch every leaf's final model from its members."""
+        """Fetch every leaf's final model from its members.
+
+        Args:
+            net: the channel to the clients.
+            outbox: the averages of the run, all of which were sent.
+        """
         width = max(len(node.model.displacement) for node in self.nodes)
         models = [request_model(net, outbox, leaf.members, width) for leaf in self._leaves()]
         return LeafModels(models)
 
     def complete(self, leaves: LeafModels) -> None:
-        """Store the leaves' final models in the tree."""
+        """Store the leaves' final models in the tree.
+
+        Args:
+            leaves: the result of `leaf_models`.
+        """
         for leaf, model in zip(self._leaves(), leaves.models, strict=True):
             leaf.model = model
 
@@ -167,7 +186,12 @@ def _choose_children(
     method: Callable[..., Any],
     newcomers: Sequence[int],
 ) -> dict[int, int]:
-    """Return the child of node v to which each newcomer goes on (lines 4–14).
+    """Return the child of a node to which each newcomer goes on (lines 4–14).
+
+    Args:
+        v: the node's number.
+        method: the client method whose replies the tree stores.
+        newcomers: those that arrived at the node.
 
     Raises:
         UpdateError: a newcomer does not reply.
@@ -179,7 +203,8 @@ def _choose_children(
         if not waiting:
             break
         # The count grows down the tree, so that a later node's model replaces an earlier one's.
-        message = tree.message_for([[v]] * len(waiting), count=v + 1)
+        models = [[v]] * len(waiting)
+        message = tree.message_for(models, count=v + 1)
         replies = net.gather(method, message, to=waiting, step=node.step)  # line 5
         if replies.ids:
             first, second = _similarity_to_children(tree, node, updates_of(replies))
@@ -187,10 +212,7 @@ def _choose_children(
             for i, position in zip(replies.ids, goes_second.astype(int), strict=True):
                 chosen[i] = node.children[position]
         waiting = [i for i in waiting if i not in chosen]
-    if waiting:
-        raise UpdateError(
-            f"newcomer(s) {', '.join(map(str, waiting[:5]))} do not reply: ask them again later"
-        )
+    check_newcomers(newcomers, list(chosen))
     return chosen
 
 
@@ -237,7 +259,8 @@ def choose_fallback_models(
     Raises:
         FrameError: the replies have fewer losses than the longest path has models.
     """
-    leaves = [tree.leaf(c) for c in range(1 + max(labels))]
+    clusters = range(1 + max(labels))
+    leaves = [tree.leaf(c) for c in clusters]
     ancestors = [tree.path(leaf)[:-1] for leaf in leaves]
     result = FallbackResult(list(leaves), [{} for _ in leaves])
     evaluators = _evaluators(outbox, labels, ancestors)
@@ -245,13 +268,14 @@ def choose_fallback_models(
         return result
 
     depth = max(len(path) for path in ancestors)
-    clusters = [labels[i] for i in evaluators]
-    message = tree.message_for([ancestors[c] for c in clusters], outbox.number)
+    cluster_of = [labels[i] for i in evaluators]
+    message = tree.message_for([ancestors[c] for c in cluster_of], outbox.number)
     query = PathModels(message.means, message.steps, message.absolute, message.count, depth=depth)
-    sums = net.sum(CFLClient.judge, query, to=evaluators, by=clusters, groups=len(leaves))
+    sums = net.sum(CFLClient.judge, query, to=evaluators, by=cluster_of, groups=len(leaves))
     if not sums.ids:
         return result
 
+    # (K, 1 + depth), the cluster's own model first.
     losses = sums.rows.loss.table
     if losses.shape[1] < 1 + depth:
         raise FrameError(
@@ -266,8 +290,9 @@ def choose_fallback_models(
     for c, size in enumerate(sizes):
         if not size:
             continue
+        nodes = [leaves[c], *ancestors[c]]
         mean_losses = {}
-        for n, v in enumerate([leaves[c], *ancestors[c]]):
+        for n, v in enumerate(nodes):
             mean_losses[v] = float(losses[c, n]) / size
         result.losses[c] = mean_losses
         # On a tie the cluster keeps its own model, which comes first.

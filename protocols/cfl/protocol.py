@@ -204,6 +204,11 @@ class CFL(CompressionOptions):
     def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """Return the clusters of newcomers by Algorithm 4, down the parameter tree.
 
+        Args:
+            net: a channel to the newcomers.
+            state: the final state of the run.
+            to: the newcomers' numbers.
+
         Raises:
             UsageError: the run did not store the tree.
             UpdateError: a newcomer does not reply.
@@ -248,6 +253,9 @@ class CFL(CompressionOptions):
 
         The gap and the similarities are measured in every round, also where the cluster is not
         split.
+
+        Args:
+            statistics: of the cluster; changed in place.
         """
         state.longest = max(state.longest, statistics.max_norm)
         state.wanted = [c for c in state.wanted if c != statistics.cluster]
@@ -350,6 +358,9 @@ class CFL(CompressionOptions):
 
         A cluster with missing replies waits for a complete round, since a client without an update
         cannot be assigned to a half.
+
+        Args:
+            halves: by position in the cluster, with α_cross^max.
         """
         if not statistics.complete:
             state.wanted.append(statistics.cluster)
@@ -450,7 +461,9 @@ class CFL(CompressionOptions):
         Args:
             node: its number in `tree_`.
         """
-        return self._flat.state_dict(opened(self, self.tree_.nodes[node].model))
+        displacement = self.tree_.nodes[node].model
+        theta = opened(self, displacement)
+        return self._flat.state_dict(theta)
 
     def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
         """Return the mean prediction of the models on a cluster's path, root to leaf (V-C).

@@ -201,5 +201,6 @@ def guaranteed_noise(k: int) -> float:
 
 def _same_distribution(truth: Sequence[int]) -> NDArray[np.bool_]:
     """Return the pairs (m, m) of different clients that share a distribution."""
-    same: NDArray[np.bool_] = np.equal.outer(np.asarray(truth), np.asarray(truth))
+    distribution = np.asarray(truth)
+    same: NDArray[np.bool_] = np.equal.outer(distribution, distribution)
     return same & ~np.eye(len(same), dtype=bool)

@@ -39,6 +39,7 @@ class SumClient(TrainingClient):
         start: torch.Tensor | None = None,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted, start)
+        # A subclass may train alone without the noise of what leaves.
         self.training_alone = training
         self._trained = [0] * len(cohort.ids)  # the last call in which each client trained alone
         # Positions of clients whose model contains what they learned alone.
@@ -50,6 +51,9 @@ class SumClient(TrainingClient):
 
         θ_i ← θ_i + P⁻¹Δ_c(i); the reply is n_i·P(SGD_n(θ_i, D_i) − θ_i) and n_i (McMahan et al.
         2017, Algorithm 1). Clipped updates have equal weights, and n_i is not sent.
+
+        Args:
+            query: the averages Δ_c(i) that each client lacks.
         """
         # A weight n_i would multiply the sensitivity that clipping bounds.
         if self._pipeline.clips:
@@ -64,6 +68,9 @@ class SumClient(TrainingClient):
         """Train from the cluster's model without sending an update.
 
         θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i). A repeated or earlier call trains no client again.
+
+        Args:
+            query: the averages Δ_c(i) that each client lacks.
         """
         untrained = []
         for n, k in enumerate(context.positions):
@@ -161,6 +168,9 @@ class SumClient(TrainingClient):
         """Return all models, where the clients at these positions share their row with no other.
 
         Equal models are stored once, so a row must be copied before one client's model changes.
+
+        Args:
+            positions: of the clients whose models will change.
         """
         assert self.models.index is not None
         index = list(self.models.index)
@@ -175,7 +185,8 @@ class SumClient(TrainingClient):
         if not copied:
             return Rows(self.models.table, tuple(index))
         copies = self.models.table[torch.as_tensor(copied)]
-        return Rows(torch.cat([self.models.table, copies]), tuple(index))
+        table = torch.cat([self.models.table, copies])
+        return Rows(table, tuple(index))
 
     def _reset(self, positions: set[int]) -> Rows:
         """Return all models, with θ_0 for the clients at these positions."""
@@ -276,14 +287,17 @@ def cluster_sums(
         None where no client contributes.
     """
     clusters = clusters_of(state.labels)
-    lone = sorted(members[0] for members in clusters if len(members) == 1)
-    if lone:
-        _train_lone_clients(net, state, lone)
+    lone: list[int] = []
     sampled: list[int] = []
     for c, members in enumerate(clusters):
-        if len(members) > 1:
+        if len(members) == 1:
+            lone += members
+        elif members:
             sampled += sample_clients(net, members, share, t, c, minimum=MINIMUM)
+    lone.sort()
     sampled.sort()
+    if lone:
+        _train_lone_clients(net, state, lone)
     if not sampled:
         return None
     sums = net.sum(
@@ -309,9 +323,15 @@ def _train_lone_clients(net: ServerChannel, state: AveragingState, lone: Sequenc
 
 
 def weighted_means(sums: Sums[Update]) -> torch.Tensor:
-    """Return Σ n_i·Δ_i / Σ n_i for each group, (K, d), with zeros for a group without replies."""
+    """Return Σ n_i·Δ_i / Σ n_i for each group, (K, d), with zeros for a group without replies.
+
+    Args:
+        sums: of n_i·Δ_i and n_i, by group.
+    """
+    # Masked where updates are: the mask is linear, so clients unmask the mean.
     delta = sums.rows.delta.table
     size = total_weights(sums).to(delta)
+    # A group without replies has a sum of zeros, and no weight to divide by.
     divisor = torch.where(size > 0, size, torch.ones_like(size))
     return delta / divisor[:, None]
 
@@ -320,6 +340,9 @@ def total_weights(sums: Sums[Update]) -> torch.Tensor:
     """Return the total weight of each group, (K,), by which its sum is divided.
 
     It is the number of samples, or the number of clients where sample counts are not sent.
+
+    Args:
+        sums: of weighted updates, by group.
     """
     if sums.rows.size is None:
         return torch.as_tensor(sums.counts, dtype=sums.rows.delta.table.dtype)

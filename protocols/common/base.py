@@ -162,8 +162,10 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
     def _check_choices(self) -> None:
         """Raise UsageError for a hyper-parameter that has to be True or False and is not."""
         for field in dataclasses.fields(self):
+            if not isinstance(field.default, bool):
+                continue
             value = getattr(self, field.name)
-            if isinstance(field.default, bool) and not isinstance(value, bool | np.bool_):
+            if not isinstance(value, bool | np.bool_):
                 raise UsageError(f"{field.name} = {value!r} is a choice: give True or False")
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -280,6 +282,7 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         if not chance.notable:
             return None
         rounds = len(self.history_)
+        poor = len(chance.clients)
         lr = float(self.kept_.learned.config["lr"])
         default = rate(
             self.model, federation.objective, federation.classes, self.optimizer, federation.bright
@@ -297,9 +300,9 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         if self.epochs > 1 and suggested < lr:
             advice.append("fewer epochs")
         return (
-            f"after {rounds} rounds the models of {len(chance.clients)} of {chance.judged} clients "
-            f"do no better than chance (training loss {chance.loss:.3g}, chance "
-            f"{chance.chance:.3g}): try {', or '.join(advice)}"
+            f"after {rounds} rounds the models of {poor} of {chance.judged} clients do no better "
+            f"than chance (training loss {chance.loss:.3g}, chance {chance.chance:.3g}): "
+            f"try {', or '.join(advice)}"
         )
 
     def restore_from(self, folder: Path) -> Self:
@@ -356,7 +359,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         task = objective(config["objective"])
         self._flat = self._network(config["shape"], config["classes"], config["seed"], task)
         self.start_ = self._module_tensors()
-        self.models_ = [self._cluster_model(c) for c in range(max(learned.labels) + 1)]
+        clusters = max(learned.labels) + 1
+        self.models_ = [self._cluster_model(c) for c in range(clusters)]
         self.unshared_labels_ = [c for c, model in enumerate(self.models_) if model is None]
         self.history_ = learned.history
         self.ledger_ = learned.network.ledger
@@ -391,7 +395,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         learned = self._fitted().learned
         shared = self.kept_.clients.extra.get(SHARED)
         if shared is not None:
-            state: dict[str, Any] = self._flat.state_dict(shared[label])
+            theta = shared[label]
+            state: dict[str, Any] = self._flat.state_dict(theta)
             return state
         members = [i for i, cluster in enumerate(learned.labels) if cluster == label]
         # Noise is to cover the results, and models that were trained alone have none.
@@ -422,7 +427,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
                 f"no client {client!r}: clients are {', '.join(names[:3])} …, or numbers from 0 to "
                 f"{len(names) - 1}"
             )
-        state: dict[str, Any] = self._flat.state_dict(self.client_models_.row(number))
+        theta = self.client_models_.row(number)
+        state: dict[str, Any] = self._flat.state_dict(theta)
         return state
 
     def predict(self, newcomers: Federation) -> NDArray[np.int64]:

@@ -61,7 +61,8 @@ class TrainingClient:
         self._start = start
         clients = len(cohort.ids)
         # All clients begin with one stored row.
-        self.models = Rows(self._start[None].clone(), (0,) * clients)
+        table = self._start[None].clone()
+        self.models = Rows(table, (0,) * clients)
         self._had = [0] * clients  # the number of averages each client has applied
         self._memo = _MovedModels()
         # A table of models, and the digests of its rows.
@@ -110,12 +111,18 @@ class TrainingClient:
         """Apply averages without training, θ_i ← θ_i + P⁻¹Δ_c(i).
 
         The last averages of a run reach all clients like this.
+
+        Args:
+            query: the averages Δ_c(i) that each client lacks.
         """
         self.take(context.positions, query)
         return Ack()
 
     def catch_up(self, context: CallContext, query: AverageDeltas) -> None:
         """Apply the query's averages, for a reply that depends on the resulting model.
+
+        Args:
+            query: the averages that each client lacks.
 
         Raises:
             PolicyError: the request comes too late. A client has applied later averages, so its
@@ -184,6 +191,7 @@ class TrainingClient:
         picks = {}
         for k, rows, count in zip(positions, query.means.picks, counts, strict=True):
             picks[k] = self._due(k, rows, count, query)
+        # No client starts over or applies an average: the table does not need to be copied.
         if models is self.models and not any(picks.values()):
             return models
         if self._memo.averages is not query.means.table:
@@ -193,8 +201,9 @@ class TrainingClient:
         unique: dict[bytes, torch.Tensor] = {}
         digest_of: list[bytes] = []
         for k, row in enumerate(models.index):
+            model = models.table[row]
             missing = picks.get(k, ())
-            theta, digest = self._moved(models.table[row], digests[row], missing, query)
+            theta, digest = self._moved(model, digests[row], missing, query)
             unique.setdefault(digest, theta)
             digest_of.append(digest)
         digests = list(unique)
@@ -272,6 +281,9 @@ class TrainingClient:
         """Return the model (d,) after an average, projected to the set of allowed models.
 
         By default all models are allowed.
+
+        Args:
+            theta: (d,) the model.
         """
         return theta
 
@@ -315,11 +327,13 @@ class TrainingClient:
             secrets: of the clients' keys.
         """
         assert self.models.index is not None
-        return ClientState(self.models.table, list(self.models.index), secrets, extra=self.memory())
+        index = list(self.models.index)
+        return ClientState(self.models.table, index, secrets, extra=self.memory())
 
     def restore(self, state: ClientState) -> None:
         """Restore the state of a checkpoint."""
-        self.models = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
+        table = state.table.to(self.cohort.start.device)
+        self.models = Rows(table, tuple(state.index))
         self.recall(state.extra)
 
     def memory(self) -> dict[str, torch.Tensor]:
@@ -344,6 +358,9 @@ class UpdateClient(TrainingClient):
 
         θ_i ← θ_i + P⁻¹Δ_c(i); the reply is P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied by the
         endpoint.
+
+        Args:
+            query: the averages Δ_c(i) that each client lacks.
         """
         return self.trained(context, query)
 
@@ -370,6 +387,10 @@ def late_request_error(clients: Sequence[int]) -> PolicyError:
     )
 
 
+# (digest of a model, rows of averages that are applied to it)
+_Move = tuple[bytes, tuple[int, ...]]
+
+
 @dataclass
 class _MovedModels:
     """Cache of the models that follow from one message's averages.
@@ -379,10 +400,8 @@ class _MovedModels:
 
     averages: torch.Tensor | None = None  # the message's table, compared by identity
     undone: dict[int, torch.Tensor] = field(default_factory=dict)  # unmasked averages by row
-    # (digest of the model, rows applied) -> (new model, its digest)
-    moved: dict[tuple[bytes, tuple[int, ...]], tuple[torch.Tensor, bytes]] = field(
-        default_factory=dict
-    )
+    # -> (new model, its digest)
+    moved: dict[_Move, tuple[torch.Tensor, bytes]] = field(default_factory=dict)
 
 
 def _digest(row: torch.Tensor) -> bytes:

@@ -73,6 +73,9 @@ class CompressedUpdateClient(UpdateClient):
         """Train from the cluster's model, store the update, and return it for compression.
 
         θ_i ← θ_i + P⁻¹Δ_c(i) comes first. The endpoint applies sketch, clip, noise and mask.
+
+        Args:
+            query: the averages Δ_c(i) that each client lacks.
         """
         positions = context.positions
         # Released before training, so that two updates of all clients never exist at once.
@@ -81,9 +84,13 @@ class CompressedUpdateClient(UpdateClient):
         models = self.models.select(positions)
         delta = self.cohort.train(models, positions, self.training, context.step)
         # A request that arrives after a later one does not count: its full update is not requested.
-        current = [k for k in positions if self._sent_in[k][0] <= context.step]
-        for k in current:
-            self._sent_in[k] = (context.step, self._had[k])
+        current = []
+        for k in positions:
+            sent_in, _ = self._sent_in[k]
+            if sent_in <= context.step:
+                self._sent_in[k] = (context.step, self._had[k])
+                current.append(k)
+        # A batch with an outdated request is not stored: its clients train again if necessary.
         if self.keeps and len(current) == len(positions):
             row_of = {k: row for row, k in enumerate(positions)}
             self._stored = _StoredUpdates(row_of, delta)
@@ -125,7 +132,8 @@ class CompressedUpdateClient(UpdateClient):
     def _updates(self, positions: Sequence[int]) -> torch.Tensor:
         """Return the full updates, (b, room), from memory or by the same training again."""
         d = self.cohort.model.dimension
-        delta = self._start.new_zeros(len(positions), self._pipeline.room(d))
+        room = self._pipeline.room(d)
+        delta = self._start.new_zeros(len(positions), room)
         row_of: dict[int, int] = {}
         if self._stored is not None:
             row_of = self._stored.row_of
@@ -154,7 +162,8 @@ class CompressedUpdateClient(UpdateClient):
 
         The updates themselves would be as large as the models.
         """
-        return {**super().memory(), "sent_in": torch.tensor(self._sent_in, dtype=torch.int64)}
+        sent_in = torch.tensor(self._sent_in, dtype=torch.int64)
+        return {**super().memory(), "sent_in": sent_in}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Restore what `memory` returned."""
@@ -164,7 +173,11 @@ class CompressedUpdateClient(UpdateClient):
 
 
 def updates_of(replies: Replies[Any]) -> torch.Tensor:
-    """Return the rows of replies, (r, n): full updates or compressed ones."""
+    """Return the rows of replies, (r, n).
+
+    Args:
+        replies: of r clients, with full updates or compressed ones.
+    """
     if isinstance(replies.rows, CompressedUpdate):
         compressed: torch.Tensor = replies.rows.compressed.values
         return compressed
@@ -210,7 +223,11 @@ def gather_until_complete(
 
 
 def uses_compression(config: Mapping[str, Any]) -> bool:
-    """Return whether clients send compressed updates for clustering."""
+    """Return whether clients send compressed updates for clustering.
+
+    Args:
+        config: what clients and server agreed on, or hyper-parameters by name.
+    """
     return config["sketch"] is not None or config["compress"] != "none"
 
 

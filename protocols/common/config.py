@@ -15,6 +15,9 @@ def known(federation: Federation) -> dict[str, Any]:
     """Return the facts about the data that are public in a run.
 
     These are shapes, classes, objective, number of clients, seed, and names of features if any.
+
+    Args:
+        federation: the clients and their data.
     """
     facts: dict[str, Any] = {
         "shape": list(federation.shape),

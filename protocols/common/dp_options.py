@@ -29,7 +29,8 @@ from securecluster.training.local_trainer import LocalTraining
 # Range of clip norms. Single precision represents their products with noise multipliers.
 BOUNDS = (1e-12, 1e9)
 # Releases of one client, as (noise multiplier, sampling rate, steps).
-History = list[tuple[float, float, int]]
+Releases = tuple[float, float, int]
+History = list[Releases]
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,9 @@ class DPOptions(ABC):
         """
         if not self.per_example:
             return plan
-        return replace(plan, clip=float(config["clip"]), noise=float(config["noise"]))
+        clip = float(config["clip"])
+        noise = float(config["noise"])
+        return replace(plan, clip=clip, noise=noise)
 
     def training(self, config: Mapping[str, Any]) -> LocalTraining:
         """Return the hyper-parameters of a client's training in a round.
@@ -343,9 +346,7 @@ class DPOptions(ABC):
 
 
 @lru_cache(maxsize=64)
-def _smallest_noise(
-    units: tuple[tuple[tuple[float, float, int], ...], ...], target: float, delta: float
-) -> float:
+def _smallest_noise(units: tuple[tuple[Releases, ...], ...], target: float, delta: float) -> float:
     """Return the smallest z with which the releases of every unit cost at most the target.
 
     Args:
@@ -355,9 +356,10 @@ def _smallest_noise(
     """
     from securecluster.privacy.dp.accounting import find_noise_for_all
 
-    return float(find_noise_for_all([partial(_scaled, unit) for unit in units], target, delta))
+    histories = [partial(_scaled, unit) for unit in units]
+    return float(find_noise_for_all(histories, target, delta))
 
 
-def _scaled(unit: tuple[tuple[float, float, int], ...], z: float) -> History:
+def _scaled(unit: tuple[Releases, ...], z: float) -> History:
     """Return a history with all noise multipliers times z."""
     return [(z * multiplier, rate, steps) for multiplier, rate, steps in unit]

@@ -434,13 +434,15 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     hosts = _hosts(config, protocol.kept_.clients.secrets, guests.limits)
 
     def answer(call: Call) -> Response:
-        if call.to[0] < first:
+        if call.to[0] < first:  # the key agreement, by which newcomers get the mask seed
             return hosts.answer(call)
+        # Checked at the call, since not every method asks newcomers to train.
         if samples_batches(protocol, call.method):
             check_sizes(protocol, newcomers.names, sizes)
         return guests.answer(call)
 
-    names = [planned.names[i] for i in range(1 + max(planned.names))]
+    numbered = range(1 + max(planned.names))
+    names = [planned.names[i] for i in numbered]
     transcript = Transcript(settings.transcript, None, protocol.message_types, names)
     device = guests.client.cohort.device
     net = protocol.build_network(Recorded(InProcess(answer), transcript), config, device=device)
@@ -450,12 +452,14 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     # A copy by value, so that the state of the run does not change.
     end_of_run = unpack(pack(learned.network), ChannelState)
     net.state = replace(end_of_run, ledger=guest_ledger)
-    net.round = 1 + max((line["round"] for line in learned.history), default=0)
+    rounds = [line["round"] for line in learned.history]
+    net.round = 1 + max(rounds, default=0)
     net.record = _recorder(net, ledger, planned, record, first)
     state: Any = unpack(protocol.kept_.server, protocol.state_class())
     with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
         labels = protocol.assign_newcomers(net, state, guests.ids)
-    return Joined(tuple(map(int, labels)), net.state.ledger, transcript, transcript.totals())
+    clusters = tuple(map(int, labels))
+    return Joined(clusters, net.state.ledger, transcript, transcript.totals())
 
 
 def _newcomer_numbers(
@@ -504,11 +508,12 @@ def _check_kind_of_data(newcomers: Federation, config: Mapping[str, Any]) -> Fed
                 "with these columns"
             )
         newcomers = newcomers.with_features(config["feature_names"])
-    if list(newcomers.shape) != config["shape"] or newcomers.classes > config["classes"]:
+    same_shape = list(newcomers.shape) == config["shape"]
+    if not same_shape or newcomers.classes > config["classes"]:
+        shape = tuple(config["shape"])
         raise UsageError(
             f"newcomers hold samples of shape {newcomers.shape} in {newcomers.classes} classes, "
-            f"the run's {tuple(config['shape'])} in {config['classes']}: give them the same kind "
-            "of data"
+            f"the run's {shape} in {config['classes']}: give them the same kind of data"
         )
     return newcomers
 
@@ -530,7 +535,8 @@ def _recorder(
         first: the smallest number of a newcomer.
     """
     # A repeated release of the same bits costs nothing more.
-    recall = Recall(event for event in ledger.events if min(event.ids) >= first)
+    of_newcomers = [event for event in ledger.events if min(event.ids) >= first]
+    recall = Recall(of_newcomers)
 
     def record_events(events: list[Event]) -> None:
         net.add(events)

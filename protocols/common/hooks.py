@@ -115,6 +115,10 @@ class ProtocolHooks(ABC):
     def final_state(self, net: ServerChannel, run: Run) -> Any:
         """Run the server's loop, and return its final state.
 
+        Args:
+            net: client ids and the verbs by which the server calls clients.
+            run: gives the numbers of rounds, and stores checkpoints and history.
+
         Raises:
             UsageError: `run_server` returned an object of another class than it declares.
         """
@@ -122,15 +126,21 @@ class ProtocolHooks(ABC):
         state = self.run_server(net, run)
         if isinstance(state, state_type):
             return state
-        returned = "nothing" if state is None else f"a {type(state).__name__}"
+        returned = "nothing"
+        if state is not None:
+            returned = f"a {type(state).__name__}"
         name = type(self).__name__
         raise UsageError(
-            f"{name}.run_server returned {returned}, and declares a {state_type.__name__}: end it with "
-            "`return state`"
+            f"{name}.run_server returned {returned}, and declares a {state_type.__name__}: end it "
+            "with `return state`"
         )
 
     def shared_facts(self, federation: Federation) -> dict[str, Any]:
-        """Return what client and server must agree on besides the hyper-parameters."""
+        """Return what client and server must agree on besides the hyper-parameters.
+
+        Args:
+            federation: the clients and their data.
+        """
         return {}
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
@@ -204,12 +214,20 @@ class ProtocolHooks(ABC):
         return scores
 
     def final_models(self, client: Any, state: Any) -> Rows:
-        """Return the model that each client has at the end of the run, (m, d)."""
+        """Return the model that each client has at the end of the run, (m, d).
+
+        Args:
+            client: the clients' object.
+            state: the server's final state.
+        """
         models: Rows = client.models
         return models
 
     def shared_models(self, client: Any) -> Any:
         """Return the clusters' models, (k, d), where clients continued alone from them.
+
+        Args:
+            client: the clients' object.
 
         Returns:
             None where the clients' own models are the clusters'.

@@ -73,6 +73,9 @@ class NewcomerRecord:
     def update(self, ledger: Ledger) -> None:
         """Add entries to a ledger that this or another process has written since the last update.
 
+        Args:
+            ledger: of the run and all its newcomers; changed in place.
+
         Raises:
             RunFolderError: the file differs from what was written.
         """
@@ -106,6 +109,9 @@ class NewcomerRecord:
     def lacking(self, ledger: Ledger) -> bool:
         """Return whether the file contains releases of newcomers that a ledger lacks.
 
+        Args:
+            ledger: of the run and some newcomers.
+
         Raises:
             RunFolderError: the file differs from what was written.
         """
@@ -125,6 +131,7 @@ class NewcomerRecord:
             ledger: has the names and numbers of samples of the newcomers, and not the events yet.
         """
         entries, digests, complete = self._read()
+        # The chain of digests continues from the last line, whichever process wrote it.
         self._add_new(entries, digests, ledger)
         digest = self._last_digest
         lines = []
@@ -199,7 +206,9 @@ def newcomers_of(ledger: Ledger, clients: int) -> Counter[NewcomerReleases]:
         for call, i, digest in event.releases():
             if i < clients:
                 continue
-            release = NewcomerReleases(call, ledger.names.get(i), ledger.samples.get(i), digest)
+            name = ledger.names.get(i)
+            samples = ledger.samples.get(i)
+            release = NewcomerReleases(call, name, samples, digest)
             counts[release] += 1
     return counts
 
@@ -224,7 +233,9 @@ def number_of(ledger: Ledger, clients: int, name: str, samples: int | None) -> i
             one it gets another number.
     """
     for i, recorded_name in ledger.names.items():
-        if i >= clients and recorded_name == name and ledger.samples.get(i) == samples:
+        if i < clients or recorded_name != name:
+            continue
+        if ledger.samples.get(i) == samples:
             return i
     number = max(clients, 1 + max(ledger.names, default=-1))
     ledger.names[number] = name
@@ -234,7 +245,12 @@ def number_of(ledger: Ledger, clients: int, name: str, samples: int | None) -> i
 
 
 def training_sizes(protocol: ClusteringProtocol, newcomers: Federation) -> list[int]:
-    """Return the number of samples that each newcomer trains on, without validation samples."""
+    """Return the number of samples that each newcomer trains on, without validation samples.
+
+    Args:
+        protocol: as it was fitted.
+        newcomers: the clients and their data.
+    """
     training_samples = []
     for shard in newcomers.shards:
         samples = len(shard.y)
@@ -336,9 +352,8 @@ def check_newcomers(to: Sequence[int], ids: Sequence[int]) -> None:
     """
     silent = [i for i in to if i not in ids]
     if silent:
-        raise UpdateError(
-            f"newcomer(s) {', '.join(map(str, silent[:5]))} do not reply: ask them again later"
-        )
+        few = ", ".join(map(str, silent[:5]))
+        raise UpdateError(f"newcomer(s) {few} do not reply: ask them again later")
 
 
 def check_offered(

@@ -104,7 +104,8 @@ class PendingUpdates:
         Args:
             to: numbers of the recipients.
         """
-        counts = Rows(torch.as_tensor([self.count(i) for i in to], dtype=torch.int64))
+        counts_by_recipient = [self.count(i) for i in to]
+        counts = Rows(torch.as_tensor(counts_by_recipient, dtype=torch.int64))
         if not self.posts:
             no_picks = ((),) * len(to)
             no_means = Picks(torch.zeros(0, 0), no_picks)
@@ -127,6 +128,9 @@ class PendingUpdates:
         """Return how many averages have been posted that are meant for a client.
 
         It is 0 for a newcomer, for which no average is meant.
+
+        Args:
+            client: its number.
         """
         if client >= len(self.ends):
             return 0
@@ -152,11 +156,16 @@ class PendingUpdates:
         """Mark all queued averages as received by these clients.
 
         Averages that every client has received are dropped.
+
+        Args:
+            ids: numbers of the clients that replied.
         """
         for i in ids:
-            self.lacks[i] = max(self.lacks[i], self.count(i))
+            received = self.count(i)
+            self.lacks[i] = max(self.lacks[i], received)
         if not self.fresh:
             return
+        # Clients that received all averages meant for them need no older ones.
         first_missing = []
         for lacked, end in zip(self.lacks, self.ends, strict=True):
             if lacked < end:
@@ -167,13 +176,21 @@ class PendingUpdates:
             self.first += 1
 
     def unsubscribe(self, ids: Sequence[int]) -> None:
-        """Remove these clients from the recipients of all later averages."""
+        """Remove clients from the recipients of all later averages.
+
+        Args:
+            ids: numbers of the clients.
+        """
         for i in ids:
             self.ends[i] = min(self.ends[i], self.number)
 
     def lagging_clients(self) -> list[int]:
         """Return the clients that lack some average."""
-        return [i for i, lacked in enumerate(self.lacks) if lacked < self.count(i)]
+        lagging = []
+        for i, lacked in enumerate(self.lacks):
+            if lacked < self.count(i):
+                lagging.append(i)
+        return lagging
 
 
 def flush(net: ServerChannel, run: Run, state: Any, tries: int = 5) -> None:

@@ -108,8 +108,11 @@ def _check_newcomers(protocol: ClusteringProtocol, folder: Path) -> None:
     """Raise UsageError if saving to the folder would delete records of newcomers' releases."""
     ledger = protocol.ledger_
     clients = protocol.kept_.learned.config["clients"]
-    lacking = newcomers.NewcomerRecord(folder, clients).lacking(ledger)
-    if not lacking and (folder / manifest.NAME).is_file() and (folder / LEARNED).is_file():
+    record = newcomers.NewcomerRecord(folder, clients)
+    lacking = record.lacking(ledger)
+    has_manifest = (folder / manifest.NAME).is_file()
+    has_result = (folder / LEARNED).is_file()
+    if not lacking and has_manifest and has_result:
         try:
             saved = _read_learned(folder)
         except RunFolderError as error:
@@ -150,10 +153,12 @@ def read_kept(folder: Path) -> FittedState:
             was written.
     """
     try:
-        empty = not (folder / LEARNED).is_file() and not (folder / manifest.NAME).is_file()
+        has_result = (folder / LEARNED).is_file()
+        has_manifest = (folder / manifest.NAME).is_file()
     except OSError as error:
         raise RunFolderError(f"cannot read {folder} ({error.strerror}): check the path") from None
-    if empty:
+    # With one of them the folder is damaged, which is found below.
+    if not has_result and not has_manifest:
         raise RunFolderError(
             f"{folder} holds no fitted protocol (no {LEARNED}): give the folder that save wrote, "
             "or a finished run's"
@@ -174,6 +179,9 @@ def read_kept(folder: Path) -> FittedState:
 
 def read_ledger(folder: Path) -> Ledger:
     """Return the ledger of the fitted protocol in a folder, after a check of its file.
+
+    Args:
+        folder: one that `save` wrote, or that of a finished run.
 
     Raises:
         RunFolderError: the file is missing or differs from what was written.
