@@ -220,7 +220,7 @@ def test_noisy_runs_replay_and_resume_with_dropouts(
     assert made.replay(whole.transcript_, made.config(small, "float32")) == whole.server_state_
 
     def interrupt(line: dict[str, object]) -> None:
-        if line["round"] == made.total - 1:
+        if line["round"] == made.total_rounds - 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -55,7 +55,7 @@ def served(
         Recorded(InProcess(endpoint.answer, lost), transcript), made.config(federation, dtype)
     )
     state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
-    return state, made.final(endpoint.client, state).values, endpoint, net, transcript
+    return state, made.final_models(endpoint.client, state).values, endpoint, net, transcript
 
 
 class Reference:
@@ -181,7 +181,7 @@ def test_the_clusters_of_swapped_digits_are_found(seed: int) -> None:
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
     judged = [line["loss"] for line in fitted.history_ if line["loss"] is not None]
     assert len(judged) == 10 and fitted.history_[-1]["start"] == int(np.argmin(judged))
-    assert len(fitted.history_) == fitted.total == 10 * 5 + 15 - 5
+    assert len(fitted.history_) == fitted.total_rounds == 10 * 5 + 15 - 5
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "signed-permutation", "rotation"])
@@ -272,7 +272,7 @@ def test_nodes_with_one_client_each_do_the_same_behind_real_frames(
         made.config(small, "float64"),
     )
     state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
-    apart = torch.cat([made.final(node.client, state).values for node in nodes])
+    apart = torch.cat([made.final_models(node.client, state).values for node in nodes])
     torch.testing.assert_close(
         apart, made.fit(small, settings).client_models_.values, rtol=0, atol=1e-9
     )
@@ -415,8 +415,8 @@ def test_a_short_start_is_no_longer_than_the_run(small: Federation) -> None:
         1,
         2,
         2,
-    ] and made.total == 6
-    assert [IFCA(rounds=20, starts=n, start_rounds=3).total for n in (1, 10)] == [20, 47]
+    ] and made.total_rounds == 6
+    assert [IFCA(rounds=20, starts=n, start_rounds=3).total_rounds for n in (1, 10)] == [20, 47]
 
 
 def test_a_model_that_cannot_be_drawn_anew_is_refused_before_anything_runs(

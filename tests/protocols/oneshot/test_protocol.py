@@ -19,7 +19,7 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.models.objectives import Language
 from securecluster.protocols import OneShot, Settings
 from securecluster.protocols.oneshot.hierarchical_averaging import GPS, CommonDeltas
-from securecluster.protocols.oneshot.protocol import State
+from securecluster.protocols.oneshot.server import OneShotState
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess, Recorded
 
@@ -51,7 +51,7 @@ def oracle(federation: Federation, p: int) -> np.ndarray:
 
 def served(
     made: OneShot, federation: Federation, lost: Callable[[Call], set[int]] = NOBODY
-) -> State:
+) -> OneShotState:
     endpoint = made.build_client(federation, Settings())
     net = made.build_network(InProcess(endpoint.answer, lost), made.config(federation, "float32"))
     return made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
@@ -260,7 +260,7 @@ def test_what_a_single_member_sent_stays_with_its_lps(
     )
     assert zero.size.values[0, -1] == 0 and not bool(zero.deltas.values[0, -1].any())
     assert one.size.values[0, -1] > 0 and bool(one.deltas.values[0, -1].any())
-    models = made.final(endpoint.client, state).values
+    models = made.final_models(endpoint.client, state).values
     # the other's, all the same
     torch.testing.assert_close(models[:, : 64 * 64 + 64], models[:1, : 64 * 64 + 64].expand(10, -1))
 
