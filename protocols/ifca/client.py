@@ -395,12 +395,11 @@ class IFCAClient(TrainingClient):
         return list(chain.from_iterable(self.model_sets.values()))
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add the numbers of averages applied to each model, and each client's last choice and call."""
+        """Add the counts of averages by model, and each client's last choice and call."""
         counts = [model.memory()["had"] for model in self._all_models()]
+        applied = torch.zeros(0, 0, dtype=torch.int64)
         if counts:
             applied = torch.stack(counts)
-        else:
-            applied = torch.zeros(0, 0, dtype=torch.int64)
         chosen = [(k, *choice) for k, choice in self._chosen.items()]
         calls = [(k, *last) for k, last in self._last_call.items()]
         return {

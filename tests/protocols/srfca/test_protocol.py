@@ -417,7 +417,8 @@ def test_nobody_replies_to_anything_that_refines(two: Federation) -> None:
     state, endpoint, *_ = served(made, two, silence)
     assert adjusted_rand_score(two.truth or (), state.labels) == 1  # those of ONE_SHOT
     assert (
-        not len(state.models.table) and made.final_models(endpoint.client, state).values.isfinite().all()
+        not len(state.models.table)
+        and made.final_models(endpoint.client, state).values.isfinite().all()
     )
     nothing, *_ = served(made, two, lambda call: set(range(8)))
     assert list(nothing.labels) == [0] * 8
