@@ -146,6 +146,7 @@ class IFCAClient(TrainingClient):
             PolicyError: a client has not chosen a model, or has gone on since.
         """
         self._check_chosen(context)
+        # clients of one call may have chosen different models, which train in one batch
         picks = []
         for k in context.positions:
             start, j, _ = self._chosen[k]
@@ -320,6 +321,7 @@ class IFCAClient(TrainingClient):
             if start in (query.start, query.best):
                 model_sets[start] = models
         if query.start not in model_sets:
+            # never received: every client draws the initial models from the seed
             model_sets = {query.start: self._first(query.start, query.k), **model_sets}
         self.model_sets = model_sets
         return model_sets[query.start]
@@ -507,7 +509,7 @@ def _selected_rows(picks: Sequence[tuple[Rows, int]]) -> Rows:
     Args:
         picks: for each client, all clients' models and the client's position among them.
     """
-    position: dict[tuple[int, int], int] = {}
+    position: dict[tuple[int, int], int] = {}  # by table and row, the row of the result
     rows: list[torch.Tensor] = []
     index = []
     for models, k in picks:

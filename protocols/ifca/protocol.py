@@ -81,7 +81,7 @@ class IFCA(ClusteringProtocol):
 
     name: ClassVar[str] = "ifca"
     client: ClassVar[type[TrainingClient]] = IFCAClient
-    one_model: ClassVar[bool] = False
+    one_model: ClassVar[bool] = False  # a client's model may be another one in each round
 
     def run_server(self, net: ServerChannel, run: Run) -> IFCAState:
         """Run the server's side of Algorithm 1.
@@ -220,6 +220,7 @@ class IFCA(ClusteringProtocol):
         completed, rounds_since = divmod(t - 1, self._each)
         if rounds_since or not self._short or not 1 <= completed <= self.starts:
             return
+        # the loss of a start is known once it is over
         if state.best is None or state.running.loss < state.best.loss:
             state.best = state.running
         if completed < self.starts:
@@ -309,6 +310,7 @@ class IFCA(ClusteringProtocol):
         Raises:
             UsageError: the initial weights of a user's module cannot be drawn again.
         """
+        # all but the first model of the first start are drawn by clients, and never sent
         if max(self.k, self.starts) > 1:
             self.flat_model(federation).redrawn(
                 Randomness(federation.seed),

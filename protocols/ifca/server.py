@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Picks, Rows
@@ -51,6 +52,7 @@ class Restart:
             to: the recipients.
             best: another start whose models clients are to keep; None means no other.
         """
+        # the averages of all models are stacked; `models` has the model of each row
         messages = [queue.message_for(to) for queue in self.pending]
         picks = _stacked_picks([message.means for message in messages])
         tables = [message.means.table for message in messages if len(message.means.table)]
@@ -60,7 +62,7 @@ class Restart:
         for j, message in enumerate(messages):
             models += [j] * len(message.steps.table)
         counts = torch.stack([message.count.table for message in messages], 1)
-        kept_start = self if best is None else best
+        kept_start = best or self
         return ModelAverages(
             means=Picks(means, picks),
             steps=Picks(steps, picks),
@@ -97,7 +99,9 @@ class Restart:
             return None
         loss = sums.rows.loss.table
         size = sums.rows.size
-        weight = sums.counts[0] if size is None else size.table
+        weight: Any = sums.counts[0]
+        if size is not None:
+            weight = size.table
         self.loss = float(loss / weight)
         return self.loss
 
@@ -187,16 +191,17 @@ def _known_models(start: Restart) -> dict[int, tuple[int, torch.Tensor]]:
 
     There are none before the first average, which determines the number of parameters.
     """
-    used = sorted(set(start.choice))
-    moved = {}
-    for j in used:
+    models = sorted(set(start.choice))
+    deltas = {}
+    for j in models:
         posts = start.pending[j].posts
         if posts:
-            moved[j] = posts[-1].table[0]
-    if not moved:
+            # the last row replaces the earlier ones: it is the delta since the start
+            deltas[j] = posts[-1].table[0]
+    if not deltas:
         return {}
-    unmoved = torch.zeros_like(next(iter(moved.values())))
-    return {j: (0, moved.get(j, unmoved)) for j in used}
+    unmoved = torch.zeros_like(next(iter(deltas.values())))
+    return {j: (0, deltas.get(j, unmoved)) for j in models}
 
 
 def _request_models(

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
 
 
+# The paper says both "last layer" and "last hidden layer"; its results are of the hidden one.
 LAYERS = ("hidden", "last")
+# Weights are comparable only under a common start, which is not in the paper; "independent" is the
+# paper's wording.
 INITIALIZATIONS = ("common", "independent")
 
 
@@ -224,7 +227,7 @@ class NSIMClient(LocalFirstClient):
         start: "common", or "independent": then each client begins with weights of its own.
     """
 
-    clear: ClassVar[bool] = True
+    clear: ClassVar[bool] = True  # the layer leaves without a mask
 
     def __init__(
         self,
@@ -239,6 +242,7 @@ class NSIMClient(LocalFirstClient):
         self._layer = layer
         self._began = start
         if start != "common":
+            # each client has a row of its own
             self.models = Rows(initial_models(cohort, start), tuple(range(len(cohort.ids))))
 
     @answers(GATHER, unmasked=("layer",))
@@ -258,6 +262,7 @@ class NSIMClient(LocalFirstClient):
         rows = self._layer.rows(models)
         guard = self._pipeline.guard
         if guard is None or guard.unit == "example":
+            # a copy, since training alone changes the models in place
             return ClientLayer(Rows(rows.clone()))
         initial = self._layer.rows(
             initial_models(

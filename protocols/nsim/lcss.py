@@ -116,6 +116,7 @@ def _against(
     steps = np.zeros(len(is_point), np.int64)
     steps[is_point] = np.concatenate([np.arange(n) for n in sizes])
 
+    # the initial column: one bit for each point, none for separators
     bits = _number(np.packbits(is_point, bitorder="little"))
     column = bits
     for matching in _matches(shorter, points, steps, radius, window):

@@ -104,10 +104,10 @@ def pairwise(
     # Sums of a matrix product may be rounded differently by their position in it, so the mean of
     # both orders is returned.
     with torch.no_grad():
-        left = _encode(network, a)
-        right = _encode(network, b)
-        forward = _one_way(network, left, right)
-        backward = _one_way(network, right, left)
+        encoded_a = _encode(network, a)
+        encoded_b = _encode(network, b)
+        forward = _one_way(network, encoded_a, encoded_b)
+        backward = _one_way(network, encoded_b, encoded_a)
         return (forward + backward.T) / 2
 
 
@@ -148,6 +148,7 @@ def trained(
         The network at its largest score, and this score.
     """
     draw = torch.Generator().manual_seed(seed)
+    # clones, so that the initial network is unchanged where it is the best one
     layers = [layer.clone().requires_grad_() for layer in network.layers]
     optimizer = torch.optim.AdamW(layers, lr=plan.lr, weight_decay=plan.decay)
     best = network
@@ -215,6 +216,7 @@ def _loss(
     )
     error = predicted - pairs.similarity[users[i], users[j]]
     weight = pairs.weight[users[i], users[j]]
+    # a mini-batch may consist of held-out pairs only
     return (error.square() * weight).sum() / weight.sum().clamp_min(1)
 
 
@@ -281,40 +283,31 @@ def _hidden(
     hidden = torch.nn.functional.leaky_relu(x @ w.T + b, SLOPE)
     if dropout and draw is not None:
         mask = torch.rand(hidden.shape, generator=draw) >= dropout
+        # scaled, so that the expectation is that of the full layer
         hidden = hidden * mask / (1 - dropout)
     return hidden
 
 
-def _one_way(
-    network: PairNetwork,
-    left: torch.Tensor,
-    right: torch.Tensor,
-) -> torch.Tensor:
+def _one_way(network: PairNetwork, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Return the predictions for all pairs of embeddings, in one order.
 
     Args:
         network: the weights.
-        left: (m, e).
-        right: (r, e).
+        first: (m, e).
+        second: (r, e).
 
     Returns:
         (m, r)
     """
-    m = len(left)
-    r = len(right)
+    m = len(first)
+    r = len(second)
     if not m:
-        return left.new_zeros(m, r)
+        return first.new_zeros(m, r)
+    # by blocks of rows, since a pair has 2e features
+    height = max(1, CHUNK // max(1, r))
     predictions = []
-    for rows in torch.split(left, max(1, CHUNK // max(1, r))):
-        a = rows[:, None].expand(
-            -1,
-            r,
-            -1,
-        )
-        b = right[None].expand(
-            len(rows),
-            -1,
-            -1,
-        )
+    for rows in torch.split(first, height):
+        a = rows[:, None].expand(-1, r, -1)
+        b = second[None].expand(len(rows), -1, -1)
         predictions.append(_pair(network, a, b))
     return torch.cat(predictions)

@@ -152,7 +152,7 @@ class NSIM(ClusteringProtocol):
             TrainedSimilarityModel,
         )
         state = NSIMState(
-            labels=list(net.clients),
+            labels=list(net.clients),  # each client a cluster of its own
             outbox=PendingUpdates.start(len(net.clients), fresh=self.mask != "none"),
             known=model,
         )
@@ -160,6 +160,7 @@ class NSIM(ClusteringProtocol):
         for t in run.rounds("train", state, self.rounds):
             state.round = t
             if t > self._local:
+                # repeated rounds are not in the paper
                 average_clusters(net, state, self.participation, t)
                 continue
             self._train_alone(net, state.outbox, net.clients)
@@ -187,6 +188,7 @@ class NSIM(ClusteringProtocol):
 
     def _estimator(self, net: ServerChannel) -> TrainedSimilarityModel:
         """Train the similarity model from the public configuration (Section 3.1)."""
+        # only the server's own draws and the public configuration, so that it can be replayed
         config = net.agreed
         draws = Randomness(net.randomness.integer("server", "synthetic"))
         users = self._synthesis(config["shape"], config["noise"])
@@ -255,11 +257,12 @@ class NSIM(ClusteringProtocol):
         similarity = predict(model.fitted.estimator, state.layers, state.layers)
         state.similarity = similarity.fill_diagonal_(1)
 
-        # DBSCAN on 1 − similarity
+        # DBSCAN on 1 − similarity (the dissimilarity is not in the paper)
         matrix = state.similarity.double().numpy()
         minimum = self.min_samples or max(2, len(replies) // 40)
         state.eps = neighbourhood(matrix, minimum) if self.eps is None else float(self.eps)
         clusters = dbscan(1 - matrix, state.eps, minimum)
+        # noise points, and clients without a layer, are clusters of one
         label_of = dict(zip(state.ids, clusters, strict=True))
         state.labels = relabel([label_of.get(i, -1) for i in net.clients])
         average_layers(net, state)
@@ -354,7 +357,7 @@ class NSIM(ClusteringProtocol):
         """
         super().check(clients)
         check_layer_mask(self.layer_mask)
-        self._synthesis((1, 1))
+        self._synthesis((1, 1))  # checks its own options; the shape is not known yet
         check_dbscan(self.eps, self.min_samples)
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
@@ -407,6 +410,7 @@ class NSIM(ClusteringProtocol):
         line = super().observe(federation, client, state, scores)
         if not state.clustered or state.clustered != state.round:
             return line
+        # the observer's view: the server has no client's data
         targets = [federation.shards[i].y for i in state.ids]
         true = true_similarity(targets, self.radius)
         predicted = state.similarity.numpy()

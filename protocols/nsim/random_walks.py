@@ -129,7 +129,7 @@ class RandomWalk:
         )
         sizes = sizes.round().astype(int).clip(minimum, maximum)
         travels = draw.random(users) < self.between
-        # all strolls at once, as long as the longest user's
+        # all strolls are drawn at once, with as many positions as the longest sequence
         strollers = int((~travels).sum())
         strolls = iter(
             self._strolls(
@@ -199,6 +199,7 @@ class RandomWalk:
             move *= np.minimum(1, form.step / np.maximum(length, NEARLY))
             target = position + move
             outside = (target < 0) | (target > 1)
+            # a reflected walker continues in the mirrored direction
             move = np.where(outside, -move, move)
             position = _reflected(target)
         return path
@@ -235,7 +236,7 @@ class RandomWalk:
             if current and draw.random() < 0.5:
                 target = 0
             else:
-                others = [place for place in range(len(spots)) if place != current]
+                others = [spot for spot in range(len(spots)) if spot != current]
                 target = int(draw.choice(others))
             trip = self._trip(
                 spots[current],

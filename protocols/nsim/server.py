@@ -45,6 +45,8 @@ def average_layers(net: ServerChannel, state: AveragingState) -> None:
     if not averages:
         return
     old_label = dict(zip(state.labels, old, strict=True))
+    # The average counts from θ_0 whatever a member holds, so a member that missed the sum starts
+    # from it, too.
     zeros = torch.zeros_like(next(iter(averages.values())))  # for single clients
     table = []
     for label in sorted(old_label):

@@ -153,6 +153,7 @@ def fit(
         held_pairs=_held_pairs(len(rows), randomness),
         split=split,
     )
+    # statistics of training users only, so that unseen users have no influence
     training_rows = rows[split.train(len(rows), 0)]
     mean = training_rows.mean(0)
     scale = training_rows.std(0).clamp_min(1e-8)
@@ -161,7 +162,8 @@ def fit(
     # grid search, with the validation users of the first network
     trials = []
     candidates = []
-    for number, plan in enumerate(grid if search else grid[:1]):
+    plans = grid if search else grid[:1]
+    for number, plan in enumerate(plans):
         network, score = _member(standardised, 0, plan, randomness, number)
         trials.append(Trial(plan, score))
         candidates.append(network)
@@ -207,17 +209,9 @@ def predict(
                 f"{tuple(rows.shape)}: hand in those"
             )
         _check_finite(rows)
-    left = _standard(
-        a.detach().float().cpu(),
-        estimator.mean,
-        estimator.scale,
-    )
-    right = _standard(
-        b.detach().float().cpu(),
-        estimator.mean,
-        estimator.scale,
-    )
-    predictions = [pairwise(network, left, right) for network in estimator.networks]
+    rows_a = _standard(a.detach().float().cpu(), estimator.mean, estimator.scale)
+    rows_b = _standard(b.detach().float().cpu(), estimator.mean, estimator.scale)
+    predictions = [pairwise(network, rows_a, rows_b) for network in estimator.networks]
     return torch.stack(predictions).mean(0)
 
 

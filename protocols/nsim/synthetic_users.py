@@ -33,6 +33,7 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
 
+# the paper compares its network with such kernels of the same layers (Figures 1 to 3)
 KERNELS = {"cka": cka, "cca": cca, "svcca": svcca}
 ROUNDING = 1e-9  # similarities whose range is smaller count as constant
 
@@ -152,6 +153,7 @@ class SyntheticUsersConfig:
             grid=GRID[: self.grid],
         )
 
+        # accuracy on users that took no part in the fit
         predicted = fitted.predicted.double().numpy()
         unseen_layers = layer.weights(rows[fitted.unseen])
         unseen_pairs = np.ix_(fitted.unseen, fitted.unseen)
@@ -213,6 +215,7 @@ class SyntheticUsersConfig:
             # they train with noise where users do, but theirs need not be secret
             secret=NoiseStreams.derived(randomness, "synthetic"),
         )
+        # the same code, plan and number of calls as those of clients
         models = initial_models(cohort, self.start)
         for step in range(1, self.rounds + 1):
             models = models + cohort.train(
@@ -260,6 +263,7 @@ class SyntheticUsersConfig:
             return rows
         generator = draws.generator("layer noise")
         normal = torch.from_numpy(generator.normal(size=rows.shape)).to(rows)
+        # initial weights are public, so only the change from them needs noise
         initial = initial.to(rows)
         clipped = Clip(self.clip, total=True).forward(rows - initial, 0)
         return initial + clipped + self.noise * self.clip * normal
@@ -317,6 +321,7 @@ def true_similarity(
     """
     sequences = []
     for y in targets:
+        # a target is one point, whatever its shape
         flat = np.asarray(y).reshape(len(y), -1)
         sequences.append(flat[::stride])
     return similarities(sequences, radius)

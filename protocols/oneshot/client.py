@@ -178,6 +178,7 @@ class OneShotClient(SumClient):
             compared,
             strict=True,
         ):
+            # r(i, i) = 1, in the client's own place
             position = bisect(others, i)
             before = relevances[:position]
             after = relevances[position:]
@@ -206,6 +207,7 @@ class OneShotClient(SumClient):
             compared,
             strict=True,
         ):
+            # each newcomer receives the eigenvectors of all clients of the run
             labels = query.labels.table[list(picks)].to(relevances.device)
             clusters = sorted(set(labels.tolist()))
             means = torch.stack([relevances[labels == c].mean() for c in clusters])
@@ -286,9 +288,9 @@ class OneShotClient(SumClient):
         seal = self._pipeline.seal
         if not seal:
             return self._pipeline.of("vectors").inverse(table.to(start), query.step)
-        like = start.new_empty(self._count, self._phi.dimension)
+        template = start.new_empty(self._count, self._phi.dimension)
         owners = query.ids.table.tolist()
-        return seal.open(table, owners, query.step, "eigen", "vectors", like)
+        return seal.open(table, owners, query.step, "eigen", "vectors", template)
 
     def _features(self, k: int) -> torch.Tensor:
         """Return Φ of the samples of the client at position k, (n, D)."""
@@ -345,7 +347,7 @@ class OneShotClient(SumClient):
         digests = [bytes(row) for row in memory["made"].tolist()]
         positions = memory["made_at"].tolist()
         self._made = dict(zip(positions, digests, strict=True))
-        self._spectra = {}
+        self._spectra = {}  # they may be of other matrices
 
     def _released(self, k: int) -> torch.Tensor:
         """Return the eigenvectors (p, D) that leave the client at position k."""

@@ -274,6 +274,7 @@ def _pca(
             f"{len(samples)} samples of {public} have at most {min(samples.shape)} principal "
             f"components, not {dimension}"
         )
+    # centred for the components only: their directions are those of the largest variance
     wide = samples.double()
     _, components = top(wide - wide.mean(0), dimension)
     components = components.float()

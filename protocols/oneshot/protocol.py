@@ -132,7 +132,7 @@ class OneShot(ClusteringProtocol):
             lambda: self._cluster(net),
             ClusteringResult,
         )
-        net.divide(result.labels)
+        net.divide(result.labels)  # from here on, the LPS of its cluster asks each client
         state = OneShotState(
             labels=result.labels,
             outbox=PendingUpdates.start(len(net.clients), fresh=self.mask != "none"),
@@ -140,6 +140,7 @@ class OneShot(ClusteringProtocol):
         )
         # lines 3–9: FedAvg at each LPS, and averages of the common layers at the GPS
         for t in run.rounds("train", state, self.rounds):
+            # also after the last round: all clusters end with the same common layers
             mix = t % self.gps_every == 0 or t == self.rounds
             average_in_layers(net, state, GPS(), self.participation, t, mix)
             if t == 1:
@@ -194,6 +195,7 @@ class OneShot(ClusteringProtocol):
         clusters = pairs.value
         label_of = dict(zip(pairs.ids, clusters.labels, strict=True))
         default = largest(clusters.labels)
+        # newcomers are compared with the clients that have a row in R
         compared = [k for k, i in enumerate(shared.ids) if i in pairs.ids]
         return ClusteringResult(
             labels=[label_of.get(i, default) for i in net.clients],
@@ -333,8 +335,8 @@ class OneShot(ClusteringProtocol):
         Args:
             config: the run's configuration.
         """
-        own = noisy_gram.multipliers(config["gram_noise"], self.gram_mechanism)
-        return super().multipliers(config) | own
+        of_gram = noisy_gram.multipliers(config["gram_noise"], self.gram_mechanism)
+        return super().multipliers(config) | of_gram
 
     def replacement_factors(self) -> dict[str, float]:
         """Return how much farther replacing a sample or client moves a field than adding one."""

@@ -138,22 +138,28 @@ def _read(path: Path) -> Mapping[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             safetensors: Any = importlib.import_module("safetensors.torch")
-            state = safetensors.load_file(path)
+            content = safetensors.load_file(path)
         else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # errors of safetensors, an unpickler and a file system have no common base class
         raise UsageError(
             f"{WEIGHTS} is {path}, which cannot be read as weights ({type(error).__name__}): name "
             "a whole file"
         ) from error
-    is_state_dict = isinstance(state, Mapping)
-    is_state_dict = is_state_dict and all(isinstance(v, torch.Tensor) for v in state.values())
-    if not is_state_dict:
+    if not _is_state_dict(content):
         raise UsageError(
             f"{WEIGHTS} is {path}, which holds no state dict: name a file of weights by name"
         )
+    state: Mapping[str, Tensor] = content
     return state
+
+
+def _is_state_dict(content: Any) -> bool:
+    """Return whether the content of a file is a mapping to tensors."""
+    if not isinstance(content, Mapping):
+        return False
+    return all(isinstance(value, torch.Tensor) for value in content.values())
 
 
 def _map(module: nn.Module) -> Callable[[Tensor], Tensor]:

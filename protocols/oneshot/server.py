@@ -36,8 +36,10 @@ def eigenvectors_of_others(
     """
     picks = []
     for recipient in to:
+        # the relevance of a client's own data is 1
         picks.append(tuple(row for row, owner in enumerate(ids) if owner != recipient))
     rows = tuple(picks)
+    # other clients of the run do not need the clusters: they send all their relevance values
     clusters = None
     if labels:
         clusters = Picks(torch.as_tensor(labels), rows)
@@ -129,6 +131,7 @@ def agglomerate(
         clients = len(relevance)
         distance = (1 - relevance.double().cpu()).clamp_min(0).fill_diagonal_(0)
         tree = merges(distance.numpy(), "average")
+        # the paper takes T as given; a height, or a gap of heights, replaces it
         if height is not None:
             cut_height = height
         elif tasks is None:

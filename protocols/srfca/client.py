@@ -275,7 +275,7 @@ class SRFCAClient(SumClient):
         if seal is None:
             return self.model_at(table[row], query.step)
         d = self.cohort.model.dimension
-        like = self._start.new_empty(self._pipeline.room(d))
+        template = self._start.new_empty(self._pipeline.room(d))
         owner = int(query.owner.table[row])
         opened = seal.open(
             table[row][None],
@@ -283,7 +283,7 @@ class SRFCAClient(SumClient):
             query.step,
             "send_model",
             "delta",
-            like,
+            template,
         )
         return self._start + opened[0, :d]
 

@@ -156,7 +156,8 @@ class WeightDistance:
             if i in self._squared:
                 squared.setdefault(label, []).append(self._squared[i][label])
         for c, members in squared.items():
-            spread[c] = max(0.0, np.mean(members) - self._noise)
+            mean = float(np.mean(members))
+            spread[c] = max(0.0, mean - self._noise)
         return spread
 
 
@@ -189,6 +190,7 @@ class CrossClusterLoss:
         self._models = models
         self._evaluators = evaluators
         self._one_shot = one_shot
+        # sums of losses that clients have stored: no model is sent for them
         self._others = self._mean_losses(ids, evaluators, old)
         self._evaluated: set[int] = set()  # clients that have evaluated the clusters' models
 
@@ -247,6 +249,7 @@ class CrossClusterLoss:
         rows = list(recipients)
         columns = list(candidates)
         others[:, columns] = self._others[rows][:, columns]
+        # a client evaluates the clusters' models once
         all_models = tuple(range(clusters))
         picks = tuple(() if i in self._evaluated else all_models for i in recipients)
         return OfferedClusters(

@@ -237,7 +237,8 @@ def _ratios(means: Array) -> Array:
     within = np.diag(means)
     within_pairs = (within[:, None] + within) / 2
     smallest = np.finfo(float).eps * means.max()  # equal models are at distance zero
-    return pairwise(means) / np.maximum(pairwise(within_pairs), smallest)
+    ratios: Array = pairwise(means) / np.maximum(pairwise(within_pairs), smallest)
+    return ratios
 
 
 def _cuts(distance: Array, minimum: int) -> Iterator[list[int]]:

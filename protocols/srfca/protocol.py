@@ -112,7 +112,7 @@ class SRFCA(ClusteringProtocol):
 
     name: ClassVar[str] = "srfca"
     client: ClassVar[type[TrainingClient]] = SRFCAClient
-    one_model: ClassVar[bool] = False
+    one_model: ClassVar[bool] = False  # models restart from w_0
 
     def run_server(self, net: ServerChannel, run: Run) -> SRFCAState:
         """Run the server's side of Algorithm 1.
@@ -381,8 +381,12 @@ class SRFCA(ClusteringProtocol):
         losses for the models of ONE_SHOT and for those of each refinement.
         """
         averaged = self.refine * self.rounds + self.retrain
-        full = averaged if self.variant == "gradient" else 0
-        losses = 1 + self.refine if self.distance == "loss" else 0
+        full = 0
+        if self.variant == "gradient":
+            full = averaged
+        losses = 0
+        if self.distance == "loss":
+            losses = 1 + self.refine
         return ReleaseCounts(
             updates=1 + averaged,
             losses=losses,

@@ -139,7 +139,7 @@ def one_shot_distances(
     state.ids = replies.ids
     state.step = replies.step
     if distance == "l2":
-        state.judges = replies.ids
+        state.judges = replies.ids  # the server compares all models itself
         state.rows = rows.cpu()
         state.noise_variance = net.noise("delta") * trained
         return pairwise_l2(rows, state.noise_variance)
@@ -304,6 +304,7 @@ def average_trimmed(
         step = sums.step
         means = weighted_means(sums) if ids else empty_tensor()
 
+    # their training includes all averages of the query
     state.outbox.acknowledge(ids)
     if not ids:
         return
@@ -358,6 +359,7 @@ def _add_noise_of_means(
     once = summed and net.agreed.get("placement") == "central"
     noise = net.noise("delta", "refine")
     for c, members in enumerate(replies):
+        # the mean divides the summed noise by the number of replies
         shares = 1 if once else members
         state.noise[c] += noise * shares / max(members, 1) ** 2
 
