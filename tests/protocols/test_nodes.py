@@ -395,9 +395,9 @@ def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_doe
     found, (whole, _) = world.result(), calm(name, mask)
     assert found.state == whole.state
     assert found.same_models(whole)
-    assert found.train_locally == whole.train_locally
+    assert found.alone == whole.alone
     if name.removesuffix(", momentum") in ("flhc apart", "nsim apart", "local"):
-        assert found.train_locally == list(range(CLIENTS))
+        assert found.alone == list(range(CLIENTS))
 
 
 def some(what: str, but: tuple[str, ...] = ("train_locally",)) -> Fault:

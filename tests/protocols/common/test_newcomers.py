@@ -359,12 +359,12 @@ def test_what_another_process_records_during_a_call_is_in_the_ledger(
 
     def late(self: FLHC, *given: Any) -> list[int]:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(FLHC, "place", place)
+            inner.setattr(FLHC, "assign_newcomers", place)
             two.predict(people({"n7": 60}))
         return place(self, *given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FLHC, "place", late)
+        patch.setattr(FLHC, "assign_newcomers", late)
         one.predict(people({"n0": 60}))
     price = spent(one, "n0")
     assert spent(one, "n7") == price > 0

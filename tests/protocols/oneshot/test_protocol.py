@@ -19,7 +19,7 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.models.objectives import Language
 from securecluster.protocols import OneShot, Settings
 from securecluster.protocols.oneshot.hierarchical_averaging import GPS, CommonDeltas
-from securecluster.protocols.oneshot.protocol import State
+from securecluster.protocols.oneshot.server import OneShotState
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess, Recorded
 
@@ -51,7 +51,7 @@ def oracle(federation: Federation, p: int) -> np.ndarray:
 
 def served(
     made: OneShot, federation: Federation, lost: Callable[[Call], set[int]] = NOBODY
-) -> State:
+) -> OneShotState:
     endpoint = made.build_client(federation, Settings())
     net = made.build_network(InProcess(endpoint.answer, lost), made.config(federation, "float32"))
     return made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
