@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import SMALL_FEDERATION
 from rich.console import Console
 
 from securecluster.app.cli import main
@@ -203,20 +204,8 @@ def test_help_says_which_protocol_has_an_option_and_each_default(
 
 
 def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
-    arguments = [
-        "--clients",
-        "6",
-        "--clusters",
-        "2",
-        "--samples",
-        "20",
-        "--rounds",
-        "12",
-        "--epochs",
-        "1",
-        "--transcript",
-        "none",
-    ]
+    arguments = [*SMALL_FEDERATION, "--rounds", "3", "--epochs", "1", "--transcript", "none"]
+    arguments += ["--pre-rounds", "1", "--local-rounds", "1", "--starts", "2"]
     names = [name for name in PROTOCOLS if name != "nsim"]  # which needs positions
     assert main(["compare", *names, *arguments, "--quiet", "--out", str(tmp_path / "r")]) == 0
     rows = json.loads((tmp_path / "r" / "compare.json").read_text())["protocols"]
@@ -479,7 +468,7 @@ def test_who_is_told_the_number_of_clusters_is_told_the_one_that_is_given(tmp_pa
         "--samples",
         "20",
         "--rounds",
-        "4",
+        "2",
         "--epochs",
         "1",
         "--transcript",
@@ -497,8 +486,8 @@ def test_who_is_told_the_number_of_clusters_is_told_the_one_that_is_given(tmp_pa
         for row in content["protocols"]:
             lines = (out / row["protocol"] / "history.jsonl").read_text().splitlines()
             assert row["rounds"] == len(lines)
-        assert [row["rounds"] for row in content["protocols"]] == [40, 4, 4, 4], (
-            "ten starts of four rounds"
+        assert [row["rounds"] for row in content["protocols"]] == [20, 2, 2, 2], (
+            "ten starts of two rounds"
         )
 
 

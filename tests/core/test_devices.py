@@ -10,6 +10,7 @@ kernel is deterministic or right: `securecluster.benchmarks.gpu` does, where the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -384,13 +385,20 @@ def test_mechanisms_elsewhere() -> None:
 
 
 SHAPES = {"classification": ((1, 28, 28), 4), "trajectory": ((5, 2), 2), "language": ((6,), 12)}
-EVERY = [(kind, name) for kind, names in NETWORKS.items() for name in names]
+# so many weights that a minute goes into their noise; cnn-ali convolves too, lstm-chars recurs
+WIDE = ("cnn-briggs", "cnn-cifar", "resnet9", "lstm-chars-256")
+TRAINED = [
+    cases.exhaustive(kind, name, clip) if clip and name in WIDE else (kind, name, clip)
+    for kind, names in NETWORKS.items()
+    for name, clip in itertools.product(names, (0.0, 1.0))
+]
 
 
-@pytest.mark.parametrize("clip", [0.0, 1.0])
-@pytest.mark.parametrize(("kind", "name"), EVERY)
+@pytest.mark.parametrize(("kind", "name", "clip"), TRAINED)
 def test_networks_train_elsewhere(kind: str, name: str, clip: float) -> None:
     shape, classes = SHAPES[kind]
+    if name == "resnet9":
+        shape = (1, 8, 8)  # the smallest image that it takes
     draw, objective = np.random.default_rng(0), OBJECTIVES[kind]()
 
     def samples(count: int) -> tuple[Any, Any]:

@@ -148,9 +148,9 @@ COVERED |= {(protocol, "rotation") for protocol in (OneShot, SRFCA)}
 
 
 def covering(
-    pairs: Iterable[tuple[Protocol, str]], covered: Collection[tuple[Any, ...]] = COVERED
+    pairs: Iterable[tuple[Any, str]], covered: Collection[tuple[Any, str]] = COVERED
 ) -> list[Any]:
-    """Return a product of protocols and masks, whose uncovered pairs need --exhaustive."""
+    """Return a product of protocols and masks, or ways, whose uncovered pairs need --exhaustive."""
     return [pair if pair in covered else exhaustive(*pair) for pair in pairs]
 
 

@@ -105,9 +105,14 @@ def test_nodes_with_one_client_each_mask_alike_behind_real_frames(
 
 
 @pytest.mark.parametrize(
-    ("model", "rounds", "masks"), [("mlp", 25, MASKS[:3]), ("linear", 30, MASKS[3:])]
+    ("dtype", "model", "rounds", "masks"),
+    [
+        ("float64", "mlp", 25, MASKS[:3]),
+        ("float64", "linear", 30, MASKS[3:]),
+        cases.exhaustive("float32", "mlp", 25, MASKS[:3]),
+        ("float32", "linear", 30, MASKS[3:]),
+    ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_whole_masked_run_equals_a_plain_one(
     dtype: str, model: str, rounds: int, masks: tuple[str, ...]
 ) -> None:
@@ -190,17 +195,24 @@ def test_what_is_declared_to_tell_nothing_new_does_not_change_with_data(
     assert bool(compared) == (protocol in (CFL, FLHC, IFCA, SRFCA) and mask != "none")
 
 
-@pytest.mark.parametrize("protocol", AVERAGING)
-def test_newcomers_are_placed_alike_under_every_mask(protocol: Protocol) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "masks"),
+    [
+        (protocol, tuple(m for p, m in MASKED if (p, m) in cases.COVERED and p is protocol))
+        for protocol in AVERAGING
+    ]
+    + [cases.exhaustive(protocol, ("none", *MASKS)) for protocol in AVERAGING],
+)
+def test_newcomers_are_placed_alike_under_every_mask(
+    protocol: Protocol, masks: tuple[str, ...]
+) -> None:
     scenario = Tasks() if protocol is OneShot else LabelSwap(clusters=2)
     whole = Federation.simulate("digits", scenario=scenario, clients=14, samples=40, seed=0)
 
     def make(**params: Any) -> Any:
         return method(protocol, **params).set_params(model="linear")
 
-    conformance.check_newcomers(
-        make, whole.select(range(8)), whole.select(range(8, 14)), ("none", *MASKS)
-    )
+    conformance.check_newcomers(make, whole.select(range(8)), whole.select(range(8, 14)), masks)
 
 
 SPLITS = {"criterion": "absolute", "eps1": 100, "eps2": 1e-3, "gamma_max": 0.0, "fallback": 0.3}
@@ -365,12 +377,13 @@ def test_a_folder_of_another_configuration_is_not_resumed(
         "rounds": 1,
         "model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)),
     }
-    protocol(**start).fit(small, folder=tmp_path)
+    cases.build(protocol, **start).fit(small, folder=tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(RunFolderError, match="another configuration"):
-        protocol(**(start | change)).fit(small, folder=tmp_path)
+        cases.build(protocol, **(start | change)).fit(small, folder=tmp_path)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert len(protocol(**start).fit(small, folder=tmp_path).history_) == protocol(**start).total
+    resumed = cases.build(protocol, **start).fit(small, folder=tmp_path)
+    assert len(resumed.history_) == resumed.total
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cases
 import conformance
 import numpy as np
 import pytest
@@ -30,8 +31,7 @@ from securecluster.runtime.endpoint import GATHER, CallContext, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
-MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
-NOISE = {"clip": 1.0, "noise": 0.7}
+MASKS = ("none", *cases.MASKS)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def with_client(client: type[Client]) -> type[Sixth]:
     return Mutant
 
 
-@pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
+@pytest.mark.parametrize("mask", ["none", "rotation", cases.exhaustive("permutation")])
 def test_without_a_mistake_the_sixth_protocol_passes_every_check(
     mask: str, clients: Federation, newcomers: Federation, tmp_path: Path
 ) -> None:
@@ -81,7 +81,7 @@ def test_without_a_mistake_the_sixth_protocol_passes_every_check(
     conformance.check_free_replies(make, clients, mask=mask)
     conformance.check_newcomers(make, clients, newcomers, ("none", mask))
     for placement in ("local", "central"):
-        conformance.check_priced(make, clients, mask=mask, placement=placement, **NOISE)
+        conformance.check_priced(make, clients, mask=mask, placement=placement, **cases.NOISE)
     fitted = made(Sixth, rounds=1, mask=mask).fit(clients)
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
 

@@ -67,7 +67,7 @@ def test_relevance_is_that_of_full_decompositions_whatever_hides_the_eigenvector
     np.testing.assert_allclose(r.numpy(), oracle(tasks, 7), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", cases.seeds(2, of=4))
 @pytest.mark.parametrize("told", [{"tasks": 2}, {}, {"height": 0.2}])
 def test_it_finds_the_tasks(told: dict[str, Any], seed: int) -> None:
     federation = Federation.simulate("digits", scenario=Tasks(), clients=10, samples=90, seed=seed)
