@@ -160,13 +160,16 @@ def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> 
             )
 
 
-def options(
-    description: str | None,
-    argv: Sequence[str] | None = None,
-    seeds: int = 3,
-    minutes: float = 10.0,
-) -> argparse.Namespace:
-    """`seeds`, `full`, `minutes`, and `scale` ("full" or "cpu") of a script of this folder."""
+def parser_of(
+    description: str | None, seeds: int = 3, minutes: float = 10.0
+) -> argparse.ArgumentParser:
+    """Return the parser of a script of this folder, which has `--seeds`, `--full`, `--minutes`.
+
+    Args:
+        description: the script's docstring.
+        seeds: the default of `--seeds`.
+        minutes: the default of `--minutes`.
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -180,11 +183,28 @@ def options(
         default=minutes,
         help=f"no cell is started once these are over ({minutes:g})",
     )
-    found = parser.parse_args(argv)
-    if found.seeds < 1 or not found.minutes >= 0:
+    return parser
+
+
+def read_options(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """Return a script's options, and `scale`, which is "full" or "cpu"."""
+    options = parser.parse_args(argv)
+    if options.seeds < 1 or not options.minutes >= 0:
         parser.error("--seeds is at least 1, and --minutes at least 0")
-    found.scale = "full" if found.full else "cpu"
-    return found
+    options.scale = "full" if options.full else "cpu"
+    return options
+
+
+def options(
+    description: str | None,
+    argv: Sequence[str] | None = None,
+    seeds: int = 3,
+    minutes: float = 10.0,
+) -> argparse.Namespace:
+    """Return the options of a script that has none of its own."""
+    return read_options(parser_of(description, seeds, minutes), argv)
 
 
 def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:

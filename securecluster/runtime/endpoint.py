@@ -254,7 +254,7 @@ def _is_numbers(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class CallContext:
-    """Who is asked, and when: `ids` are client numbers, `positions` their places at this endpoint."""
+    """Context of a call: client ids, their positions at this endpoint, round and step."""
 
     ids: tuple[int, ...]
     positions: tuple[int, ...]

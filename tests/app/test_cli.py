@@ -57,7 +57,7 @@ def test_the_run_folder_holds_what_the_contract_says(
         result["clients"],
         len(result["labels"]),
         result["observer"],
-    ) == (1, "cfl", 6, 6, True)
+    ) == (2, "cfl", 6, 6, True)
     assert len((out / "history.jsonl").read_text().splitlines()) == 3
     assert set(load_file(out / "models.safetensors")) == {
         f"cluster0.{n}" for n in ("1.weight", "1.bias", "3.weight", "3.bias")

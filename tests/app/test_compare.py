@@ -531,10 +531,10 @@ def _row(protocol: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("width", [200, 80, 60, 40])
 def test_no_cell_of_the_table_is_cut(width: int) -> None:
     rows = [
-        _row("local-kmeans", told={"k": 4}),
-        _row("ifca", told={"k": 4}),
+        _row("local-kmeans", given={"k": 4}),
+        _row("ifca", given={"k": 4}),
         _row("flhc", epsilon=None),
-        _row("oneshot", told={"tasks": 3}),
+        _row("oneshot", given={"tasks": 3}),
     ]
     content = {
         "data": "digits",

@@ -16,17 +16,13 @@ from securecluster import Federation, LabelSwap
 from securecluster.benchmarks.papers import (
     flhc_iid,
     flhc_runs,
-    flhc_table1,
-    flhc_table2,
-    flhc_table3,
-    flhc_table4,
-    flhc_table5,
-    flhc_table6,
-)  # fmt: skip
+    flhc_tables,
+)
 from securecluster.benchmarks.papers.sheet import numbers
 from securecluster.protocols import FLHC, FedAvg, Settings
 
-GRIDS, PAIRS = (flhc_table1, flhc_table2, flhc_table3), (flhc_table4, flhc_table5, flhc_table6)
+GRIDS = [flhc_tables.TABLES[number] for number in (1, 2, 3)]
+PAIRS = [flhc_tables.TABLES[number] for number in (4, 5, 6)]
 SMALL = {"clients": 8, "samples": 40, "model": "mlp-32", "lr": 0.2, "rounds": 5, "target": 0.6}
 OPTIONS = SimpleNamespace(seeds=1, scale="cpu", minutes=10.0)
 
@@ -49,13 +45,13 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_cells_of_every_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for scale in ("cpu", "full"):
-        for script in GRIDS:
-            assert len(script.cells(scale, 3)) == 3 * (4 + 16)
-        for script in PAIRS:
-            assert len(script.cells(scale, 3)) == 3 * (1 + 10)
+        for wanted in GRIDS:
+            assert len(wanted.cells(scale, 3)) == 3 * (4 + 16)
+        for wanted in PAIRS:
+            assert len(wanted.cells(scale, 3)) == 3 * (1 + 10)
         iid = flhc_iid.cells(scale, 1)
         assert len(iid) == 4 + 16 + 10
-        for cells in (iid, *(script.cells(scale, 1) for script in (*GRIDS, *PAIRS))):
+        for cells in (iid, *(wanted.cells(scale, 1) for wanted in (*GRIDS, *PAIRS))):
             assert len(
                 {tuple(sorted((k, str(v)) for k, v in cell.items())) for cell in cells}
             ) == len(cells)
@@ -139,8 +135,8 @@ def test_the_best_threshold_stands_beside_the_default_rules(
 
 
 def test_numbers_of_the_paper_are_four_each() -> None:
-    for script in (*GRIDS, *PAIRS):
-        for text in script.PAPER.values():
+    for wanted in (*GRIDS, *PAIRS):
+        for text in wanted.paper.values():
             figures = [word for word in text.split() if not word.startswith("(")]
             assert text == "not completed" or (
                 all(0 <= value <= 100 for value in numbers(" ".join(figures))) and len(figures) == 4

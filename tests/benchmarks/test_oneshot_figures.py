@@ -15,8 +15,7 @@ import torch
 from securecluster import Federation
 from securecluster.benchmarks import tasks
 from securecluster.benchmarks.papers import (
-    oneshot_fig2,
-    oneshot_fig3,
+    oneshot_accuracy,
     oneshot_fig4,
     oneshot_noise,
     oneshot_runs,
@@ -192,14 +191,18 @@ def test_figure_4(monkeypatch: pytest.MonkeyPatch) -> None:
         assert float(row["within_5"]) == pytest.approx(numbers(row["within"])[4], rel=1e-4)
 
 
-@pytest.mark.parametrize("script", [oneshot_fig2, oneshot_fig3])
+@pytest.mark.parametrize("figure", oneshot_accuracy.FIGURES)
 def test_figures_2_and_3(
-    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    figure: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(script, "TASKS", ("0-4", "5-9"))
-    name = script.__name__.rpartition(".")[2]
-    cells = [{"scale": "cpu", **RUN, "paper": "p", "clusters": clusters} for clusters in CLUSTERS]
-    rows = run(script, name, monkeypatch, cells)
+    small = oneshot_accuracy.Figure(RUN, {"cpu": {}, "full": {}}, "p", ("0-4", "5-9"))
+    monkeypatch.setitem(oneshot_accuracy.FIGURES, figure, small)
+    oneshot_accuracy.main(["--figure", str(figure), "--seeds", "1"])
+    name = f"oneshot_fig{figure}"
+    rows = on_disk(name)
+    assert [row["status"] for row in rows] == ["done"] * 2 + ["not run"] * 2
+    rows = rows[:2]
+    assert [row["clusters"] for row in rows] == list(CLUSTERS)
     assert Path(f"benchmarks/results/papers/{name}.png").read_bytes().startswith(b"\x89PNG")
     assert [len(numbers(row["task_1"])) for row in rows] == [2, 2]
     assert rows[0]["exact"] == "True" and numbers(rows[0]["task_0"])[-1] == float(rows[0]["last_0"])
@@ -216,10 +219,10 @@ def test_random_clusters_are_as_large_as_the_tasks() -> None:
 
 
 def test_full_scales_are_listed() -> None:
-    for script in (oneshot_table1, oneshot_table2, oneshot_fig2, oneshot_fig3, oneshot_fig4):
-        assert (
-            len(script.cells("full", 6)) % 6 == 0 and script.cells("full", 6)[0]["scale"] == "full"
-        )
+    listed = [oneshot_table1, oneshot_table2, oneshot_fig4, *oneshot_accuracy.FIGURES.values()]
+    for script in listed:
+        cells = script.cells("full", 6)
+        assert len(cells) % 6 == 0 and cells[0]["scale"] == "full"
 
 
 def test_the_rule_for_the_number_of_tasks_is_judged() -> None:

@@ -238,7 +238,7 @@ def test_a_run_killed_between_its_last_phases_resumes_to_the_same_frames(
     made = method(protocol, "permutation", rounds=2, **params)
     whole = made.fit(small, FULL)
     checkpoint = Run._checkpoint
-    for stop in range(made.total + 1, made.total + phases + 1):
+    for stop in range(made.total_rounds + 1, made.total_rounds + phases + 1):
 
         def killed(run: Run, stop: int = stop) -> None:
             checkpoint(run)
@@ -383,7 +383,7 @@ def test_a_folder_of_another_configuration_is_not_resumed(
         cases.build(protocol, **(start | change)).fit(small, folder=tmp_path)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     resumed = cases.build(protocol, **start).fit(small, folder=tmp_path)
-    assert len(resumed.history_) == resumed.total
+    assert len(resumed.history_) == resumed.total_rounds
 
 
 @pytest.mark.parametrize(
@@ -421,9 +421,9 @@ def test_about_so_many_rows_are_on_the_wire(
     fitted = made.fit(small)
     row = 4 * fitted.client_models_.table.shape[1]
     sent = fitted.bytes_["up"] + fitted.bytes_["down"]
-    told = made.vectors_per_round * row * len(small) * made.total
+    told = made.vectors_per_round * row * len(small) * made.total_rounds
     # besides rows: headers, choices, the tree
-    assert 0.6 * told <= sent <= 1.2 * told + 1000 * len(small) * made.total
+    assert 0.6 * told <= sent <= 1.2 * told + 1000 * len(small) * made.total_rounds
 
 
 def test_clients_that_are_no_federation_are_refused(small: Federation) -> None:

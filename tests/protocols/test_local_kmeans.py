@@ -86,8 +86,8 @@ def test_who_does_not_reply_is_asked_again_under_the_same_mask(
     assert asked == [tuple(range(9)), (1, 4), (4,)]
     assert adjusted_rand_score(state.labels, plain.labels) == 1
     torch.testing.assert_close(
-        made.final(endpoint.client, state).values,
-        made.final(other.client, plain).values,
+        made.final_models(endpoint.client, state).values,
+        made.final_models(other.client, plain).values,
         rtol=0,
         atol=1e-9,
     )
@@ -111,7 +111,9 @@ def test_who_never_hands_in_goes_on_alone(mask: str, three: Federation) -> None:
         6,
     ):
         theta = theta + cohort.train(Rows(theta[None]), [4], made.training({"lr": 0.2}), step)[0]
-    torch.testing.assert_close(made.final(endpoint.client, state).row(4), theta, rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        made.final_models(endpoint.client, state).row(4), theta, rtol=0, atol=1e-9
+    )
 
 
 def test_handing_in_again_gives_the_same_answer_and_the_first_average_counts_from_the_start(

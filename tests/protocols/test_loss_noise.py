@@ -217,7 +217,9 @@ def test_noisy_runs_replay_and_resume_with_dropouts(
     assert made.replay(whole.transcript_, made.config(small, "float32")) == whole.server_state_
 
     with pytest.raises(KeyboardInterrupt):
-        made.fit(small, settings, folder=tmp_path, report=cases.interrupt_after(made.total - 1))
+        made.fit(
+            small, settings, folder=tmp_path, report=cases.interrupt_after(made.total_rounds - 1)
+        )
     resumed = made.fit(small, settings, folder=tmp_path)
     assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
     assert (resumed.server_state_, resumed.ledger_) == (whole.server_state_, whole.ledger_)
@@ -301,7 +303,7 @@ def test_the_noise_of_losses_is_z_times_what_one_unit_can_change(
     found, everyone = [], tuple(range(6))
     for step in range(1, 61):
         chosen = ask(endpoint, "choose", query, everyone, step).model.values.tolist()
-        rows = endpoint.client._fits
+        rows = endpoint.client._cluster_losses
         assert chosen == [int(np.argmin(rows[k])) for k in range(6)]
         total = ask(
             endpoint, "cluster_losses", Empty(), everyone, step + 1000, "sum"
@@ -480,7 +482,7 @@ def test_what_is_heard_of_one_shot_models_is_what_was_told_with_noise(
     sizes = np.array(client.cohort.sizes)[:, None] if unit == "example" else 1.0
     for _ in range(40):
         ids, apart = cross_losses(net, tuple(range(6)), rows, step)
-        told = client._known.numpy().copy()
+        told = client._model_losses.numpy().copy()
         np.testing.assert_array_equal(apart, (told + told.T) / 2)
         heard = net.sum(SRFCAClient.known_losses, Empty(), to=ids, by=[0, 1, 0, 1, 0, 1])
         np.testing.assert_allclose(

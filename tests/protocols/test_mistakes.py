@@ -229,10 +229,10 @@ def good(self: Any, context: CallContext, query: Empty) -> Mean:
     [
         (
             other_name,
-            r"cannot call other_name\(self, turn, hello\): .* takes \(self, turn, query\)",
+            r"cannot call other_name\(self, context, hello\): .* takes \(self, context, query\)",
         ),
-        (other_order, r"cannot call other_order\(self, query, turn\)"),
-        (no_query, r"cannot call no_query\(self, turn\)"),
+        (other_order, r"cannot call other_order\(self, query, context\)"),
+        (no_query, r"cannot call no_query\(self, context\)"),
         (query_unknown, "query_unknown does not say what its query is"),
         (no_return, "no_return does not say what its return is"),
         (returns_nothing, "returns_nothing does not say what its return is"),
@@ -433,19 +433,19 @@ BROKEN = {
         "Broken.run_server returned nothing",
     ),
     "parameter": (
-        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, turn, hello: Empty) "
-        "-> Ack:\n"
+        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, context, "
+        "hello: Empty) -> Ack:\n"
         "        return Ack()\n" + ASKS,
-        "the server cannot call Client.tell(self, turn, hello)",
+        "the server cannot call Client.tell(self, context, hello)",
     ),
     "annotation": (
-        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, turn, query: "
+        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, context, query: "
         "Empty):\n        return Ack()\n" + ASKS,
         "Client.tell does not say what its return is",
     ),
     "tensor": (
-        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, turn, query: Empty) "
-        "-> Ack:\n"
+        "class Client(SumClient):\n    @answers('gather')\n    def tell(self, context, "
+        "query: Empty) -> Ack:\n"
         "        return self.cohort.start\n" + ASKS,
         "Client.tell replied with a Tensor: it declares a Ack",
     ),

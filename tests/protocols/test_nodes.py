@@ -323,7 +323,8 @@ class World:
 
     def result_of(self, state: Any, net: ServerChannel) -> Result:
         models = [
-            self.made.final(node.endpoint().client, state).values[0] for node in self.nodes.values()
+            self.made.final_models(node.endpoint().client, state).values[0]
+            for node in self.nodes.values()
         ]
         alone = [i for i, node in self.nodes.items() if node.endpoint().client.unshared]
         return Result(

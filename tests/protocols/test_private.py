@@ -132,7 +132,7 @@ def test_nodes_with_one_client_each_draw_as_they_do_together(
     together = made.fit(small, DOUBLE)
     assert list(state.labels) == list(together.labels_)
     finals = (
-        torch.cat([made.final(node.client, state).values for node in nodes])
+        torch.cat([made.final_models(node.client, state).values for node in nodes])
         if name != "ifca"
         else None
     )

@@ -438,7 +438,7 @@ def test_clients_with_lstms_train_as_each_alone() -> None:
     fed = Federation.from_arrays(
         arrays, test={name: ([], []) for name in arrays}, objective=objective, classes=2, seed=0
     )
-    flat = validation.adopt(module, fed.shape, 2, objective=objective)
+    flat = validation.prepare_module(module, fed.shape, 2, objective=objective)
     batched = LocalTrainer(fed, flat, Randomness(0), CPU, torch.float64, secret=Keys())
     plan = LocalTraining(0.1, 2, 4, clip=0.01, noise=1.0)
     whole = batched.train(Rows(batched.start[None], (0, 0, 0)), range(3), plan, 1)
@@ -551,7 +551,7 @@ def test_noise_has_the_variance_that_is_priced() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(100, 40, bias=False))  # x = 0: no gradient
     batched = LocalTrainer(
         fed,
-        validation.adopt(module, fed.shape, 40),
+        validation.prepare_module(module, fed.shape, 40),
         Randomness(0),
         CPU,
         torch.float32,
@@ -591,7 +591,9 @@ def test_one_example_shows_as_the_priced_mechanism_says(batch: int) -> None:
     fed = Federation.from_arrays(
         arrays, test={name: ([], []) for name in arrays}, classes=2, seed=0
     )
-    flat = validation.adopt(nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)), fed.shape, 2)
+    flat = validation.prepare_module(
+        nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False)), fed.shape, 2
+    )
     batched = LocalTrainer(fed, flat, Randomness(0), CPU, torch.float64, secret=Keys())
     plan = LocalTraining(1e-6, 1, batch, steps=steps, clip=0.7, noise=0.8)
     moved = batched.train(

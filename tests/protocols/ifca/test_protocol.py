@@ -50,7 +50,7 @@ def served(
 ) -> tuple[IFCAState, torch.Tensor, Endpoint[Any], ServerChannel, Transcript]:
     """The server's final state, each client's last model, both ends, and what went between them."""
     state, endpoint, net, transcript = cases.serve(made, federation, lost, Settings(dtype=dtype))
-    return state, made.final(endpoint.client, state).values, endpoint, net, transcript
+    return state, made.final_models(endpoint.client, state).values, endpoint, net, transcript
 
 
 class Reference:
@@ -176,7 +176,7 @@ def test_the_clusters_of_swapped_digits_are_found(seed: int) -> None:
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
     judged = [line["loss"] for line in fitted.history_ if line["loss"] is not None]
     assert len(judged) == 10 and fitted.history_[-1]["start"] == int(np.argmin(judged))
-    assert len(fitted.history_) == fitted.total == 10 * 5 + 15 - 5
+    assert len(fitted.history_) == fitted.total_rounds == 10 * 5 + 15 - 5
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "signed-permutation", "rotation"])
@@ -258,7 +258,7 @@ def test_nodes_with_one_client_each_do_the_same_behind_real_frames(
 ) -> None:
     made = IFCA(k=2, starts=2, start_rounds=1, rounds=2, mask=mask)
     state, nodes = cases.serve_nodes(made, small)
-    apart = torch.cat([made.final(node.client, state).values for node in nodes])
+    apart = torch.cat([made.final_models(node.client, state).values for node in nodes])
     torch.testing.assert_close(
         apart, made.fit(small, cases.DOUBLE).client_models_.values, rtol=0, atol=1e-9
     )
@@ -401,8 +401,8 @@ def test_a_short_start_is_no_longer_than_the_run(small: Federation) -> None:
         1,
         2,
         2,
-    ] and made.total == 6
-    assert [IFCA(rounds=20, starts=n, start_rounds=3).total for n in (1, 10)] == [20, 47]
+    ] and made.total_rounds == 6
+    assert [IFCA(rounds=20, starts=n, start_rounds=3).total_rounds for n in (1, 10)] == [20, 47]
 
 
 def test_a_model_that_cannot_be_drawn_anew_is_refused_before_anything_runs(

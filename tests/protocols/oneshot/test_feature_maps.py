@@ -150,7 +150,7 @@ def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
 def test_a_callable_is_told_by_its_name_and_what_it_does() -> None:
     found = build(halves, (1, 8, 8), SEED)
     assert found.dimension == 32 and found(images(3)).dtype == torch.float32
-    assert found.describe()["callable"].endswith("test_features.halves")
+    assert found.describe()["callable"].endswith("test_feature_maps.halves")
     one, two = (build(partial(scaled, by=by), (1, 8, 8), SEED).describe() for by in (1.0, 2.0))
     assert one["callable"] == two["callable"] and one != two
     # rounding is no other map

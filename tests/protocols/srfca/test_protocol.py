@@ -334,7 +334,7 @@ def test_who_never_hands_in_is_served_in_the_end(distance: str, mask: str, two: 
     if distance == "loss":  # it says itself which cluster fits its samples
         assert adjusted_rand_score(two.truth or (), state.labels) == 1
     peer = next(i for i in kept if state.labels[i] == state.labels[3])
-    models = made.final(endpoint.client, state)
+    models = made.final_models(endpoint.client, state)
     assert torch.equal(models.row(3), models.row(peer))
     asked = {e.method: e.to for e in transcript.entries if e.method in ("losses", "known_losses")}
     assert all(3 not in to for to in asked.values())
@@ -348,7 +348,7 @@ def test_who_has_no_cluster_waits_with_its_own_model_until_one_is_nearest(two: F
     net = made.build_network(InProcess(endpoint.answer, silent), made.config(two, "float64"))
 
     def observe(state: Any) -> dict[str, Any]:
-        seen.append((state.labels, made.served(endpoint.client, state).row(3).clone()))
+        seen.append((state.labels, made.models_after_round(endpoint.client, state).row(3).clone()))
         return {}
 
     state = made.run_server(
@@ -375,7 +375,7 @@ def test_who_misses_rounds_of_a_refinement_catches_up(
         )
         assert net.state.lost == {2: list(rounds)} and not state.outbox.lagging_clients()
         assert adjusted_rand_score(two.truth or (), state.labels) == 1
-        models = made.final(endpoint.client, state)
+        models = made.final_models(endpoint.client, state)
         assert all(
             torch.equal(models.row(i), models.row(2))
             for i in range(8)
@@ -391,7 +391,8 @@ def test_nobody_replies_to_anything_that_refines(two: Federation) -> None:
     state, endpoint, *_ = serve(made, two, silence)
     assert adjusted_rand_score(two.truth or (), state.labels) == 1  # those of ONE_SHOT
     assert (
-        not len(state.models.table) and made.final(endpoint.client, state).values.isfinite().all()
+        not len(state.models.table)
+        and made.final_models(endpoint.client, state).values.isfinite().all()
     )
     nothing, *_ = serve(made, two, lambda call: set(range(8)))
     assert list(nothing.labels) == [0] * 8
@@ -404,7 +405,7 @@ def test_nobody_hands_in_a_model_and_everyone_is_one_cluster(two: Federation) ->
             made, two, lambda call: set(call.to) if call.method == "send_model" else set()
         )
         assert state.clusters == [0] * 8
-        assert len(made.final(endpoint.client, state).table) == 1
+        assert len(made.final_models(endpoint.client, state).table) == 1
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
@@ -418,8 +419,8 @@ def test_a_refinement_that_nobody_replies_in_leaves_the_models_of_the_one_before
     (state, endpoint, *_), (before, other, *_) = serve(made, two, silent), serve(once, two)
     assert state.clusters == before.clusters and not state.outbox.lagging_clients()
     torch.testing.assert_close(
-        made.final(endpoint.client, state).values,
-        once.final(other.client, before).values,
+        made.final_models(endpoint.client, state).values,
+        once.final_models(other.client, before).values,
         rtol=0,
         atol=1e-12,
     )
@@ -431,7 +432,7 @@ def test_newcomers_choose_among_the_clusters_whose_model_came(two: Federation) -
     state, _, net, _ = serve(
         made,
         two,
-        lambda call: first if call.method == "post" and call.round > made.total else set(),
+        lambda call: first if call.method == "post" and call.round > made.total_rounds else set(),
     )
     assert state.models.kept == [1]
     assert made.assign_newcomers(net, state, [0, 7]) == [1, 1]
