@@ -213,13 +213,12 @@ def test_noisy_runs_replay_and_resume_with_dropouts(
     name: str, way: str, small: Federation, tmp_path: Path
 ) -> None:
     made, settings = method(name, way), Settings(transcript="full", dropout=0.15)
+    stop = cases.interrupt_after(made.total_rounds - 1)
     whole = made.fit(small, settings)
     assert made.replay(whole.transcript_, made.config(small, "float32")) == whole.server_state_
 
     with pytest.raises(KeyboardInterrupt):
-        made.fit(
-            small, settings, folder=tmp_path, report=cases.interrupt_after(made.total_rounds - 1)
-        )
+        made.fit(small, settings, folder=tmp_path, report=stop)
     resumed = made.fit(small, settings, folder=tmp_path)
     assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
     assert (resumed.server_state_, resumed.ledger_) == (whole.server_state_, whole.ledger_)
