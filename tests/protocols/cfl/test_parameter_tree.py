@@ -26,7 +26,7 @@ from securecluster.runtime.run import Run
 from securecluster.runtime.transport import Framed, InProcess
 
 FULL = Settings(transcript="full", dtype="float64")
-MASKS = ("none", "permutation", "signed-permutation", "rotation")
+MASKS = ["none", "permutation", "rotation", cases.exhaustive("signed-permutation")]
 
 
 @pytest.fixture(scope="module")
@@ -148,25 +148,39 @@ def test_leaves_are_the_models_handed_out_and_ensembles_average_a_path(
         assert len(path) > 1
 
 
-@pytest.mark.parametrize("average", ["uniform", "weighted"])
-@pytest.mark.parametrize("mask", ["none", "rotation", *map(cases.exhaustive, MASKS[1:3])])
+@pytest.mark.parametrize(
+    ("mask", "average"),
+    [
+        ("none", "uniform"),
+        ("permutation", "uniform"),
+        ("rotation", "uniform"),
+        cases.exhaustive("signed-permutation", "uniform"),
+        ("none", "weighted"),
+        cases.exhaustive("permutation", "weighted"),
+        ("rotation", "weighted"),
+        cases.exhaustive("signed-permutation", "weighted"),
+    ],
+)
 def test_newcomers_find_their_cluster_masked_as_well_as_plain(
-    mask: str, average: str, halves: tuple[Federation, Federation]
+    mask: str,
+    average: str,
+    halves: tuple[Federation, Federation],
+    fitted: Callable[[str], CFL],
 ) -> None:
     old, new = halves
-    fitted = CFL(mask=mask, average=average, rounds=25).fit(old)
-    assert fitted.agreement_ is not None
-    assert fitted.agreement_["exact"]
+    run = fitted(mask) if average == "uniform" else CFL(mask=mask, average=average).fit(old)
+    assert run.agreement_ is not None
+    assert run.agreement_["exact"]
     assert old.truth is not None
-    truth = {int(label): old.truth[k] for k, label in enumerate(fitted.labels_)}
-    before, events = (fitted.bytes_["up"], fitted.server_state_), list(fitted.ledger_.events)
-    found = fitted.predict(new)
+    truth = {int(label): old.truth[k] for k, label in enumerate(run.labels_)}
+    before, events = (run.bytes_["up"], run.server_state_), list(run.ledger_.events)
+    found = run.predict(new)
     assert tuple(truth[int(c)] for c in found) == new.truth
-    assert before == (fitted.bytes_["up"], fitted.server_state_)
-    assert fitted.ledger_.events == events + fitted.joined_.ledger.events
-    assert {e.method for e in fitted.joined_.ledger.events} == {"train"}
-    assert fitted.joined_.bytes["up"] > 0
-    assert list(fitted.predict(new)) == list(found)  # every call starts from the end of the run
+    assert before == (run.bytes_["up"], run.server_state_)
+    assert run.ledger_.events == events + run.joined_.ledger.events
+    assert {e.method for e in run.joined_.ledger.events} == {"train"}
+    assert run.joined_.bytes["up"] > 0
+    assert list(run.predict(new)) == list(found)  # every call starts from the end of the run
 
 
 def test_newcomers_are_compared_by_gradients_where_the_clients_were(
@@ -197,9 +211,9 @@ def test_the_gradient_is_the_full_one(halves: tuple[Federation, Federation]) -> 
 
 
 def test_a_run_without_a_tree_sends_less_and_places_nobody(
-    halves: tuple[Federation, Federation],
+    halves: tuple[Federation, Federation], fitted: Callable[[str], CFL]
 ) -> None:
-    small, whole = (CFL(tree=tree).fit(halves[0]) for tree in (False, True))
+    small, whole = CFL(tree=False).fit(halves[0], FULL), fitted(CFL().mask)
     assert list(small.labels_) == list(whole.labels_)
     assert "post" in whole.bytes_["by_message"]
     assert "post" not in small.bytes_["by_message"]
