@@ -300,7 +300,7 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         if self.epochs > 1 and suggested < lr:
             advice.append("fewer epochs")
         return (
-            f"after {rounds} rounds the models of {poor} of {chance.judged} clients do no better "
+            f"after {rounds} rounds the models of {poor} of {chance.tested} clients do no better "
             f"than chance (training loss {chance.loss:.3g}, chance {chance.chance:.3g}): "
             f"try {', or '.join(advice)}"
         )

@@ -176,7 +176,7 @@ class DPOptions(ABC):
         if not self.per_client:
             return ()
         noise = config["noise"]
-        clip = Clip(config["clip"], total=bool(noise))
+        clip = Clip(config["clip"], nonfinite_as_zeros=bool(noise))
         # Under central placement the trusted server adds the noise.
         if noise and config["placement"] == "local":
             return (clip, Noise(config["clip"], noise))

@@ -265,7 +265,7 @@ class SyntheticUsersConfig:
         normal = torch.from_numpy(generator.normal(size=rows.shape)).to(rows)
         # initial weights are public, so only the change from them needs noise
         initial = initial.to(rows)
-        clipped = Clip(self.clip, total=True).forward(rows - initial, 0)
+        clipped = Clip(self.clip, nonfinite_as_zeros=True).forward(rows - initial, 0)
         return initial + clipped + self.noise * self.clip * normal
 
 
