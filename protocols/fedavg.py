@@ -23,7 +23,7 @@ from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FedAvg(ClusteringProtocol):
     """One model for all clients, averaged by |D_i|."""
 

@@ -94,7 +94,7 @@ class FineTuneClient(SumClient):
         self.shared = memory["shared"].to(self._start.device)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FineTune(ClusteringProtocol):
     """FedAvg, then every client trains the model alone for some rounds."""
 

@@ -115,7 +115,7 @@ class FLHCClient(SumClient, CompressedUpdateClient):
         return super().post(context, query)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FLHC(CompressionOptions):
     """FedAvg, then one clustering of all clients' updates, then FedAvg in each cluster."""
 

@@ -26,7 +26,7 @@ class LocalState:
     labels: list[int] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Local(ClusteringProtocol):
     """One model per client, never shared."""
 

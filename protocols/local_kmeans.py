@@ -68,7 +68,7 @@ class LocalKMeansClient(LocalFirstClient):
         return self.displaced(context.positions)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class LocalKMeans(ClusteringProtocol):
     """k-means on the models that clients trained alone."""
 

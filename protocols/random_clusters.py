@@ -24,7 +24,7 @@ from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RandomClusters(ClusteringProtocol):
     """One model for each of k random clusters, averaged by |D_i|."""
 

@@ -84,7 +84,7 @@ class CFLState:
     fallback_models: FallbackResult | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CFL(CompressionOptions):
     """Recursive bipartition of the clients once federated learning has become stationary."""
 

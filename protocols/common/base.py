@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 FEW_ROUNDS = 30  # below this number a warning about poor models suggests more rounds
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ClusteringProtocol(DPOptions, ProtocolHooks):
     """Base class of all clustering protocols.
 
@@ -117,7 +117,7 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
     """sgd or adam"""
     momentum: float = 0.0
     """momentum of sgd, in [0, 1); its buffers are reset each round unless keep_momentum is set"""
-    keep_momentum: bool = dataclasses.field(default=False, kw_only=True)
+    keep_momentum: bool = False
     """momentum buffers persist between rounds, one per client; takes memory for two more models per
     client
     """

@@ -62,7 +62,7 @@ class IFCAState:
         return [label_of[model] for model in self.running.choice]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class IFCA(ClusteringProtocol):
     """k models; each client trains the one that fits its own samples best."""
 

@@ -77,7 +77,7 @@ class NSIMState(AveragingState):
     known: TrainedSimilarityModel | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class NSIM(ClusteringProtocol):
     """Clusters of users by similarities that a network predicts from a layer of their models.
 

@@ -61,7 +61,7 @@ from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
 
 
-@dataclass
+@dataclass(kw_only=True)
 class OneShot(ClusteringProtocol):
     """Clusters from eigenvectors of clients' data, trained hierarchically with common layers."""
 

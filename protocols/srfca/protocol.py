@@ -56,7 +56,7 @@ from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SRFCA(ClusteringProtocol):
     """Clusters of models that were trained alone, refined by averaging, reassigning and merging."""
 
