@@ -7,7 +7,6 @@ from Decentralized Data", AISTATS 2017, Algorithm 1. The server needs sums of up
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from securecluster.protocols.common.averaging import (
@@ -18,12 +17,13 @@ from securecluster.protocols.common.averaging import (
 )
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
 
-@dataclass(kw_only=True)
+@protocol
 class FedAvg(ClusteringProtocol):
     """One model for all clients, averaged by |D_i|."""
 

@@ -10,7 +10,7 @@ trained with differential privacy without any noise, as here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
@@ -27,6 +27,7 @@ from securecluster.protocols.common.averaging import (
 )
 from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
@@ -94,7 +95,7 @@ class FineTuneClient(SumClient):
         self.shared = memory["shared"].to(self._start.device)
 
 
-@dataclass(kw_only=True)
+@protocol
 class FineTune(ClusteringProtocol):
     """FedAvg, then every client trains the model alone for some rounds."""
 

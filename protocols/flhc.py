@@ -54,6 +54,7 @@ from securecluster.protocols.common.compressed_updates import (
     updates_of,
 )
 from securecluster.protocols.common.compression_options import CompressionOptions
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, Update
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_model
@@ -115,7 +116,7 @@ class FLHCClient(SumClient, CompressedUpdateClient):
         return super().post(context, query)
 
 
-@dataclass(kw_only=True)
+@protocol
 class FLHC(CompressionOptions):
     """FedAvg, then one clustering of all clients' updates, then FedAvg in each cluster."""
 

@@ -13,6 +13,7 @@ from securecluster.messaging.messages import Rows
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runtime.run import Run
@@ -26,7 +27,7 @@ class LocalState:
     labels: list[int] = field(default_factory=list)
 
 
-@dataclass(kw_only=True)
+@protocol
 class Local(ClusteringProtocol):
     """One model per client, never shared."""
 

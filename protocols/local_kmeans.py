@@ -34,6 +34,7 @@ from securecluster.protocols.common.averaging import (
 )
 from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
@@ -68,7 +69,7 @@ class LocalKMeansClient(LocalFirstClient):
         return self.displaced(context.positions)
 
 
-@dataclass(kw_only=True)
+@protocol
 class LocalKMeans(ClusteringProtocol):
     """k-means on the models that clients trained alone."""
 

@@ -7,7 +7,6 @@ Learning", 2024, use this baseline. It shows what smaller clusters alone achieve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from securecluster.clustering.labels import check_number
@@ -19,12 +18,13 @@ from securecluster.protocols.common.averaging import (
 )
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
 
-@dataclass(kw_only=True)
+@protocol
 class RandomClusters(ClusteringProtocol):
     """One model for each of k random clusters, averaged by |D_i|."""
 

@@ -58,6 +58,7 @@ from securecluster.protocols.cfl.split_test import (
 from securecluster.protocols.common.base import FittedState, ReleaseCounts, opened
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compression_options import CompressionOptions
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runtime.run import Line, Run
@@ -84,7 +85,7 @@ class CFLState:
     fallback_models: FallbackResult | None = None
 
 
-@dataclass(kw_only=True)
+@protocol
 class CFL(CompressionOptions):
     """Recursive bipartition of the clients once federated learning has become stationary."""
 

@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -39,6 +39,7 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.config import check_kind, known, numbers
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.dp_options import DPOptions, ReleaseCounts
 from securecluster.protocols.common.execution import (
     Joined,
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 FEW_ROUNDS = 30  # below this number a warning about poor models suggests more rounds
 
 
-@dataclass(kw_only=True)
+@protocol
 class ClusteringProtocol(DPOptions, ProtocolHooks):
     """Base class of all clustering protocols.
 

@@ -32,6 +32,7 @@ from securecluster.messaging.replies import Replies
 from securecluster.protocols.common.averaging import total_weights
 from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import ModelChoice
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.sampling import sample_clients
@@ -62,7 +63,7 @@ class IFCAState:
         return [label_of[model] for model in self.running.choice]
 
 
-@dataclass(kw_only=True)
+@protocol
 class IFCA(ClusteringProtocol):
     """k models; each client trains the one that fits its own samples best."""
 

@@ -38,6 +38,7 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
 from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
@@ -77,7 +78,7 @@ class NSIMState(AveragingState):
     known: TrainedSimilarityModel | None = None
 
 
-@dataclass(kw_only=True)
+@protocol
 class NSIM(ClusteringProtocol):
     """Clusters of users by similarities that a network predicts from a layer of their models.
 

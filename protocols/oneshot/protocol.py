@@ -21,7 +21,7 @@ only; the GPS sees none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar, Self
 
 from securecluster.clustering.labels import largest
@@ -36,6 +36,7 @@ from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.base import ClusteringProtocol, FittedState, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES
@@ -61,7 +62,7 @@ from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
 
 
-@dataclass(kw_only=True)
+@protocol
 class OneShot(ClusteringProtocol):
     """Clusters from eigenvectors of clients' data, trained hierarchically with common layers."""
 

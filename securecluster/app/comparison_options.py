@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import operator
-import textwrap
 from collections.abc import Sequence
-from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass
-from functools import cache, reduce
-from itertools import pairwise
+from dataclasses import MISSING, Field, field, fields, make_dataclass
+from functools import reduce
 from typing import Annotated, Any, get_type_hints
 
 from securecluster.app.options import PROTOCOLS, Output, Simulation, flat_class, protocol_class
+from securecluster.core.field_docs import field_descriptions
 from securecluster.errors import UsageError, unknown
 from securecluster.runtime.settings import Settings
 
@@ -145,7 +142,7 @@ def _field(name: str, owners: list[str], names: Sequence[str]) -> OptionField:
     types = set()
     for owner in owners:
         protocol = protocol_class(owner)
-        texts[owner] = _sentences(protocol).get(name, "")
+        texts[owner] = field_descriptions(protocol).get(name, "")
         defaults[owner] = _default(protocol, name)
         types.add(_type(protocol, name))
     help_text = _by_owner(texts, len(owners) == len(names))
@@ -219,38 +216,3 @@ def _type(protocol: type, name: str) -> Any:
     if hint is Any:
         return type(_default(protocol, name))
     return hint
-
-
-@cache
-def _sentences(protocol: type) -> dict[str, str]:
-    """Return the text below each field in a protocol's source.
-
-    Args:
-        protocol: its class, a dataclass; fields of its bases are included.
-    """
-    sentences: dict[str, str] = {}
-    # a subclass comes after its bases, so its own text counts
-    for base in reversed(protocol.__mro__):
-        if is_dataclass(base):
-            sentences |= _declared_sentences(base)
-    return sentences
-
-
-def _declared_sentences(declaring: type) -> dict[str, str]:
-    """Return the text below each field that a class itself declares.
-
-    Args:
-        declaring: a class whose source is available.
-    """
-    # Python drops strings below fields, so they can only be read from the source
-    source = textwrap.dedent(inspect.getsource(declaring))
-    (definition,) = ast.parse(source).body
-    assert isinstance(definition, ast.ClassDef)
-    sentences = {}
-    for statement, below in pairwise(definition.body):
-        if not isinstance(statement, ast.AnnAssign):
-            continue
-        if not isinstance(statement.target, ast.Name) or not isinstance(below, ast.Expr):
-            continue
-        sentences[statement.target.id] = str(ast.literal_eval(below.value))
-    return sentences
