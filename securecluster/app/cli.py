@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import compare, execution
-from securecluster.app.options import PROTOCOLS, as_typed, options_class, protocol_class
+from securecluster.app.options import as_typed, options_class
+from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.app.stops import NO_READER, Stopped, output
 from securecluster.errors import SecureClusterError, UsageError, unknown
 
@@ -130,7 +131,7 @@ def _print_usage(argv: list[str]) -> int:
         argv: of a command; without any, a mistake.
     """
     with output():
-        print(USAGE.format(protocols=", ".join(PROTOCOLS)), end="")
+        print(USAGE.format(protocols=", ".join(protocol_names())), end="")
     return 0 if argv else 2
 
 
@@ -310,7 +311,7 @@ def _list(argv: list[str]) -> int:
     from securecluster.privacy.masking.masks import MASKS
 
     rows: dict[str, Iterable[str]] = {
-        "protocols": PROTOCOLS,
+        "protocols": protocol_names(),
         "data": SOURCES,
         "scenarios": SCENARIOS,
         "models": names(),

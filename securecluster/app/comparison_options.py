@@ -8,7 +8,8 @@ from dataclasses import MISSING, Field, field, fields, make_dataclass
 from functools import reduce
 from typing import Annotated, Any, get_type_hints
 
-from securecluster.app.options import PROTOCOLS, Output, Simulation, flat_class, protocol_class
+from securecluster.app.options import Output, Simulation, flat_class
+from securecluster.app.registry import PROTOCOLS, protocol_class, protocol_names
 from securecluster.core.field_docs import field_descriptions
 from securecluster.errors import UsageError, unknown
 from securecluster.runtime.settings import Settings
@@ -26,12 +27,12 @@ def check_chosen(names: Sequence[str]) -> None:
         UsageError: an unknown protocol, one that is named twice, or fewer than two.
     """
     for name in names:
-        if name not in PROTOCOLS:
-            raise unknown("protocol", name, PROTOCOLS)
+        if name not in protocol_names():
+            raise unknown("protocol", name, protocol_names())
     if len(names) < 2:
         raise UsageError(
             "compare takes two protocols or more, then the options: choose from "
-            f"{', '.join(PROTOCOLS)}"
+            f"{', '.join(protocol_names())}"
         )
     # the folder of a run is called by its protocol
     for name in names:
@@ -55,7 +56,7 @@ def check_owned(names: Sequence[str], arguments: Sequence[str]) -> None:
     valid = set(_owners(names))
     for options in (Simulation, Settings, Output):
         valid.update(option.name for option in fields(options))
-    owners = _owners(list(PROTOCOLS))
+    owners = _owners(list(dict.fromkeys([*PROTOCOLS, *names])))
     for argument in arguments:
         if not argument.startswith("--"):
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -11,25 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from securecluster.app.registry import PROTOCOLS, protocol_class
 from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
 from securecluster.data.datasets import default_scenario
 from securecluster.data.scenarios import has_options, scenario
 from securecluster.errors import SecureClusterWarning, UsageError, unknown
 from securecluster.runtime.settings import Settings
 
-PROTOCOLS = {  # module and class
-    "cfl": "cfl:CFL",
-    "flhc": "flhc:FLHC",
-    "srfca": "srfca:SRFCA",
-    "oneshot": "oneshot:OneShot",
-    "nsim": "nsim:NSIM",
-    "ifca": "ifca:IFCA",
-    "local-kmeans": "local_kmeans:LocalKMeans",
-    "random": "random_clusters:RandomClusters",
-    "fedavg": "fedavg:FedAvg",
-    "finetune": "finetune:FineTune",
-    "local": "local:Local",
-}
 DEFAULT_CLIENTS = 20
 # by data and scenario; tasks of five, three and two clients (Ali & Arafa 2024)
 CLIENTS = {("fashion_mnist", "tasks"): 10}
@@ -44,23 +31,6 @@ DEALING_OPTIONS = (
     "scenario", "clients", "clusters", "samples", "labels_per_client", "alpha", "minority",
     "task_sizes", "overlap",
 )  # fmt: skip
-
-
-def protocol_class(name: str) -> Any:
-    """Return the class of a protocol.
-
-    Args:
-        name: a key of `PROTOCOLS`.
-
-    Raises:
-        UsageError: an unknown name.
-    """
-    if name not in PROTOCOLS:
-        raise unknown("protocol", name, PROTOCOLS)
-    module_name, _, class_name = PROTOCOLS[name].partition(":")
-    # only the protocol that runs is imported, so that the command line answers at once
-    module = importlib.import_module(f"securecluster.protocols.{module_name}")
-    return getattr(module, class_name)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import securecluster
-from securecluster.app.options import Simulation, protocol_class
+from securecluster.app.options import Simulation
+from securecluster.app.registry import protocol_class
 from securecluster.core import atomic_files, manifest
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError, UsageError

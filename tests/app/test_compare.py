@@ -21,9 +21,10 @@ from cases import SMALL_FEDERATION
 from rich.console import Console
 
 from securecluster.app.cli import main
-from securecluster.app.options import PROTOCOLS, Simulation
+from securecluster.app.options import Simulation
 from securecluster.app.plots import comparison
 from securecluster.app.plots.figure import figure
+from securecluster.app.registry import PROTOCOLS
 from securecluster.app.run_folder import locked
 from securecluster.errors import UpdateError
 from securecluster.privacy.dp.accounting import gaussian_epsilon

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 import pytest
 
 import securecluster
-from securecluster.app.options import PROTOCOLS, protocol_class
+from securecluster.app.registry import PROTOCOLS, protocol_class
 from securecluster.core.field_docs import field_descriptions, with_parameters
 
 

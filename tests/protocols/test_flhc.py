@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sklearn.cluster import AgglomerativeClustering
 
 from securecluster import Federation, Iid, LabelSwap
-from securecluster.app.options import protocol_class
+from securecluster.app.registry import protocol_class
 from securecluster.clustering.agglomerative import nearest, representatives
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack

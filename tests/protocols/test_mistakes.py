@@ -18,7 +18,7 @@ import torch
 from sixth import Client, Found, Mean, Sixth, State
 
 from securecluster import Federation, Rotation, protocols
-from securecluster.app import options
+from securecluster.app import registry
 from securecluster.app.cli import main
 from securecluster.errors import PolicyError, SecureClusterError, UsageError
 from securecluster.messaging.messages import Empty, Rows
@@ -467,7 +467,7 @@ def test_on_the_command_line_a_mistake_is_one_sentence(
     module = "broken_" + name.replace(" ", "_")
     (tmp_path / f"{module}.py").write_text(IMPORTS + text)
     monkeypatch.setattr(protocols, "__path__", [*protocols.__path__, str(tmp_path)])
-    monkeypatch.setitem(options.PROTOCOLS, "broken", f"{module}:Broken")
+    monkeypatch.setitem(registry.PROTOCOLS, "broken", f"{module}:Broken")
     small = [
         "--clients",
         "4",
