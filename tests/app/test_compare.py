@@ -196,7 +196,8 @@ def test_help_says_which_protocol_has_an_option_and_each_default(
     assert main(["compare", "cfl", "fedavg", "--help"]) == 0
     text = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
     assert re.search(
-        r"cfl: clusters with fewer members are not split \(ours;[^)]*\) \(default: 3\)", text
+        r"cfl: clusters with fewer members are not split \(not in the paper[^)]*\) \(default: 3\)",
+        text,
     )
     assert "communication rounds in all (default: 40)" in text
     assert "(default: cfl: permutation; fedavg: none)" in text

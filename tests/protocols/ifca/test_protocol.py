@@ -428,7 +428,7 @@ def test_a_client_that_missed_the_last_average_does_not_show_a_model_to_newcomer
 ) -> None:
     made = IFCA(k=1, starts=1, rounds=2, mask="permutation")
     state, _, endpoint, *_ = served(
-        made, small, lambda call: {0} if call.method == "choose" and call.round == 3 else set()
+        made, small, lost=lambda call: {0} if call.method == "choose" and call.round == 3 else set()
     )
     client, offer = endpoint.client, state.offers
     assert offer is not None and offer.models == [0]
@@ -449,6 +449,6 @@ def test_a_client_that_was_never_reached_shows_the_model_everyone_begins_with(
     state, *_ = served(
         IFCA(k=2, starts=1, rounds=1),
         small,
-        lambda call: set(range(6)) if call.method in deaf else set(),
+        lost=lambda call: set(range(6)) if call.method in deaf else set(),
     )
     assert state.offers is not None and not state.offers.table.any()
